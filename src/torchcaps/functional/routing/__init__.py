@@ -1,0 +1,4 @@
+"""One file, one published routing algorithm: the readable reference."""
+
+from torchcaps.functional.routing.dynamic import dynamic_routing as dynamic_routing
+from torchcaps.functional.routing.uniform import uniform_routing as uniform_routing

@@ -1,0 +1,72 @@
+"""Routing by agreement.
+
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829,
+procedure 1. Letters: b batch, i children, j parents, d pose dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.functional.squash import full_precision, squash_with_length
+from torchcaps.types import Routed
+
+
+def dynamic_routing(
+    votes: Float[Tensor, "*batch children parents dim"],
+    iterations: int = 3,
+    *,
+    bias: Float[Tensor, "parents dim"] | None = None,
+    leaky: bool = False,
+    detach: bool = False,
+) -> Routed:
+    """Couple each child to the parents that its votes agree with.
+
+        b_ij = 0;  repeat:  c_i = softmax(b_i) over parents;  s_j = sum_i c_ij u_ij (+ bias_j);  v_j = squash(s_j);
+        b_ij += <u_ij, v_j>, except after the last pass
+
+    One iteration is uniform coupling, `c = 1 / parents`. The logits b belong to a sample: never learned, never kept.
+
+    Args:
+        votes: u, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
+        iterations: r, at least 1; the paper uses 3.
+        bias: added to s in every iteration, as in the authors' code (0.1 at the start there); the paper has none.
+        leaky: give each child one more parent, "none of the above", with constant logit 0, and drop its share.
+        detach: send no gradient through the coupling, only through the last weighted sum.
+
+    Returns:
+        Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in [0, 1), coupling c
+        `[batch, *space, children, parents]`, which sums to one over parents (to less than one if leaky).
+
+    Raises:
+        ValueError: for votes without these axes, or fewer than one iteration.
+    """
+    check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_range("iterations", iterations, low=1)
+    u = full_precision(votes)
+    fixed = u.detach() if detach else u
+    b = torch.zeros_like(u[..., 0])
+    with torch.autocast(u.device.type, enabled=False):
+        for step in range(iterations):
+            last = step == iterations - 1
+            c = coupling_of(b, leaky)
+            if last and detach:
+                c = c.detach()
+            s = torch.einsum("...ij,...ijd->...jd", c, u if last else fixed)
+            if bias is not None:
+                s = s + (full_precision(bias) if last or not detach else full_precision(bias).detach())
+            v, length = squash_with_length(s)
+            if not last:
+                b = b + torch.einsum("...ijd,...jd->...ij", fixed, v)
+    return Routed(v, length, c)
+
+
+def coupling_of(logits: Float[Tensor, "*batch children parents"], leaky: bool) -> Float[Tensor, "*batch children parents"]:
+    """Softmax of the logits over PARENTS; if leaky, over the parents and one more whose logit is 0."""
+    if not leaky:
+        return logits.softmax(dim=-1)
+    none_of_these = torch.zeros_like(logits[..., :1])
+    return torch.cat([none_of_these, logits], dim=-1).softmax(dim=-1)[..., 1:]

@@ -1,0 +1,64 @@
+"""Squash (Sabour, Frosst, Hinton 2017, arXiv 1710.09829, equation 1) and norms that are safe at zero."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# In float32 this bounds the slope of the square root at zero to 1e4, and the slope of squash there to 1e-4.
+EPSILON = 1e-8
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """`x` in float32 where it is float16 or bfloat16, else unchanged: norms and exponentials need the bits."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*kept"]:
+    """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`, at least 1e-4.
+
+    Args:
+        s: any shape, any finite values; half precision is computed in float32.
+        dim: the axis that holds a pose's dimensions.
+        keepdim: keep that axis with length one.
+    """
+    s = full_precision(s)
+    # Squares of values beyond 1e19 overflow float32: divide by the largest magnitude first, where it exceeds one.
+    scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    norm = scale * ((s / scale).square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    return norm if keepdim else norm.squeeze(dim)
+
+
+def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
+    """Shrink vectors to a length below one, keeping their direction: `|s|^2 / (1 + |s|^2) * s / |s|`.
+
+    Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and (almost) zero at zero, so a capsule
+    that is exactly zero does not wake up by itself: give the layer a bias, or weights that are large enough.
+
+    Args:
+        s: any shape; `dim` is the axis of a capsule's dimensions. Half precision is computed and returned in float32.
+        dim: that axis.
+
+    Returns:
+        A tensor of the shape of `s` with lengths in [0, 1).
+
+    Example:
+        >>> squash(torch.tensor([3.0, 4.0]))
+        tensor([0.5769, 0.7692])
+    """
+    return squash_with_length(s, dim)[0]
+
+
+def squash_with_length(
+    s: Float[Tensor, "*rest"], dim: int = -1
+) -> tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]:
+    """Squash, and the length of the outcome, `|s|^2 / (1 + |s|^2)`, without a second root (equation 1).
+
+    Returns:
+        The squashed vectors, and their lengths in [0, 1) with the axis `dim` removed.
+    """
+    s = full_precision(s)
+    norm = safe_norm(s, dim, keepdim=True)
+    factor = 1.0 / (1.0 / norm + norm)  # = norm / (1 + norm^2), without overflow
+    return s * factor, (norm * factor).squeeze(dim)

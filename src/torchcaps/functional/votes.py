@@ -1,0 +1,29 @@
+"""Votes: each child's prediction of each parent's pose."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.errors import check_shape
+
+
+def linear_votes(
+    pose: Float[Tensor, "batch children in_dim"], weight: Float[Tensor, "children parents dim in_dim"]
+) -> Float[Tensor, "batch children parents dim"]:
+    """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
+
+    Args:
+        pose: `[batch, children, in_dim]`.
+        weight: `[children, parents, dim, in_dim]`.
+
+    Returns:
+        `[batch, children, parents, dim]`.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    children, _, _, in_dim = weight.shape
+    check_shape("pose", pose, ("batch", "children", "in_dim"), children=children, in_dim=in_dim)
+    return torch.einsum("bid,ijkd->bijk", pose, weight)

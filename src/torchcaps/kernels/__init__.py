@@ -1,0 +1,1 @@
+"""Fast paths behind the signatures of `torchcaps.functional`. Only `torchcaps.ops` imports this room."""

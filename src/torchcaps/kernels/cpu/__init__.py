@@ -1,0 +1,1 @@
+"""Cache-blocked CPU paths."""

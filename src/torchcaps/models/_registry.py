@@ -1,0 +1,120 @@
+"""The registry of models: names, passports, construction."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from torchcaps.errors import UnknownNameError
+
+Builder = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Passport:
+    """Where a model comes from and what was published of it.
+
+    Attributes:
+        title: the paper's title.
+        year: of publication.
+        arxiv: identifier, or empty.
+        img_size: (height, width) it was published for.
+        in_chans: channels it was published for.
+        num_classes: classes it was published for.
+        parameters: published count at those sizes.
+        published: the paper's own figure, in words.
+    """
+
+    title: str
+    year: int
+    arxiv: str
+    img_size: tuple[int, int]
+    in_chans: int
+    num_classes: int
+    parameters: int
+    published: str
+
+
+_MODELS: dict[str, tuple[Builder, Passport]] = {}
+
+
+def register_model(passport: Passport) -> Callable[[Builder], Builder]:
+    """Decorator for a builder function: its name is the model's name."""
+
+    def register(builder: Builder) -> Builder:
+        _MODELS[builder.__name__] = (builder, passport)
+        return builder
+
+    return register
+
+
+def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
+    """Names of the models that match a wildcard.
+
+    Args:
+        filter: such as "caps*".
+        pretrained: only models with published weights; there are none so far.
+    """
+    return [] if pretrained else sorted(name for name in _MODELS if fnmatch(name, filter))
+
+
+def model_passport(name: str) -> Passport:
+    """The passport of a model.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    return _find(name)[1]
+
+
+def create_model(
+    name: str,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Build a model by name. Sizes not given are those it was published for.
+
+    Args:
+        name: see `list_models()`.
+        pretrained: weights trained by this project; there are none so far.
+        num_classes: at least 1.
+        in_chans: channels of the images.
+        img_size: height and width in pixels, or one number for both.
+        options: the model's own; see its class.
+
+    Raises:
+        ValueError: for an unknown name, a size that the model cannot take, or `pretrained=True`.
+        TypeError: for an option that the model does not take.
+
+    Example:
+        >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
+    """
+    builder, passport = _find(name)
+    if pretrained:
+        raise ValueError(f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`")
+    return builder(
+        num_classes=passport.num_classes if num_classes is None else num_classes,
+        in_chans=passport.in_chans if in_chans is None else in_chans,
+        img_size=passport.img_size if img_size is None else img_size,
+        **options,
+    )
+
+
+def model_options(name: str) -> list[str]:
+    """Names of a model's own options, for help texts."""
+    sizes = {"num_classes", "in_chans", "img_size"}
+    return [p for p in inspect.signature(_find(name)[0]).parameters if p not in sizes]
+
+
+def _find(name: str) -> tuple[Builder, Passport]:
+    if name not in _MODELS:
+        raise UnknownNameError("model", name, _MODELS)
+    return _MODELS[name]

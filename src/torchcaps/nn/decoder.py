@@ -1,0 +1,56 @@
+"""Decoders: from class capsules back to an image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.types import Capsules
+
+
+def mask_capsules(capsules: Capsules, labels: Int64[Tensor, "batch"] | None = None) -> Float[Tensor, "batch capsules dim"]:
+    """Poses with all but one capsule set to zero: the labelled one, or without labels the most active one.
+
+    Source: arXiv 1710.09829, section 4.1. All inputs of the decoder are kept, so that it knows which class it draws.
+
+    Args:
+        capsules: pose `[batch, classes, dim]`, activation `[batch, classes]`.
+        labels: `[batch]` class indices (training), or None (prediction).
+    """
+    pose, activation = capsules
+    chosen = activation.argmax(dim=1) if labels is None else labels
+    mask = torch.zeros_like(activation).scatter(1, chosen.unsqueeze(1), 1.0)
+    return pose * mask.unsqueeze(-1)
+
+
+class FullyConnectedDecoder(nn.Module):
+    """Three linear layers: ReLU, ReLU, sigmoid (arXiv 1710.09829, figure 2).
+
+    Args:
+        num_capsules: class capsules.
+        pose_dim: dimensions of each.
+        image_shape: (channels, height, width) of the image to draw.
+        hidden: widths of the two hidden layers; 512 and 1024 in the paper.
+
+    Shapes:
+        input: masked poses `[batch, num_capsules, pose_dim]`; output `[batch, channels, height, width]` in [0, 1].
+    """
+
+    def __init__(
+        self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int], *, hidden: tuple[int, int] = (512, 1024)
+    ) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+        self.layers = nn.Sequential(
+            nn.Linear(num_capsules * pose_dim, hidden[0]), nn.ReLU(),
+            nn.Linear(hidden[0], hidden[1]), nn.ReLU(),
+            nn.Linear(hidden[1], math.prod(image_shape)), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
+        """Draw the capsule that the mask left."""
+        flat = masked.flatten(1).to(self.layers[0].weight.dtype)
+        return self.layers(flat).unflatten(1, self.image_shape)

@@ -1,0 +1,13 @@
+"""Arrays in, matplotlib figures out: no file written, no model called, no global state of matplotlib touched.
+
+Every figure is a `matplotlib.figure.Figure`: save it with `figure.savefig(path)`; a notebook shows it by itself. Arrays
+may be anything that `numpy.asarray` takes, CPU tensors included.
+"""
+
+from torchcaps.viz.activations import activation_bars as activation_bars
+from torchcaps.viz.classes import confusion_matrix as confusion_matrix
+from torchcaps.viz.classes import per_class_bars as per_class_bars
+from torchcaps.viz.diagram import calibration as calibration
+from torchcaps.viz.history import curves as curves
+from torchcaps.viz.pictures import perturbations as perturbations
+from torchcaps.viz.pictures import reconstructions as reconstructions

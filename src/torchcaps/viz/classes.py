@@ -1,0 +1,121 @@
+"""Class by class: which are taken for which, and how many are recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import PowerNorm
+from numpy.typing import ArrayLike, NDArray
+
+from torchcaps.viz.canvas import BLUE, RED, SMALL, TEXT, Axes, Figure, check_length, new_figure, plain, short
+
+# The most class names on an axis, and the most bars.
+MOST = 60
+
+
+def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
+    """Counts of true classes (rows) against predicted ones (columns), coloured by the share of the row.
+
+    The colours follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
+    in the cells where they can be read; beyond 60 classes only every n-th is named.
+
+    Args:
+        matrix: `[classes, classes]` counts.
+        classes: their names; long ones are shortened in the middle.
+
+    Raises:
+        ValueError: for a matrix that is not square, is empty, or has another number of classes.
+    """
+    counts = np.asarray(matrix)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
+        raise ValueError(f"matrix: expected [classes, classes], got {list(counts.shape)}")
+    check_length("classes", classes, len(counts))
+    inches = float(np.clip(0.42 * len(counts), 2.4, 11.0))
+    figure = new_figure(inches + 2.4, inches + 1.6)
+    axes = figure.subplots()
+    shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    image = axes.imshow(100 * shares, cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
+    _name_cells(axes, classes)
+    _write_cells(axes, counts, shares, inches / len(counts))
+    bar = figure.colorbar(image, ax=axes, fraction=0.045, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
+    bar.set_label("% of the true class", fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL)
+    return figure
+
+
+def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]) -> Figure:
+    """Accuracy of each class as a bar, with its number of samples, and the accuracy over all samples as a line.
+
+    Beyond 60 classes only the 60 least accurate are drawn, and the title says so.
+
+    Args:
+        accuracies: in [0, 1]; None for a class without samples, which has no bar.
+        classes: names, in the same order; long ones are shortened in the middle.
+        counts: samples of each class.
+
+    Raises:
+        ValueError: for no classes, or sequences of different lengths.
+    """
+    if not len(accuracies):
+        raise ValueError("accuracies: expected at least one class, got none")
+    check_length("classes", classes, len(accuracies))
+    check_length("counts", counts, len(accuracies))
+    percent = np.array([np.nan if share is None else 100 * share for share in accuracies])
+    shown = np.sort(np.argsort(percent, kind="stable")[:MOST])  # NaN sorts last
+    figure = new_figure(7.5, 1.1 + 0.21 * len(shown))
+    axes = plain(figure.subplots())
+    axes.barh(range(len(shown)), np.nan_to_num(percent[shown]), height=0.72, color=BLUE)
+    for row, index in enumerate(shown):
+        text = "no samples" if np.isnan(percent[index]) else f"{percent[index]:.1f} % of {counts[index]:,}"
+        axes.text(101.5, row, text, va="center", fontsize=SMALL)
+    title = "accuracy by class" if len(shown) == len(percent) else f"the {MOST} lowest of {len(percent)} classes"
+    _dress_bars(axes, [short(classes[index], 26) for index in shown], title, _overall(percent, np.asarray(counts)))
+    return figure
+
+
+def _overall(percent: NDArray[np.float64], counts: NDArray[np.int64]) -> float | None:
+    """Accuracy over all samples, in percent; None without samples."""
+    known = ~np.isnan(percent)
+    total = counts[known].sum()
+    return float((percent[known] * counts[known]).sum() / total) if total else None
+
+
+def _dress_bars(axes: Axes, names: list[str], title: str, overall: float | None) -> None:
+    if overall is not None:
+        axes.axvline(overall, color=RED, lw=1.2, ls="--")
+        title += f"; over all samples {overall:.2f} % (dashed)"
+    axes.set_title(title, fontsize=TEXT, loc="left")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("accuracy (%)", fontsize=SMALL)
+
+
+def _name_cells(axes: Axes, classes: Sequence[str]) -> None:
+    """Class names along both axes, upright or slanting where they would touch."""
+    step = -(-len(classes) // MOST)
+    names = [short(name, 22) for name in classes][::step]
+    places = range(0, len(classes), step)
+    longest = max(map(len, names))
+    size = SMALL if len(names) <= 30 else 6.0
+    turn = 0 if longest <= 3 and len(names) <= 30 else 90 if len(names) > 15 else 45
+    slant = {"rotation": turn, "ha": "right", "rotation_mode": "anchor"} if turn == 45 else {"rotation": turn}
+    axes.set_xticks(places, names, fontsize=size, **slant)
+    axes.set_yticks(places, names, fontsize=size)
+    axes.set_xlabel("predicted class", fontsize=TEXT)
+    axes.set_ylabel("true class", fontsize=TEXT)
+
+
+def _write_cells(
+    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
+) -> None:
+    """Counts in the cells that have any, if they can be read at the size of a cell, in inches."""
+    digits = len(str(int(counts.max())))
+    # A digit is about 0.62 of its size wide, and an inch has 72 points.
+    size = min(TEXT, 0.85 * 72 * cell / (0.62 * max(digits, 2)))
+    if size < 5:
+        return
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        colour = "white" if shares[row, column] > 0.3 else "black"
+        axes.text(column, row, f"{counts[row, column]:g}", ha="center", va="center", fontsize=size, color=colour)
