@@ -14,8 +14,8 @@ import hashlib
 from pathlib import Path
 
 from torchcaps.data.digits import FOLDER, digits_files
-from torchcaps.data.sets.mnist import PASSPORT
 from torchcaps.data.idx import read_bytes
+from torchcaps.data.sets.mnist import PASSPORT
 
 
 def check_source(source: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchcaps import functional as functional
     from torchcaps import models as models
     from torchcaps import nn as nn
+    from torchcaps import report as report
     from torchcaps import ops as ops
     from torchcaps import testing as testing
     from torchcaps import training as training
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torchcaps.types import Capsules as Capsules
     from torchcaps.types import Routed as Routed
 
-_ROOMS = ("data", "evaluation", "functional", "models", "nn", "ops", "testing", "training", "viz")
+_ROOMS = ("data", "evaluation", "functional", "models", "nn", "ops", "report", "testing", "training", "viz")
 _NAMES = {
     "Capsules": "types",
     "Routed": "types",

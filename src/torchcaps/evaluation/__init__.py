@@ -14,3 +14,5 @@ from torchcaps.evaluation.inspect import Perturbation as Perturbation
 from torchcaps.evaluation.inspect import Reconstructions as Reconstructions
 from torchcaps.evaluation.inspect import perturb as perturb
 from torchcaps.evaluation.inspect import reconstructions as reconstructions
+from torchcaps.evaluation.predict import Prediction as Prediction
+from torchcaps.evaluation.predict import predict as predict

@@ -69,7 +69,7 @@ class CapsNet(nn.Module):
         children = primary_types * _positions(height, width)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
-        self.classes = CapsuleLinear(
+        self.class_capsules = CapsuleLinear(
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
         )
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, height, width)) if decoder else None
@@ -80,7 +80,7 @@ class CapsNet(nn.Module):
         check_shape("images", images, ("batch", "channels", "height", "width"), channels=self.in_chans, height=height, width=width)
         x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
-        return self.classes(flatten_space(primary))  # 10 of dim 16
+        return self.class_capsules(flatten_space(primary))  # 10 of dim 16
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Lengths of the class capsules, in [0, 1); not logits."""

@@ -57,7 +57,7 @@ class RoutedLayer(nn.Module):
 
 
 class RoutingRecord(dict[str, list[Recorded]]):
-    """Recordings by layer name; `record["classes"]` is a list with one entry per forward pass."""
+    """Recordings by layer name; `record["class_capsules"]` is a list with one entry per forward pass."""
 
     def last(self) -> dict[str, Recorded]:
         """The newest recording of each layer that ran."""
@@ -80,7 +80,7 @@ def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
     Example:
         >>> with record_routing(model) as record:
         ...     activation = model(images)
-        >>> record["classes"][-1].coupling.shape  # [batch, children, parents]
+        >>> record["class_capsules"][-1].coupling.shape  # [batch, children, parents]
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)}
     if not layers:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.viz.canvas import BLUE, RED, SMALL, TEXT, Axes, Figure, check_length, new_figure, plain, short
+from torchcaps.viz.canvas import BLUE, RED, SMALL, TEXT, Axes, Figure, check_length, new_figure, plain, short_names
 
 # The most class names on an axis, and the most bars.
 MOST = 60
@@ -25,22 +25,30 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         classes: their names; long ones are shortened in the middle.
 
     Raises:
-        ValueError: for a matrix that is not square, is empty, or has another number of classes.
+        ValueError: for a matrix that is not square, is empty, holds no integers, or has another number of classes.
     """
     counts = np.asarray(matrix)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
         raise ValueError(f"matrix: expected [classes, classes], got {list(counts.shape)}")
+    if not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError(f"matrix: expected integer counts, got {counts.dtype}")
     check_length("classes", classes, len(counts))
-    inches = float(np.clip(0.42 * len(counts), 2.4, 11.0))
-    figure = new_figure(inches + 2.4, inches + 1.6)
+    names = short_names(classes, 22)
+    cells = float(np.clip(0.42 * len(counts), 2.4, 11.0))
+    room = 0.06 * max(map(len, names))
+    figure = new_figure(cells + room + 1.5, cells + room + 0.9)
     axes = figure.subplots()
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    image = axes.imshow(100 * shares, cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
-    _name_cells(axes, classes)
-    _write_cells(axes, counts, shares, inches / len(counts))
-    bar = figure.colorbar(image, ax=axes, fraction=0.045, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
+    norm = PowerNorm(0.5, 0, 100)
+    # The figure's size makes the cells square; a fixed aspect would move axes after the layout has placed their labels.
+    image = axes.imshow(100 * shares, cmap="Blues", norm=norm, interpolation="nearest", aspect="auto")
+    _name_cells(axes, names)
+    _write_cells(axes, counts, shares, cells / len(counts))
+    bar = figure.colorbar(image, ax=axes, aspect=30, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     bar.set_label("% of the true class", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
+    right, total = np.trace(counts), counts.sum()
+    axes.set_title(f"{right:,} of {total:,} right ({100 * right / max(total, 1):.2f} %)", fontsize=TEXT, loc="left")
     return figure
 
 
@@ -69,8 +77,9 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
     for row, index in enumerate(shown):
         text = "no samples" if np.isnan(percent[index]) else f"{percent[index]:.1f} % of {counts[index]:,}"
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
+    names = short_names(classes, 26)
     title = "accuracy by class" if len(shown) == len(percent) else f"the {MOST} lowest of {len(percent)} classes"
-    _dress_bars(axes, [short(classes[index], 26) for index in shown], title, _overall(percent, np.asarray(counts)))
+    _dress_bars(axes, [names[index] for index in shown], title, _overall(percent, np.asarray(counts)))
     return figure
 
 
@@ -92,24 +101,22 @@ def _dress_bars(axes: Axes, names: list[str], title: str, overall: float | None)
     axes.set_xlabel("accuracy (%)", fontsize=SMALL)
 
 
-def _name_cells(axes: Axes, classes: Sequence[str]) -> None:
-    """Class names along both axes, upright or slanting where they would touch."""
-    step = -(-len(classes) // MOST)
-    names = [short(name, 22) for name in classes][::step]
-    places = range(0, len(classes), step)
-    longest = max(map(len, names))
-    size = SMALL if len(names) <= 30 else 6.0
-    turn = 0 if longest <= 3 and len(names) <= 30 else 90 if len(names) > 15 else 45
-    slant = {"rotation": turn, "ha": "right", "rotation_mode": "anchor"} if turn == 45 else {"rotation": turn}
-    axes.set_xticks(places, names, fontsize=size, **slant)
-    axes.set_yticks(places, names, fontsize=size)
+def _name_cells(axes: Axes, names: list[str]) -> None:
+    """Class names along both axes; below, slanting or upright where they would touch."""
+    step = -(-len(names) // MOST)
+    named, places = names[::step], range(0, len(names), step)
+    axes.set_yticks(places, named, fontsize=SMALL)
+    if max(map(len, named)) <= 3 and len(named) <= 30:
+        axes.set_xticks(places, named, fontsize=SMALL)
+    elif len(named) <= 15:
+        axes.set_xticks(places, named, fontsize=SMALL, rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(places, named, fontsize=SMALL, rotation=90)
     axes.set_xlabel("predicted class", fontsize=TEXT)
     axes.set_ylabel("true class", fontsize=TEXT)
 
 
-def _write_cells(
-    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
-) -> None:
+def _write_cells(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float) -> None:
     """Counts in the cells that have any, if they can be read at the size of a cell, in inches."""
     digits = len(str(int(counts.max())))
     # A digit is about 0.62 of its size wide, and an inch has 72 points.
@@ -118,4 +125,4 @@ def _write_cells(
         return
     for row, column in zip(*np.nonzero(counts), strict=True):
         colour = "white" if shares[row, column] > 0.3 else "black"
-        axes.text(column, row, f"{counts[row, column]:g}", ha="center", va="center", fontsize=size, color=colour)
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=size, color=colour)

@@ -52,7 +52,9 @@ def _panel(axes: Axes, metrics: Metrics, measure: str, *, scale: float) -> list[
             best = min(finite) if measure == "loss" else max(finite)
             label = f"{name}: {_best(measure, best)} at epoch {epochs[values.index(best)]:g}"
             # A line of one point shows only by its marker.
-            axes.plot(epochs, values, color=colour, marker=marker if len(values) <= 40 else "", ms=4, lw=1.5, label=label)
+            axes.plot(
+                epochs, values, color=colour, marker=marker if len(values) <= 40 else "", ms=4, lw=1.5, label=label
+            )
         drawn += finite
     _dress(axes, measure, epochs=[_epoch(row, i) for i, row in enumerate(metrics)])
     return drawn
@@ -62,7 +64,7 @@ def _dress(axes: Axes, measure: str, *, epochs: list[float]) -> None:
     unit = " (%)" if measure == "accuracy" else ""
     plain(axes).set_title(measure + unit, fontsize=TEXT, loc="left")
     axes.set_xlabel("epoch", fontsize=SMALL)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     margin = max(0.03 * (max(epochs) - min(epochs)), 0.3)
     axes.set_xlim(min(epochs) - margin, max(epochs) + margin)
     axes.grid(True, color="#E5E5E5", lw=0.6)

@@ -26,7 +26,7 @@ def routed_dynamic(
     """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass `[iterations, b, j, d]`."""
     batch, children = pose.shape[:2]
     parents, dim = weight.shape[1:3]
-    pose = pose.to(weight.dtype)
+    pose, weight = pose.to(weight.dtype), weight.contiguous()
     sums = pose.new_empty(iterations, batch, parents, dim)
     coupling = pose.new_empty((batch, children, parents) if want_coupling else (0,))
     scratch = _Scratch(batch, weight)
@@ -67,7 +67,7 @@ def routed_dynamic_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of pose, weight and bias (empty without one)."""
     children, parents, dim, in_dim = weight.shape
-    p = pose.to(weight.dtype)
+    p, weight = pose.to(weight.dtype), weight.contiguous()
     grad_pose = torch.empty_like(p)
     grad_weight = torch.zeros_like(weight).view(children, parents * dim, in_dim)
     grad_bias = weight.new_zeros((parents, dim) if has_bias else (0,))
@@ -92,7 +92,8 @@ def _(
     pose: Tensor, weight: Tensor, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None,
     has_bias: bool, leaky: bool, detach: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(pose), torch.empty_like(weight), weight.new_empty(weight.shape[1:3] if has_bias else (0,))
+    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return torch.empty_like(pose), grad_weight, weight.new_empty(weight.shape[1:3] if has_bias else (0,))
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,1 @@
+"""The command line: parse, call, print. torch is imported only when a command runs."""

@@ -1,0 +1,39 @@
+"""Printing: results to stdout, progress to stderr, one JSON document where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def note(text: str) -> None:
+    """One line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document to stdout."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows of text in aligned columns, the first row as heading; all columns but the first to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    for row in rows:
+        first, *others = (text.ljust(w) if k == 0 else text.rjust(w) for k, (text, w) in enumerate(zip(row, widths, strict=True)))
+        print("  ".join([first, *others]).rstrip())
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar

@@ -1,0 +1,70 @@
+"""torchcaps data list | fetch | verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from torchcaps.cli.console import print_json, print_table, progress_bar
+
+
+def data(
+    action: Annotated[Literal["list", "fetch", "verify"], tyro.conf.Positional],
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    root: Path | None = None,
+    json: bool = False,
+) -> int:
+    """List the named data sets, download one, or compare one with its published checksums.
+
+    Example: torchcaps data fetch mnist && torchcaps data verify mnist
+
+    Args:
+        action: list, fetch (the only command that ever downloads), or verify.
+        name: The data set, for fetch and verify.
+        root: Folder to look in first (verify), or to download to (fetch); by default the cache, ~/.cache/torchcaps.
+        json: Print JSON.
+    """
+    if action == "list":
+        return _list(json)
+    if name is None:
+        raise ValueError(f"name: expected the data set to {action}, got nothing; see `torchcaps data list`")
+    return _fetch(name, root) if action == "fetch" else _verify(name, root, json)
+
+
+def _list(json: bool) -> int:
+    from torchcaps.data import dataset_info, list_datasets
+
+    found = [dataset_info(name) for name in list_datasets()]
+    if json:
+        print_json([
+            {"name": i.name, "title": i.title, "classes": list(i.classes), "image_shape": list(i.image_shape),
+             "train": i.train, "test": i.test, "licence": i.licence, "source": i.source} for i in found
+        ])  # fmt: skip
+        return 0
+    rows = [(i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title) for i in found]
+    print_table([("data set", "image", "train", "test", "classes", "title"), *rows])
+    return 0
+
+
+def _fetch(name: str, root: Path | None) -> int:
+    from torchcaps.data import fetch_dataset
+
+    with progress_bar(f"fetching {name}") as bar:
+        task = bar.add_task("", total=None)
+        folder = fetch_dataset(name, root, lambda done, total: bar.update(task, completed=done, total=total))
+    print(folder)
+    return 0
+
+
+def _verify(name: str, root: Path | None, json: bool) -> int:
+    from torchcaps.data import verify_dataset
+
+    checks = verify_dataset(name, root)
+    if json:
+        print_json([check._asdict() for check in checks])
+    else:
+        print_table([("file", "state", "why"), *((c.file, "ok" if c.ok else "DAMAGED", c.reason) for c in checks)])
+    return 0 if all(check.ok for check in checks) else 1

@@ -1,0 +1,42 @@
+"""torchcaps doctor."""
+
+from __future__ import annotations
+
+from torchcaps.cli.console import print_json, print_table
+
+
+def doctor(json: bool = False) -> int:
+    """Say what this machine offers: versions, device, threads, precision, and which routing kernel runs and why.
+
+    Example: torchcaps doctor
+
+    Args:
+        json: Print JSON.
+    """
+    import torch
+
+    from torchcaps import ops
+    from torchcaps.training.optim import resolve_device, resolve_precision
+    from torchcaps.training.run_folder import environment
+
+    device = resolve_device("auto")
+    facts = environment() | {"device": str(device), "precision auto": resolve_precision("auto", device)}
+    pose, weight = torch.zeros(1, 2, 8, device=device), torch.zeros(2, 2, 16, 8, device=device)
+    for op in ops.operators():
+        facts[f"kernel of {op}"] = ops.explain(op, pose, weight, None)
+    for extra in ("matplotlib", "numba", "triton"):
+        facts[extra] = _version(extra)
+    if json:
+        print_json(facts)
+        return 0
+    print_table([("", ""), *((name, str(value)) for name, value in facts.items())])
+    return 0
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,70 @@
+"""torchcaps reconstruct and torchcaps perturb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def reconstruct(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    data: str | None = None,
+    root: str | None = None,
+    per_class: int = 2,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Draw originals over what the decoder makes of their longest capsule.
+
+    Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        images: Own image file or folder instead of test images; may be given several times.
+        data: Another data set than the run's own, by name or path.
+        root: Folder in which a named data set is looked for first.
+        per_class: Test images of each class.
+        seed: Of their choice.
+        output: The picture; by default plots/reconstructions.png in the run folder.
+    """
+    from torchcaps import report
+
+    print(report.reconstruct_run(run, images, data=data, root=root, per_class=per_class, seed=seed, output=output))
+    return 0
+
+
+def perturb(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    data: str | None = None,
+    root: str | None = None,
+    span: float = 0.25,
+    steps: int = 11,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """See what each pose dimension encodes: move one at a time and decode. One grid per class, or per own image.
+
+    Example: torchcaps perturb runs/capsnet-digits
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        images: Own image file or folder instead of one test image per class; may be given several times.
+        data: Another data set than the run's own, by name or path.
+        root: Folder in which a named data set is looked for first.
+        span: How far each dimension moves either way.
+        steps: Steps from one end to the other, an odd number shows the capsule as it is in the middle.
+        seed: Of the choice of test images.
+        output: Folder of the pictures; by default plots/ in the run folder.
+    """
+    from torchcaps import report
+
+    written = report.perturb_run(run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output)
+    for path in written:
+        print(path)
+    return 0

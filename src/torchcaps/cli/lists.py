@@ -1,0 +1,45 @@
+"""torchcaps models and torchcaps recipes."""
+
+from __future__ import annotations
+
+from torchcaps.cli.console import print_json, print_table
+
+
+def models(pattern: str = "*", json: bool = False) -> int:
+    """List the models, with their papers.
+
+    Example: torchcaps models --pattern "caps*"
+
+    Args:
+        pattern: Wildcard for names.
+        json: Print JSON.
+    """
+    from dataclasses import asdict
+
+    from torchcaps.models import list_models, model_passport
+
+    passports = {name: model_passport(name) for name in list_models(pattern)}
+    if json:
+        print_json([{"name": name} | asdict(passport) for name, passport in passports.items()])
+        return 0
+    rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()]
+    print_table([("model", "year", "parameters", "paper", "published"), *rows])
+    return 0
+
+
+def recipes(json: bool = False) -> int:
+    """List the recipes: published experiments that one command runs.
+
+    Example: torchcaps recipes
+
+    Args:
+        json: Print JSON.
+    """
+    from torchcaps.training import list_recipes, load_recipe
+
+    found = [load_recipe(name) for name in list_recipes()]
+    if json:
+        print_json([{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found])
+        return 0
+    print_table([("recipe", "model", "data", "title"), *((r.name, r.config.model, r.config.data, r.title) for r in found)])
+    return 0

@@ -1,0 +1,79 @@
+"""torchcaps evaluate and torchcaps predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from torchcaps.cli.console import print_json, print_table, progress_bar
+
+
+def evaluate(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    data: str | None = None,
+    root: str | None = None,
+    split: Literal["test", "train"] = "test",
+    device: str = "auto",
+    output: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Measure a trained model: accuracy overall and per class, loss, calibration; write plots.
+
+    Example: torchcaps evaluate runs/capsnet-digits --json
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        data: Another data set than the run's own, by name or path.
+        root: Folder in which a named data set is looked for first.
+        split: Which images.
+        device: auto, cpu, cuda, ...
+        output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
+            folder of that name in it.
+        json: Print JSON instead of tables.
+    """
+    from torchcaps import evaluation as measures
+    from torchcaps import report
+
+    model, images = report.open_run(run, data=data, root=root, split=split, device=device)
+    with progress_bar("evaluating") as bar:
+        task = bar.add_task("", total=len(images))
+        found = measures.evaluate(model, images, progress=lambda done, _: bar.update(task, completed=done))
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_table(found.table())
+        print(f"\nmargin loss {found.loss:.4f}, calibration error {found.calibration.normalised.error:.4f}, {found.num_samples} images")
+    folder = output if output is not None else report.evaluation_folder(run, data, split)
+    report.write_evaluation(folder, found, model, images)
+    return 0
+
+
+def predict(
+    run: Annotated[Path, tyro.conf.Positional],
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Classify image files, or all images in folders. Activations are capsule lengths, not probabilities.
+
+    Example: torchcaps predict runs/capsnet-digits photo.png folder/
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        images: Image files and folders.
+        device: auto, cpu, cuda, ...
+        json: Print JSON: for each image its path, label, activation, and the activations of all classes.
+    """
+    from torchcaps import evaluation, load
+    from torchcaps.training.optim import resolve_device
+
+    found = evaluation.predict(load(run, device=resolve_device(device)), images)
+    if json:
+        print_json([prediction.to_dict() for prediction in found])
+    else:
+        print_table([("image", "class", "activation"), *((p.path, p.label, f"{p.activation:.3f}") for p in found)])
+    return 0

@@ -1,0 +1,113 @@
+"""CIFAR-10's own files: binary batches, and Python batches read without running any code they may carry.
+
+Binary: records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). Python: a pickled
+dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called on
+loading; the reader here admits only what rebuilds a numpy array, and refuses the file on meeting anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.idx import read_bytes
+from torchcaps.errors import DataError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHAPE = (3, 32, 32)
+RECORD = 1 + 3 * 32 * 32
+STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
+# The function that a pickled array names; asked of numpy itself, because its place differs between versions.
+ARRAY_BUILDER = np.empty(0).__reduce__()[0]
+FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
+
+
+def find_batches(folder: Path, split: str) -> list[Path]:
+    """The batch files of a split in `folder`, in order: binary ones where there are any, otherwise Python ones."""
+    stem = STEMS[split]
+    return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
+
+
+def holds_cifar(folder: Path) -> bool:
+    """Whether `folder` holds a batch of CIFAR-10 under its usual name."""
+    return any(find_batches(folder, split) for split in STEMS)
+
+
+def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
+    """Read `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
+
+    Args:
+        folder: holds the batches.
+        split: "train" or "test".
+        name: the set's name.
+
+    Returns:
+        uint8 images `[n, 3, 32, 32]`, with CIFAR-10's class names.
+
+    Raises:
+        DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
+    """
+    folder = Path(folder)
+    files = find_batches(folder, split)
+    if not files:
+        raise DataError(f"{folder}: no {split} batch ({STEMS[split]}, with or without .bin) in it")
+    if split == "train" and files[-1].stem[-1] != str(len(files)):
+        raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
+    batches = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    labels = torch.from_numpy(np.concatenate([labels for labels, _ in batches]).astype(np.int64))
+    pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in batches]).reshape(-1, *SHAPE))
+    return ImageSet(pixels, labels, CLASSES, name)
+
+
+def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
+    if len(data) == 0 or len(data) % RECORD:
+        raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
+    records = data.reshape(-1, RECORD)
+    return _checked(path, records[:, 0], records[:, 1:])
+
+
+def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        batch = _ArraysOnly(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        labels, pixels = np.asarray(batch[b"labels"]), np.asarray(batch[b"data"])
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})") from None
+    if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD - 1):
+        raise DataError(
+            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, "
+            f"got {list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        )
+    return _checked(path, labels, pixels)
+
+
+def _checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    check_labels(str(path), torch.from_numpy(labels.astype(np.int64)), CLASSES)
+    return labels, pixels
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
+    if encoding not in ("latin1", "latin-1"):
+        raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
+    return text.encode("latin1")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Loads plain containers and numpy arrays; a pickle that names anything else is refused unexecuted."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return ARRAY_BUILDER
+        allowed = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _latin1}
+        if (module, name) not in allowed:
+            raise DataError(f"refused: the pickle asks for {module}.{name}, which is no part of an array")
+        return allowed[module, name]

@@ -1,0 +1,116 @@
+"""The one shape that every data set takes: a tensor of images, a tensor of labels, the names of the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from torchcaps.errors import DataError, named_shape
+
+AXES = ("n", "channels", "height", "width")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageSet:
+    """Images with their labels, whole in memory.
+
+    Attributes:
+        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
+        labels: `[n]`, int64, each an index into `classes`.
+        classes: the names of the classes, in the order of the labels.
+        name: what the set is called in tables and reports.
+
+    Raises:
+        DataError: at construction, when shapes, types, pixel values or labels break these rules.
+    """
+
+    images: Shaped[Tensor, "n channels height width"]
+    labels: Int64[Tensor, " n"]
+    classes: tuple[str, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_images(self.name, self.images)
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"{self.name}: expected one int64 label for each of {len(self.images)} images, "
+                f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
+            )
+        check_labels(self.name, self.labels, self.classes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        named = self.classes if len(self.classes) <= 6 else (*self.classes[:4], "…", self.classes[-1])
+        shape = " × ".join(str(n) for n in self.images.shape[1:])
+        kind = str(self.images.dtype).removeprefix("torch.")
+        classes = f"{self.num_classes} classes: {', '.join(named)}"
+        return f"ImageSet({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.images.shape[2], self.images.shape[3]
+
+    @property
+    def in_chans(self) -> int:
+        """Number of channels: 1 for grey, 3 for colour."""
+        return self.images.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, whether or not each has an image here."""
+        return len(self.classes)
+
+    def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
+        """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        return replace(self, images=self.images[index], labels=self.labels[index.to(self.labels.device)])
+
+    def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
+        """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`."""
+        images = self.images
+        if indices is not None:
+            images = images[torch.as_tensor(indices, dtype=torch.int64, device=images.device)]
+        return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
+def _check_images(name: str, images: Tensor) -> None:
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise DataError(f"{name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, images.shape)}")
+    if len(images) == 0:
+        raise DataError(f"{name}: there are no images")
+    if images.dtype == torch.uint8:
+        return
+    if images.dtype != torch.float32:
+        raise DataError(f"{name}: expected images of type uint8 or float32, got {images.dtype}")
+    low, high = images.aminmax()
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise DataError(f"{name}: {_first_bad_image(images)} holds NaN or infinite pixels")
+    if low < 0 or high > 1:
+        raise DataError(f"{name}: expected float pixels in [0, 1], got {low:g} to {high:g}")
+
+
+def _first_bad_image(images: Tensor) -> str:
+    bad = ~images.flatten(1).isfinite().all(dim=1)
+    return f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
+
+
+def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...]) -> None:
+    """Raise DataError, naming `where`, unless there are two classes or more and every label is the index of one."""
+    if len(set(classes)) != len(classes):
+        raise DataError(f"{where}: two classes have the same name in {', '.join(classes)}")
+    if len(classes) < 2:
+        raise DataError(f"{where}: expected at least two classes, got {', '.join(classes) or 'none'}")
+    outside = (labels < 0) | (labels >= len(classes))
+    if outside.any():
+        first = int(outside.nonzero()[0])
+        raise DataError(
+            f"{where}: label {int(labels[first])} of image {first} lies outside the {len(classes)} classes "
+            f"(0 to {len(classes) - 1})"
+        )

@@ -1,0 +1,100 @@
+"""`load_dataset`: one door to every data set, by name or by path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torchcaps.data._registry import dataset_info, dataset_reader, list_datasets
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.formats import read_path
+from torchcaps.data.pixels import fit_images
+from torchcaps.errors import DataError, UnknownNameError
+
+SPLITS = ("train", "test")
+
+
+def load_dataset(
+    name_or_path: str | Path,
+    split: str = "train",
+    root: str | Path | None = None,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    in_chans: int | None = None,
+    cache_dir: str | Path | None = None,
+) -> ImageSet:
+    """Load one split of a data set, whole, into memory. Never downloads.
+
+    Args:
+        name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
+            train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files or of CIFAR-10 batches,
+            an `.npz`, an `.npy` beside its labels, or a `.csv` of files and labels. A name wins over a path of the
+            same spelling; write `./mnist` for the path.
+        split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
+            same way (see `holdout`).
+        root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
+        img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
+        in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are grey.
+        cache_dir: the cache folder; None is `default_cache_dir()`.
+
+    Returns:
+        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1].
+
+    Raises:
+        DataError: absent (with every place looked at), damaged or unusable.
+        UnknownNameError: neither a known name nor a path.
+    """
+    if split not in SPLITS:
+        raise DataError(f"split: expected 'train' or 'test', got {split!r}")
+    if str(name_or_path) in list_datasets():
+        found = _read_named(str(name_or_path), split, root, cache_dir)
+        return replace(found, images=fit_images(found.images, img_size, in_chans))
+    path = Path(name_or_path).expanduser()
+    if not path.exists():
+        _refuse(name_or_path)
+    return read_path(path, split, img_size=img_size, in_chans=in_chans)
+
+
+def _refuse(name_or_path: str | Path) -> None:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
+        raise DataError(f"{text}: no such file or folder, and no data set of this name")
+    raise UnknownNameError("data set", text, list_datasets())
+
+
+def default_cache_dir() -> Path:
+    """Where fetched data sets are kept: `~/.cache/torchcaps`."""
+    return Path.home() / ".cache" / "torchcaps"
+
+
+def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
+    """Every folder in which a named set is looked for, in order: root, cache, system folders.
+
+    Raises:
+        UnknownNameError: no data set has this name.
+    """
+    info = dataset_info(name)
+    if info.embedded is not None:
+        return [info.embedded]
+    cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+    found = []
+    if root is not None:
+        base = Path(root).expanduser()
+        found += [base / name, *(base / folder for folder in info.folders), base]
+    found += [cache / name, *(cache / name / folder for folder in info.folders)]
+    return found + list(info.system_folders)
+
+
+def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str | Path | None) -> ImageSet:
+    looked = places(name, root, cache_dir)
+    for folder in looked:
+        found = dataset_reader(name)(folder, split) if folder.is_dir() else None
+        if found is not None:
+            return found
+    raise not_found(name, looked)
+
+
+def not_found(name: str, looked: list[Path]) -> DataError:
+    """The error for a named set that is in none of the places looked at."""
+    where = ", ".join(str(place) for place in looked)
+    return DataError(f"data set {name!r} is in none of {where}; get it with: torchcaps data fetch {name}")

@@ -1,0 +1,138 @@
+"""Channels, depth and size of images: the same few conversions for every reader and for prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Shaped
+from torch import Tensor
+
+from torchcaps.errors import DataError
+
+MOST_CHANNELS = 4
+CHUNK = 1024  # images resized at a time, to bound the float32 copy
+Images = Shaped[Tensor, "n channels height width"]
+
+
+def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) from a pair, or from the one side of a square.
+
+    Raises:
+        DataError: a side is below 1.
+    """
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if height < 1 or width < 1:
+        raise DataError(f"img_size: expected sides of at least 1 pixel, got {height} × {width}")
+    return height, width
+
+
+def fit_images(images: Images, img_size: int | tuple[int, int] | None, in_chans: int | None) -> Images:
+    """Images brought to this size and number of channels; None leaves either as it is.
+
+    Args:
+        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
+        img_size: (height, width), or one side of a square; resized by antialiased bilinear interpolation.
+        in_chans: 1 or 3; colour becomes grey by luma (0.299 R + 0.587 G + 0.114 B), grey becomes colour by repeating.
+
+    Returns:
+        Images of the same type and range.
+
+    Raises:
+        DataError: there is no such conversion.
+    """
+    if in_chans is not None:
+        images = to_channels(images, in_chans)
+    if img_size is None or size_pair(img_size) == tuple(images.shape[2:]):
+        return images
+    return torch.cat([_resize(some, size_pair(img_size)) for some in images.split(CHUNK)])
+
+
+def _resize(images: Images, size: tuple[int, int]) -> Images:
+    # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
+    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False)
+    if images.dtype == torch.uint8:
+        return resized.round_().clamp_(0, 255).to(torch.uint8)
+    return resized.clamp_(0, 1)
+
+
+def to_channels(images: Images, in_chans: int) -> Images:
+    """Grey to colour or colour to grey, as `fit_images` describes it.
+
+    Raises:
+        DataError: neither 1 to 3, 3 to 1 nor the same.
+    """
+    channels = images.shape[1]
+    if channels == in_chans:
+        return images
+    if (channels, in_chans) == (1, 3):
+        return images.expand(-1, 3, -1, -1).contiguous()
+    if (channels, in_chans) != (3, 1):
+        raise DataError(f"in_chans: images of {channels} channels cannot be turned into {in_chans}")
+    red, green, blue = images.float().unbind(dim=1)
+    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
+    return grey.round_().clamp_(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else grey.clamp_(0, 1)
+
+
+def deep_to_bytes(array: np.ndarray) -> np.ndarray:
+    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1].
+
+    Raises:
+        DataError: values outside that range, NaN.
+    """
+    low, high = array.min(), array.max()
+    if array.dtype.kind == "f":
+        if not (low >= 0 and high <= 1):
+            raise DataError(f"expected float pixels in [0, 1], got {low:g} to {high:g}")
+        return np.rint(array * 255).astype(np.uint8)
+    if low < 0 or high > 65535:
+        raise DataError(f"expected integer pixels in 0..65535, got {low} to {high}")
+    # 65535 = 255 · 257, so that full white stays full white
+    return ((array.astype(np.int64) + 128) // 257).astype(np.uint8)
+
+
+def array_images(where: str, images: np.ndarray) -> Images:
+    """A numpy array of images as a tensor `[n, channels, height, width]`, uint8 or float32.
+
+    Args:
+        where: what to call the array in errors.
+        images: `[n, height, width]`, `[n, height, width, channels]` or `[n, channels, height, width]`, where the one
+            axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
+
+    Raises:
+        DataError: another shape or type, a layout that can be read two ways, values out of range, NaN.
+    """
+    images = _channels_first(where, images)
+    if images.dtype == np.uint16:
+        images = deep_to_bytes(images)
+    elif images.dtype.kind == "f":
+        _check_floats(where, images)
+        images = images.astype(np.float32)
+    elif images.dtype != np.uint8:
+        raise DataError(f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}")
+    return torch.from_numpy(np.require(images, requirements=["C", "W"]))
+
+
+def _check_floats(where: str, images: np.ndarray) -> None:
+    if not np.isfinite(images).all():
+        first = int(np.argwhere(~np.isfinite(images))[0][0])
+        raise DataError(f"{where}: image {first} holds NaN or infinite pixels")
+    if images.size and (images.min() < 0 or images.max() > 1):
+        raise DataError(
+            f"{where}: expected float pixels in [0, 1], got {images.min():g} to {images.max():g}; "
+            "scale them, or store 0..255 as uint8"
+        )
+
+
+def _channels_first(where: str, images: np.ndarray) -> np.ndarray:
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
+    first, last = images.shape[1] <= MOST_CHANNELS, images.shape[3] <= MOST_CHANNELS
+    if first == last:
+        raise DataError(
+            f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; "
+            f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
+        )
+    return images if first else np.moveaxis(images, 3, 1)

@@ -1,0 +1,115 @@
+"""From whatever a person hands to a trained model, to the tensor that the model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from torchcaps.data.entries import natural
+from torchcaps.data.images import decode_image, is_image_name
+from torchcaps.data.pixels import array_images, fit_images, size_pair
+from torchcaps.errors import DataError
+
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1].
+
+    Image files go through the decoder that reads training folders, arrays through the one that reads `.npz`.
+
+    Attributes:
+        img_size: (height, width) that the model takes.
+        in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
+
+    Raises:
+        DataError: at construction, when a size is below 1.
+    """
+
+    img_size: tuple[int, int]
+    in_chans: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "img_size", size_pair(self.img_size))
+        if self.in_chans < 1:
+            raise DataError(f"in_chans: expected at least 1, got {self.in_chans}")
+
+    def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
+        """One image as the model takes it.
+
+        Args:
+            image: a path; a Pillow image; or an array or tensor `[height, width]`, `[height, width, channels]` or
+                `[channels, height, width]` (the axis of at most 4 is the channels), uint8, uint16 or float in [0, 1].
+
+        Returns:
+            float32 `[channels, height, width]` in [0, 1].
+
+        Raises:
+            DataError: unreadable, of an unclear layout, or out of range.
+        """
+        if isinstance(image, np.ndarray | Tensor):
+            array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+            if array.ndim not in (2, 3):
+                raise DataError(f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}")
+            pixels = fit_images(array_images("image", array[None]), self.img_size, self.in_chans)[0]
+        else:
+            pixels = decode_image(image, self.img_size, self.in_chans)
+        return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.clone()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold: `{"img_size": [height, width], "in_chans": channels}`."""
+        return {"img_size": list(self.img_size), "in_chans": self.in_chans}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """The inverse of `to_dict`.
+
+        Raises:
+            DataError: a value is missing or of another kind.
+        """
+        try:
+            height, width = values["img_size"]
+            return cls((int(height), int(width)), int(values["in_chans"]))
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {dict(values)}") from None
+
+
+def images_in(paths: Iterable[str | Path]) -> list[Path]:
+    """The image files that these paths name: files as they are, folders searched at every depth.
+
+    Args:
+        paths: files and folders; hidden files and folders inside a folder are passed over.
+
+    Returns:
+        Image files in natural order ("img2" before "img10"), each once.
+
+    Raises:
+        DataError: a path does not exist, a file is no image by its ending, or a folder holds no image.
+    """
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        found.update(_images_under(path))
+    return sorted(found, key=lambda path: natural(str(path)))
+
+
+def _images_under(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.is_file():
+        if not is_image_name(path.name):
+            raise DataError(f"{path}: not an image by its name; expected an ending such as .png or .jpg")
+        return [path]
+    inside = [p for p in path.rglob("*") if is_image_name(p.name) and p.is_file()]
+    shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    if not shown:
+        raise DataError(f"{path}: no image in this folder")
+    return shown

@@ -1,0 +1,71 @@
+"""A CSV of image files and their labels."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.entries import Entry, read_entries
+from torchcaps.errors import DataError
+
+REQUIRED = ("file", "label")
+SPLITS = ("train", "test")
+
+
+def read_table(
+    path: str | Path,
+    split: str = "train",
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    in_chans: int | None = None,
+) -> ImageSet:
+    """Read the images that a CSV with the columns `file` and `label` names.
+
+    Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
+    "test" for every row; without it, 20 % of each class are the test split, chosen as `read_folder` does.
+
+    Args:
+        path: the CSV (UTF-8, comma-separated, with a header); its name without the ending becomes the set's.
+        split: "train" or "test".
+        img_size: (height, width) or one side of a square to resize to; None demands that all have one size.
+        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+
+    Returns:
+        uint8 images `[n, channels, height, width]`.
+
+    Raises:
+        DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
+            only; an unreadable image; mixed sizes.
+    """
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            entries = list(_entries(path, csv.DictReader(lines)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as a CSV ({error})") from None
+    return read_entries(path.stem, entries, split, img_size, in_chans)
+
+
+def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
+    columns = rows.fieldnames or ()
+    for column in REQUIRED:
+        if column not in columns:
+            raise DataError(
+                f"{path}: no column {column!r}; expected file,label and optionally split, got {','.join(columns)}"
+            )
+    for row in rows:
+        yield _entry(f"{path} line {rows.line_num}", path.parent, row, "split" in columns)
+
+
+def _entry(where: str, folder: Path, row: dict[str, str | None], has_split: bool) -> Entry:
+    file, label = ((row[column] or "").strip() for column in REQUIRED)
+    if not file or not label:
+        raise DataError(f"{where}: expected a file and a label, got {file!r} and {label!r}")
+    if not (folder / file).is_file():
+        raise DataError(f"{where}: no such file {folder / file}")
+    split = (row["split"] or "").strip().lower() if has_split else None
+    if has_split and split not in SPLITS:
+        raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
+    return Entry(str(folder / file), label, split)

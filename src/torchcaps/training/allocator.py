@@ -1,0 +1,25 @@
+"""Keep freed memory: the page faults of large short-lived tensors cost more than the arithmetic on them."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+# From glibc's malloc.h: never map large blocks apart, never give the heap's top back.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def keep_memory() -> bool:
+    """Tell glibc's allocator, for this process and until it ends, to reuse freed memory instead of returning it.
+
+    A training step allocates and frees the same hundreds of megabytes again and again; by default glibc maps each anew,
+    and the kernel zeroes every page. Only a program that owns its process should call this: the training command does.
+
+    Returns:
+        Whether the allocator is glibc's and took the settings.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
+    return all([mallopt(key, value) == 1 for key, value in settings])

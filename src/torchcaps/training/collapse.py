@@ -1,0 +1,49 @@
+"""Recognise a capsule network that does not learn, and say what to change."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+DEAD, SATURATED, CONSTANT = 0.05, 0.95, 0.01
+
+
+def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5) -> float:
+    """Margin loss of the best constant length: no class information. 0.5236 for ten classes, 0.213 for two."""
+    a = down_weight * (classes - 1)
+    return (present - absent) ** 2 * a / (1 + a)
+
+
+def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, "n"], margin: float) -> list[str]:
+    """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
+
+    Args:
+        activation: `[n, classes]` lengths in [0, 1] on held-out images.
+        labels: `[n]`.
+        margin: their mean margin loss.
+    """
+    classes = activation.shape[1]
+    if activation.max() < DEAD:
+        return [f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on, or raise the learning rate"]
+    if activation.min() > SATURATED:
+        return [f"every class capsule is saturated (lengths above {SATURATED}): lower init_std, or the learning rate"]
+    chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
+    accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
+    at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
+    if at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes:
+        return [
+            f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one constant "
+            "length): check that images are in [0, 1] and labels fit; lower the learning rate, or raise init_std"
+        ]
+    return _silent_classes(activation, labels)
+
+
+def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:
+    """A warning for capsules of classes that occur, but whose length hardly ever moves."""
+    occurs = torch.bincount(labels, minlength=activation.shape[1]) > 0
+    still = (activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT) & occurs
+    if not still.any():
+        return []
+    which = ", ".join(str(k) for k in still.nonzero().flatten().tolist())
+    return [f"class capsules {which} never change (dead or saturated): train longer, or raise init_std"]

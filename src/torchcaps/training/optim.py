@@ -1,0 +1,55 @@
+"""Learning-rate schedules and hardware precision."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchcaps.errors import RunError
+from torchcaps.training.config import TrainConfig
+
+WARM_UP = 0.05
+PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR = 0.96, 2000, 1e-6
+
+
+def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
+    """Learning rate of step `step`, counted from 0, of `total_steps`."""
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "paper":
+        return max(PAPER_FLOOR, config.lr * PAPER_DECAY ** (step / PAPER_STEPS))
+    rise = max(1, round(WARM_UP * total_steps))
+    if step < rise:
+        return config.lr * (step + 1) / rise
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
+
+
+def resolve_device(name: str) -> torch.device:
+    """A usable device; "auto" is a GPU where there is one.
+
+    Raises:
+        RunError: for a device that this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise RunError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]})") from error
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> str:
+    """ "fp32" or "bf16"; "auto" is bf16 where the device multiplies it in hardware."""
+    return name if name != "auto" else ("bf16" if has_bf16(device) else "fp32")
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 run in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch offers no public question for these CPU features.
+    asks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return device.type == "cpu" and any(ask() for ask in asks if ask is not None)

@@ -1,0 +1,64 @@
+"""Reliability diagrams: confidence against accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from torchcaps.viz.canvas import GREY, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain
+
+NAMES = {"normalised": "activations divided by their sum", "length": "longest capsule"}
+
+
+def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """A reliability diagram for each table: accuracy by confidence above, the number of samples below.
+
+    Source: arXiv 1706.04599, figure 1. On the diagonal, confidence and accuracy agree.
+
+    Args:
+        reliability: tables by name, one to three of them, as in the JSON of an evaluation under `calibration`; each has
+            `error`, `edges` (ascending, 0 to 1), and for each bin `count`, `confidence` and `accuracy` (None where the
+            bin is empty).
+
+    Raises:
+        ValueError: for no tables or more than three.
+    """
+    if not 1 <= len(reliability) <= 3:
+        raise ValueError(f"reliability: expected one to three tables, got {len(reliability)}")
+    figure = new_figure(4.3 * len(reliability), 4.9)
+    grid = figure.subplots(2, len(reliability), sharex=True, squeeze=False, height_ratios=[3, 1])
+    for column, (name, table) in enumerate(reliability.items()):
+        _draw_agreement(plain(grid[0, column]), table)
+        _draw_counts(plain(grid[1, column]), table)
+        title = f"{NAMES.get(name, name)}\ncalibration error {100 * table['error']:.2f} %"
+        grid[0, column].set_title(title, fontsize=TEXT)
+    lines, texts = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, texts, loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False)
+    return figure
+
+
+def _draw_agreement(axes: Axes, table: Mapping[str, Any]) -> None:
+    edges = np.asarray(table["edges"], dtype=float)
+    sure, right = (np.array(table[key], dtype=float) for key in ("confidence", "accuracy"))  # None becomes NaN
+    filled = ~np.isnan(right)
+    left, width = edges[:-1][filled], np.diff(edges)[filled]
+    axes.bar(left, right[filled], width, align="edge", color=SKY, edgecolor="white", lw=0.5, label="accuracy")
+    axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls="--", label="confidence = accuracy")
+    axes.plot(
+        sure[filled], right[filled], color=RED, marker="o", ms=3.5, ls="", label="accuracy at the mean confidence"
+    )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("accuracy", fontsize=SMALL)
+
+
+def _draw_counts(axes: Axes, table: Mapping[str, Any]) -> None:
+    edges, counts = np.asarray(table["edges"], dtype=float), np.asarray(table["count"])
+    axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=GREY, edgecolor="white", lw=0.5)
+    # From a full last bin to single samples: only a logarithmic axis shows both.
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("confidence", fontsize=SMALL)
+    axes.set_ylabel("samples", fontsize=SMALL)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+
+from torchcaps.viz import perturbations, reconstructions
+
+from .drawing import assert_nothing_cut, long_names
+
+
+def grey(count: int, height: int = 6, width: int = 4) -> np.ndarray:
+    return np.linspace(0, 1, count * height * width).reshape(count, 1, height, width)
+
+
+def test_originals_stand_over_their_reconstructions() -> None:
+    images = grey(3)
+    figure = reconstructions(images, 1 - images, [0, 1, 2], predictions=[0, 2, 2], classes=["cat", "dog", "owl"])
+    axes = figure.axes[0]
+    assert len(axes.images) == 6
+    above, below = axes.images[2], axes.images[3]
+    assert above.get_array()[..., 0] == pytest.approx(images[1, 0] * 255, abs=0.51)
+    assert below.get_array()[..., 0] == pytest.approx(255 - images[1, 0] * 255, abs=0.51)
+    assert above.get_extent()[:2] == below.get_extent()[:2]
+    assert above.get_extent()[2] < below.get_extent()[3]  # y grows downwards
+    left, right, bottom, top = above.get_extent()
+    assert (bottom - top) / (right - left) == pytest.approx(6 / 4)
+
+
+def test_a_wrong_prediction_is_named_and_framed() -> None:
+    images = grey(3)
+    figure = reconstructions(images, images, [0, 1, 2], predictions=[0, 2, 2], classes=["cat", "dog", "owl"])
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["cat", "dog\n→ owl", "owl"]
+    frames = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(frames) == 1
+    assert frames[0].get_x() == axes.images[3].get_extent()[0]
+    assert "1 of 3 taken for another class" in figure.get_suptitle()
+
+
+def test_nothing_is_framed_when_all_are_right() -> None:
+    figure = reconstructions(grey(2), grey(2), [0, 0], predictions=[0, 0], classes=["cat"])
+    assert not figure.axes[0].patches
+    assert figure.get_suptitle() == "originals above, reconstructions below"
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1, (1, 28, 28)), (13, (3, 40, 28)), (11, (3, 20, 60)), (80, (2, 8, 8))])
+def test_any_shape_and_number_is_whole(count: int, shape: tuple[int, ...]) -> None:
+    images = np.random.default_rng(0).random((count, *shape))
+    labels = np.arange(count) % 43
+    figure = reconstructions(images, images, labels, predictions=labels[::-1].copy(), classes=long_names(43))
+    assert len(figure.axes[0].images) == 2 * count
+    assert (figure.get_size_inches() <= [16, 20]).all()
+    assert_nothing_cut(figure)
+
+
+def test_tensors_are_arrays_too() -> None:
+    images = torch.rand(2, 3, 5, 5)
+    figure = reconstructions(images, images, torch.tensor([0, 0]), predictions=torch.tensor([0, 0]), classes=["cat"])
+    assert len(figure.axes[0].images) == 4
+
+
+@pytest.mark.parametrize(
+    ("images", "rebuilt", "labels", "message"),
+    [
+        (grey(2), grey(3), [0, 0], r"reconstructions: expected the shape of the images"),
+        (grey(81), grey(81), [0] * 81, "number of images: expected at most 80, got 81"),
+        (grey(2), grey(2), [0], "labels: expected 2 entries, got 1"),
+        (grey(2), grey(2), [0, 1], "labels: expected class indices from 0 to 0, got 1"),
+        (grey(2)[0], grey(2), [0, 0], r"images: expected \[n, channels, height, width\]"),
+    ],
+)
+def test_pairs_that_do_not_fit(images: np.ndarray, rebuilt: np.ndarray, labels: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reconstructions(images, rebuilt, labels, predictions=labels, classes=["cat"])
+
+
+def test_a_row_a_dimension_and_a_column_a_step() -> None:
+    values = np.zeros((16, 11, 1, 28, 28))
+    values[2, 7] = 1.0
+    figure = perturbations(values, np.linspace(-0.25, 0.25, 11), title="digit 5")
+    axes = figure.axes[0]
+    assert len(axes.images) == 176
+    lit = [i for i, image in enumerate(axes.images) if image.get_array().any()]
+    assert lit == [2 * 11 + 7]
+    left, right, bottom, top = axes.images[lit[0]].get_extent()
+    assert (left + right) / 2 == pytest.approx(axes.get_xticks()[7])
+    assert (bottom + top) / 2 == pytest.approx(axes.get_yticks()[2])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(i) for i in range(1, 17)]
+    offsets = [label.get_text() for label in axes.get_xticklabels()]
+    assert offsets == ["−0.25", "−0.2", "−0.15", "−0.1", "−0.05", "0", "+0.05", "+0.1", "+0.15", "+0.2", "+0.25"]
+    assert axes.get_title() == "digit 5"
+    assert_nothing_cut(figure)
+
+
+def test_the_column_of_the_capsule_as_it_is_is_framed() -> None:
+    figure = perturbations(np.zeros((2, 3, 1, 4, 4)), [-0.1, 0.0, 0.1])
+    (frame,) = figure.axes[0].patches
+    assert frame.get_x() < figure.axes[0].get_xticks()[1] < frame.get_x() + frame.get_width()
+    assert not perturbations(np.zeros((2, 2, 1, 4, 4)), [-0.1, 0.1]).axes[0].patches
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 28, 28), (8, 5, 3, 40, 28), (4, 40, 1, 10, 30), (64, 11, 1, 8, 8)])
+def test_grids_of_any_shape_are_bounded_and_whole(shape: tuple[int, ...]) -> None:
+    figure = perturbations(np.zeros(shape), np.linspace(-0.25, 0.25, shape[1]))
+    assert (figure.get_size_inches() <= [16, 20]).all()
+    assert_nothing_cut(figure)
+
+
+def test_grids_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"reconstructions: expected \[dims, steps, channels, height, width\]"):
+        perturbations(np.zeros((2, 3, 4, 4)), [0.0, 0.1, 0.2])
+    with pytest.raises(ValueError, match="offsets: expected 3 entries, got 1"):
+        perturbations(np.zeros((2, 3, 1, 4, 4)), [0.0])
+    with pytest.raises(ValueError, match="number of reconstructions: expected at most 1024"):
+        perturbations(np.zeros((1025, 1, 1, 2, 2)), [0.0])
