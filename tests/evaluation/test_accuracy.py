@@ -18,7 +18,7 @@ CLASSES = ("cat", "dog", "owl", "yak")
 
 @pytest.fixture
 def pets() -> StubData:
-    """Six samples: cats 2 of 3 right (one taken for a dog), dogs 1 of 2 (one taken for an owl), the owl right; no yak."""
+    """Cats 2 of 3 right (one taken for a dog), dogs 1 of 2 (one taken for an owl), the owl right; no yak."""
     activations = [
         [0.9, 0.1, 0.0, 0.0],
         [0.8, 0.7, 0.1, 0.0],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,7 +53,7 @@ def test_agrees_with_a_plain_loop(samples: list[tuple[float, bool]], bins: int) 
     table = reliability(confidence, torch.tensor([right for _, right in samples]), bins)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64).tolist()
     error = 0.0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         inside = [(c, right) for c, right in samples if low < c <= high or (c == 0 and low == 0)]
         error += abs(sum(right - c for c, right in inside)) / len(samples)
     assert table.error == pytest.approx(error, abs=1e-6)

@@ -11,7 +11,7 @@ from .stubs import PoseReader
 
 @pytest.fixture
 def images() -> Tensor:
-    """Two images of three capsules with two dimensions; capsule 2 is the longest in the first, capsule 0 in the second."""
+    """Two images of three capsules of two dimensions; the longest is capsule 2 in the first, 0 in the second."""
     poses = [[[0.1, 0.2], [0.0, 0.3], [0.6, 0.5]], [[0.9, 0.1], [0.2, 0.2], [0.4, 0.3]]]
     return torch.tensor(poses).unsqueeze(1)
 

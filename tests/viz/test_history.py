@@ -19,8 +19,8 @@ def test_both_panels_hold_the_recorded_figures() -> None:
     figure = curves(ROWS)
     loss, accuracy = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["loss", "accuracy (%)"]
-    assert loss.lines[0].get_xdata() == [1, 2, 3]
-    assert loss.lines[0].get_ydata() == [0.3, 0.1, 0.05]
+    assert list(loss.lines[0].get_xdata()) == [1, 2, 3]
+    assert list(loss.lines[0].get_ydata()) == [0.3, 0.1, 0.05]
     assert accuracy.lines[1].get_ydata() == pytest.approx([92, 97, 96])
     assert_nothing_cut(figure)
 
@@ -45,7 +45,7 @@ def test_one_epoch_is_a_visible_point() -> None:
 
 def test_absent_keys_leave_a_note_and_none_is_passed_over() -> None:
     figure = curves([{"val_loss": 0.4}, {"val_loss": None}, {"val_loss": 0.2}])
-    assert figure.axes[0].lines[0].get_xdata() == [1, 3]
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 3]
     assert not figure.axes[1].lines
     assert "not recorded" in [text.get_text() for text in texts(figure)]
     assert_nothing_cut(figure)

@@ -6,18 +6,30 @@
 Readers return an `ImageSet`: one tensor of images, one of labels, the names of the classes.
 """
 
-from torchcaps.data import sets as _sets
+from torchcaps.data import sets as _sets  # registers the named sets
+from torchcaps.data._registry import Archive as Archive
+from torchcaps.data._registry import Mirror as Mirror
+from torchcaps.data._registry import NpmPackage as NpmPackage
+from torchcaps.data._registry import Passport as Passport
 from torchcaps.data._registry import dataset_info as dataset_info
 from torchcaps.data._registry import list_datasets as list_datasets
+from torchcaps.data._registry import register_dataset as register_dataset
+from torchcaps.data.arrays import read_arrays as read_arrays
 from torchcaps.data.augment import affine as affine
 from torchcaps.data.augment import flip as flip
 from torchcaps.data.augment import shift as shift
+from torchcaps.data.cifar import read_cifar as read_cifar
 from torchcaps.data.dataset import ImageSet as ImageSet
 from torchcaps.data.fetch import fetch_dataset as fetch_dataset
+from torchcaps.data.folder import read_folder as read_folder
+from torchcaps.data.idx import read_idx as read_idx
+from torchcaps.data.images import decode_image as decode_image
 from torchcaps.data.load import default_cache_dir as default_cache_dir
 from torchcaps.data.load import load_dataset as load_dataset
 from torchcaps.data.preprocess import Preprocess as Preprocess
 from torchcaps.data.preprocess import images_in as images_in
 from torchcaps.data.split import holdout as holdout
+from torchcaps.data.table import read_table as read_table
+from torchcaps.data.tar import read_tar as read_tar
 from torchcaps.data.verify import FileCheck as FileCheck
 from torchcaps.data.verify import verify_dataset as verify_dataset

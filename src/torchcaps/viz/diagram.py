@@ -27,7 +27,7 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     if not 1 <= len(reliability) <= 3:
         raise ValueError(f"reliability: expected one to three tables, got {len(reliability)}")
-    figure = new_figure(4.3 * len(reliability), 4.9)
+    figure = new_figure(max(4.3 * len(reliability), 5.2), 4.9)
     grid = figure.subplots(2, len(reliability), sharex=True, squeeze=False, height_ratios=[3, 1])
     for column, (name, table) in enumerate(reliability.items()):
         _draw_agreement(plain(grid[0, column]), table)

@@ -1,0 +1,122 @@
+"""What the library is measured against: class-capsule layers that compute the same thing by other means.
+
+Every baseline but the limit holds the weight of the `CapsuleLinear` that it replaces and equals its reference in value
+and gradient (`benchmarks.verify` sees to it before anything is timed), so a table shows means and nothing else.
+Letters: b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.functional import squash_with_length
+from torchcaps.nn import CapsuleLinear
+from torchcaps.types import Capsules
+
+
+class TextbookCapsules(nn.Module):
+    """The eager code that tutorials copy from one another: broadcast products, and logits as large as the votes.
+
+    Of the many copies this one has the softmax over parents, as in the paper; a copy with the usual slip (over
+    children) costs the same.
+    """
+
+    def __init__(self, layer: CapsuleLinear) -> None:
+        super().__init__()
+        self.iterations = layer.router.iterations
+        self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
+
+    def forward(self, children: Capsules) -> Capsules:
+        x = children.pose
+        priors = x[None, :, :, None, :] @ self.route_weights[:, None, :, :, :]  # [j, b, i, 1, d]
+        logits = torch.zeros_like(priors)
+        for step in range(self.iterations):
+            probabilities = logits.softmax(dim=0)
+            outputs = self.squash((probabilities * priors).sum(dim=2, keepdim=True))  # [j, b, 1, 1, d]
+            if step < self.iterations - 1:
+                logits = logits + (priors * outputs).sum(dim=-1, keepdim=True)
+        pose = outputs.squeeze(3).squeeze(2).transpose(0, 1)
+        return Capsules(pose, pose.square().sum(dim=-1).sqrt())
+
+    @staticmethod
+    def squash(s: Tensor) -> Tensor:
+        squared_norm = s.square().sum(dim=-1, keepdim=True)
+        return squared_norm / (1 + squared_norm) * s / squared_norm.sqrt()
+
+
+class EinsumCapsules(nn.Module):
+    """The best public eager code: votes once, logits `[b, i, j]`, every sum an einsum; the votes are stored."""
+
+    def __init__(self, layer: CapsuleLinear) -> None:
+        super().__init__()
+        self.iterations = layer.router.iterations
+        self.weight = nn.Parameter(layer.weight.detach().clone())
+
+    def forward(self, children: Capsules) -> Capsules:
+        votes = torch.einsum("bik,ijdk->bijd", children.pose, self.weight)
+        logits = votes.new_zeros(votes.shape[:3])
+        for step in range(self.iterations):
+            pose, length = squash_with_length(torch.einsum("bij,bijd->bjd", logits.softmax(dim=-1), votes))
+            if step < self.iterations - 1:
+                logits = logits + torch.einsum("bijd,bjd->bij", votes, pose.to(votes.dtype))
+        return Capsules(pose, length)
+
+
+class LinearLimit(nn.Module):
+    """No routing: a plain linear layer of as many weights, then squash. The limit that routing is measured against."""
+
+    def __init__(self, layer: CapsuleLinear) -> None:
+        super().__init__()
+        self.sizes = (layer.out_capsules, layer.out_dim)
+        self.linear = nn.Linear(layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=False)
+
+    def forward(self, children: Capsules) -> Capsules:
+        return Capsules(*squash_with_length(self.linear(children.pose.flatten(1)).unflatten(1, self.sizes)))
+
+
+class Variant(NamedTuple):
+    """A class-capsule layer to put in the place of another, and what it is."""
+
+    build: Callable[[CapsuleLinear], nn.Module]
+    note: str
+    exact: bool = True
+
+
+def library(impl: str) -> Callable[[CapsuleLinear], nn.Module]:
+    """The library's own layer with a fixed implementation."""
+
+    def build(layer: CapsuleLinear) -> nn.Module:
+        copy = CapsuleLinear(
+            layer.in_capsules, layer.in_dim, layer.out_capsules, layer.out_dim,
+            iterations=layer.router.iterations, impl=impl,
+        )  # fmt: skip
+        copy.load_state_dict(layer.state_dict())
+        return copy
+
+    return build
+
+
+def compiled(build: Callable[[CapsuleLinear], nn.Module]) -> Callable[[CapsuleLinear], nn.Module]:
+    """The same layer under `torch.compile`."""
+
+    def compile_it(layer: CapsuleLinear) -> nn.Module:
+        module = build(layer)
+        module.compile()
+        return module
+
+    return compile_it
+
+
+VARIANTS = {
+    "limit": Variant(LinearLimit, "plain linear layer, no routing", exact=False),
+    "auto": Variant(library("auto"), "this library, implementation chosen by itself"),
+    "cpu": Variant(library("cpu"), "this library, blocked torch operations"),
+    "reference": Variant(library("reference"), "this library's readable reference, eager"),
+    "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),
+    "compiled": Variant(compiled(library("reference")), "the reference under torch.compile"),
+    "textbook": Variant(TextbookCapsules, "widely copied eager code"),
+}

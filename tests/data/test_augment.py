@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcaps.data import affine, flip, shift
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def shifted_by_loop(images, max_shift, seed):
+    moves = torch.randint(2 * max_shift + 1, (2, len(images)), generator=drawn(seed)) - max_shift
+    _, _, height, width = images.shape
+    out = torch.zeros_like(images)
+    for b, (down, right) in enumerate(moves.T.tolist()):
+        for y in range(height):
+            for x in range(width):
+                if 0 <= y + down < height and 0 <= x + right < width:
+                    out[b, :, y, x] = images[b, :, y + down, x + right]
+    return out
+
+
+@given(
+    batch=st.integers(1, 5),
+    channels=st.integers(1, 3),
+    height=st.integers(1, 6),
+    width=st.integers(1, 6),
+    max_shift=st.integers(0, 7),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64]),
+)
+def test_shift_is_the_loop(batch, channels, height, width, max_shift, seed, dtype):
+    images = torch.randint(1, 256, (batch, channels, height, width), generator=drawn(seed)).to(dtype)
+    before = images.clone()
+    moved = shift(images, max_shift, generator=drawn(seed))
+    assert moved.dtype == dtype
+    assert moved.is_contiguous()
+    assert torch.equal(moved, shifted_by_loop(images, max_shift, seed))
+    assert torch.equal(images, before)
+
+
+def test_every_shift_is_drawn_equally_often():
+    images = torch.zeros(25_000, 1, 5, 5)
+    images[:, 0, 2, 2] = 1
+    counts = shift(images, 2, generator=drawn(0)).sum(dim=(0, 1))
+    assert counts.sum() == 25_000
+    assert (counts - 1000).abs().max() < 5 * math.sqrt(1000)
+
+
+def test_the_generator_decides():
+    images = torch.rand(20, 1, 9, 9)
+    one = drawn(3)
+    first, second = shift(images, generator=one), shift(images, generator=one)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, shift(images, generator=drawn(3)))
+
+
+@given(probability=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99))
+def test_flip_is_the_loop(probability, seed):
+    images = torch.rand(6, 2, 3, 4)
+    chosen = torch.rand(6, generator=drawn(seed)) < probability
+    expected = torch.stack([image.flip(-1) if yes else image for image, yes in zip(images, chosen, strict=True)])
+    assert torch.equal(flip(images, probability, generator=drawn(seed)), expected)
+
+
+def affine_by_loop(images, amounts):
+    """Every output pixel looks up A⁻¹(p - move) about the centre, bilinearly, zero outside."""
+    _, _, height, width = images.shape
+    out = torch.zeros_like(images)
+    for b, (turn, factor, slant, right, down) in enumerate(amounts):
+        rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        inverse = torch.linalg.inv(factor * rotation @ torch.tensor([[1.0, slant], [0.0, 1.0]]))
+        for y in range(height):
+            for x in range(width):
+                point = torch.tensor([x - (width - 1) / 2 - right, y - (height - 1) / 2 - down])
+                source_x, source_y = (inverse @ point + torch.tensor([(width - 1) / 2, (height - 1) / 2])).tolist()
+                out[b, :, y, x] = bilinear(images[b], source_x, source_y)
+    return out
+
+
+def bilinear(image, x, y):
+    total = torch.zeros(image.shape[0])
+    for row in (math.floor(y), math.floor(y) + 1):
+        for column in (math.floor(x), math.floor(x) + 1):
+            if 0 <= row < image.shape[1] and 0 <= column < image.shape[2]:
+                total += image[:, row, column] * (1 - abs(y - row)) * (1 - abs(x - column))
+    return total
+
+
+@pytest.mark.parametrize("size", [(7, 7), (5, 9), (8, 4)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_affine_is_the_loop(size, seed):
+    images = torch.rand(4, 2, *size, generator=drawn(9))
+    limits = {"degrees": 40.0, "scale": (0.7, 1.4), "shear": 20.0, "translate": 0.2}
+    draw = drawn(seed)
+    turn, factor, slant = (torch.rand(4, generator=draw) for _ in range(3))
+    move = (2 * torch.rand(4, 2, generator=draw) - 1) * 0.2 * torch.tensor([size[1], size[0]])
+    amounts = zip(
+        ((2 * turn - 1) * math.radians(40)).tolist(),
+        (0.7 + 0.7 * factor).tolist(),
+        ((2 * slant - 1) * math.radians(20)).tan().tolist(),
+        *move.T.tolist(),
+        strict=True,
+    )
+    expected = affine_by_loop(images, amounts)
+    torch.testing.assert_close(affine(images, **limits, generator=drawn(seed)), expected, rtol=0, atol=2e-5)
+
+
+def test_affine_without_limits_changes_nothing():
+    images = torch.rand(3, 1, 6, 5)
+    torch.testing.assert_close(affine(images, generator=drawn(0)), images, rtol=0, atol=1e-6)
+
+
+def test_affine_of_bytes_is_the_rounded_affine():
+    images = torch.randint(0, 256, (3, 1, 6, 5), generator=drawn(1)).to(torch.uint8)
+    moved = affine(images, degrees=30, generator=drawn(2))
+    assert moved.dtype == torch.uint8
+    assert torch.equal(moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, g: shift(x[0], generator=g), r"images: expected \[batch, channels, height, width\]"),
+        (lambda x, g: shift(x, -1, generator=g), "max_shift: expected at least 0, got -1"),
+        (lambda x, g: flip(x, 1.5, generator=g), "probability: expected between 0 and 1, got 1.5"),
+        (lambda x, g: affine(x, scale=(1.2, 0.8), generator=g), "scale: expected between 0.001 and 0.8, got 1.2"),
+        (lambda x, g: affine(x, shear=90, generator=g), "shear: expected between 0 and 89, got 90"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.rand(2, 1, 3, 3), drawn(0))

@@ -1,0 +1,140 @@
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from torchcaps.data import load_dataset, read_idx
+from torchcaps.errors import DataError
+
+from .makers import idx_bytes, write_idx_set
+
+ARRAYS = arrays(np.uint8, array_shapes(min_dims=1, max_dims=4, max_side=6))
+
+
+@given(array=ARRAYS, packed=st.booleans())
+def test_round_trip(tmp_path_factory, array, packed):
+    data = idx_bytes(array)
+    path = tmp_path_factory.mktemp("idx") / "any-name"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert np.array_equal(read_idx(path).numpy(), array)
+
+
+@given(array=ARRAYS, data=st.data(), packed=st.booleans())
+def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
+    whole = gzip.compress(idx_bytes(array)) if packed else idx_bytes(array)
+    path = tmp_path_factory.mktemp("idx") / "cut"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    with pytest.raises(DataError, match="cut: truncated"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x00\x00\x08\x01\x00\x00\x00\x02ab!", r"too long, the header \[2\] asks for 2 bytes of data, got 3"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "wrong magic number 0x00000d01, expected 0x000008"),
+        (b"\x00\x00\x08\x05" + b"\x00\x00\x00\x01" * 5, "wrong magic number 0x00000805"),
+        (b"\x89PNG\r\n", "wrong magic number 0x89504e47"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x00", "says that there is nothing in it"),
+        (b"\x00\x00\x08\x03\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00", "truncated, the header .65536, 65536"),
+        (b"", "0 bytes where the magic number takes 4"),
+    ],
+)
+def test_damaged_files_name_their_path(tmp_path, data, message):
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"{path}: .*{message}"):
+        read_idx(path)
+
+
+def test_damaged_gzip(tmp_path):
+    packed = bytearray(gzip.compress(idx_bytes(np.arange(200, dtype=np.uint8))))
+    packed[-6] ^= 0xFF  # the checksum
+    (tmp_path / "file.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"file\.gz: damaged gzip file"):
+        read_idx(tmp_path / "file.gz")
+
+
+def test_absent_file(tmp_path):
+    with pytest.raises(DataError, match="nothing-here: cannot be read"):
+        read_idx(tmp_path / "nothing-here")
+
+
+@pytest.mark.parametrize("gz", [False, True])
+def test_a_folder_of_four_files(tmp_path, gz):
+    arrays = write_idx_set(tmp_path / "own", gz=gz)
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        found = load_dataset(tmp_path / "own", split)
+        assert np.array_equal(found.images[:, 0].numpy(), arrays[f"{stem}-images-idx3-ubyte"])
+        assert np.array_equal(found.labels.numpy(), arrays[f"{stem}-labels-idx1-ubyte"])
+        assert found.classes == tuple("0123456789")
+        assert found.name == "own"
+
+
+def test_the_other_spelling_of_the_names(tmp_path):
+    write_idx_set(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / path.name.replace("-idx", ".idx"))
+    assert len(load_dataset(tmp_path)) == 20
+
+
+def test_channels_of_four_axes(tmp_path):
+    write_idx_set(tmp_path)
+    colour = np.random.default_rng(1).integers(0, 256, (20, 3, 4, 5), dtype=np.uint8)
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    (tmp_path / "train-images-idx4-ubyte").write_bytes(idx_bytes(colour))
+    assert np.array_equal(load_dataset(tmp_path).images.numpy(), colour)
+
+
+def test_classes_come_from_the_training_labels(tmp_path):
+    write_idx_set(tmp_path, test=3)
+    assert load_dataset(tmp_path, "test").num_classes == 10
+
+
+def test_a_label_outside_the_training_classes(tmp_path):
+    write_idx_set(tmp_path, classes=4)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.array([0] * 9 + [4], dtype=np.uint8)))
+    message = "t10k-labels-idx1-ubyte: label 4 of image 9 lies outside the 4 classes"
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path, "test")
+
+
+def test_count_mismatch(tmp_path):
+    write_idx_set(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(19, dtype=np.uint8)))
+    with pytest.raises(DataError, match="19 labels for the 20 images of train-images-idx3-ubyte"):
+        load_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_a_missing_file_is_named(tmp_path, kind):
+    write_idx_set(tmp_path)
+    next(tmp_path.glob(f"t10k-{kind}*")).unlink()
+    with pytest.raises(DataError, match=f"no t10k-{kind}-idx"):
+        load_dataset(tmp_path, "test")
+
+
+def test_labels_in_place_of_images(tmp_path):
+    arrays = write_idx_set(tmp_path)
+    labels = idx_bytes(arrays["train-labels-idx1-ubyte"])
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(labels)
+    with pytest.raises(DataError, match="expected images of 3 or 4 axes, got 1"):
+        load_dataset(tmp_path)
+
+
+def test_images_in_place_of_labels(tmp_path):
+    arrays = write_idx_set(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(arrays["train-images-idx3-ubyte"]))
+    with pytest.raises(DataError, match="expected labels of 1 axis, got 3"):
+        load_dataset(tmp_path)
+
+
+def test_what_is_read_can_be_written_to(tmp_path):
+    write_idx_set(tmp_path)
+    images = load_dataset(tmp_path).images
+    images += 1
+    assert torch.equal(images, load_dataset(tmp_path).images + 1)

@@ -1,0 +1,52 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcaps.data import holdout
+from torchcaps.errors import DataError
+
+LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
+
+
+@given(labels=LABELS, count=st.integers(1, 79), seed=st.integers(0, 1000))
+def test_a_count_is_met_and_shared_in_proportion(labels, count, seed):
+    count = min(count, len(labels) - 1)
+    kept, held = holdout(labels, count, seed)
+    assert len(held) == count
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(labels)))
+    for label in labels.unique():
+        exact = count * int((labels == label).sum()) / len(labels)
+        assert abs(int((labels[held] == label).sum()) - exact) < 1
+
+
+@given(labels=LABELS, fraction=st.floats(0.01, 0.99))
+def test_a_fraction_of_every_class(labels, fraction):
+    sizes = labels.bincount()
+    if sizes.max() < 2:
+        with pytest.raises(DataError, match="leaves nothing on one side"):
+            holdout(labels, fraction)
+        return
+    kept, held = holdout(labels, fraction)
+    for label, size in enumerate(sizes.tolist()):
+        wanted = min(max(round(size * fraction), 1), size - 1) if size else 0
+        assert int((labels[held] == label).sum()) == wanted
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(labels)))
+
+
+def test_the_split_is_frozen():
+    # Written down once: a change of numpy or torch must not move an image between splits.
+    kept, held = holdout(torch.arange(20) % 2, 0.3, seed=7)
+    assert held.tolist() == [0, 3, 5, 7, 10, 16]
+    assert sorted(kept.tolist() + held.tolist()) == list(range(20))
+
+
+def test_seeds_differ():
+    labels = torch.arange(200) % 4
+    assert not torch.equal(holdout(labels, 0.5, 0)[1], holdout(labels, 0.5, 1)[1])
+
+
+@pytest.mark.parametrize("bad", [0, 4, -1, 0.0, 1.0, 1.5, float("nan")])
+def test_bad_amounts(bad):
+    with pytest.raises(DataError, match="expected a (count from 1 to 3|fraction between 0 and 1)"):
+        holdout(torch.tensor([0, 1, 0, 1]), bad)

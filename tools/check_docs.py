@@ -1,0 +1,81 @@
+"""Check the documents: links lead somewhere, Python examples run, commands exist. Exit status 1 with a list of faults."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FORBIDDEN = re.compile(r"/(?:work|root|tmp|home)/|files\.pythonhosted|registry\.npmjs")
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a heading gets in rendered Markdown."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    faults = []
+    for target in LINK.findall(re.sub(FENCE, "", text)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        file, _, fragment = target.partition("#")
+        place = (path.parent / file).resolve() if file else path
+        if not place.exists():
+            faults.append(f"{path.name}: the link {target} leads nowhere")
+        elif fragment and place.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), re.MULTILINE)
+            if fragment not in map(anchor, headings):
+                faults.append(f"{path.name}: {target} names no heading")
+    return faults
+
+
+def broken_python(path: Path, text: str) -> list[str]:
+    """Python blocks of one document are run one after another, as a reader would type them; `# not run` opts out."""
+    faults, names = [], {"__name__": "documents"}
+    for language, block in FENCE.findall(text):
+        if language != "python" or block.startswith("# not run"):
+            continue
+        try:
+            exec(compile(block, str(path), "exec"), names)
+        except Exception as error:
+            faults.append(f"{path.name}: a Python example fails: {type(error).__name__}: {error}")
+    return faults
+
+
+def unknown_commands(path: Path, text: str) -> list[str]:
+    """Commands in shell blocks whose name or flags the command line does not know."""
+    from torchcaps.cli.main import COMMANDS
+
+    faults = []
+    for language, block in FENCE.findall(text):
+        if language not in ("sh", "bash", "shell"):
+            continue
+        for command in re.findall(r"^(?:\$ )?torchcaps (\S+)", block, re.MULTILINE):
+            if command not in COMMANDS and not command.startswith("-"):
+                faults.append(f"{path.name}: `torchcaps {command}` is no command")
+    return faults
+
+
+def main() -> int:
+    """Check every document; print the faults."""
+    faults = []
+    for path in DOCUMENTS:
+        if not path.exists():
+            faults.append(f"{path.relative_to(ROOT)} is missing")
+            continue
+        text = path.read_text(encoding="utf-8")
+        faults += broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
+        faults += [f"{path.name}: names a path of one machine: {found}" for found in FORBIDDEN.findall(text)]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    print(f"{len(DOCUMENTS)} documents, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
