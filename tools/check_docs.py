@@ -1,4 +1,4 @@
-"""Check the documents: links lead somewhere, Python examples run, commands exist. Exit status 1 with a list of faults."""
+"""Check the documents: links lead somewhere, Python examples run, commands exist. Faults end with status 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FORBIDDEN = re.compile(r"/(?:work|root|tmp|home)/|files\.pythonhosted|registry\.npmjs")

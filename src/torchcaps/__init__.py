@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torchcaps import functional as functional
     from torchcaps import models as models
     from torchcaps import nn as nn
-    from torchcaps import report as report
     from torchcaps import ops as ops
+    from torchcaps import report as report
     from torchcaps import testing as testing
     from torchcaps import training as training
     from torchcaps import viz as viz
@@ -37,7 +37,10 @@ _NAMES = {
     "load": "training",
     "record_routing": "nn",
 }
-__all__ = ["__version__", *_NAMES, *_ROOMS]
+__all__ = [
+    "Capsules", "Routed", "__version__", "create_model", "data", "evaluation", "functional", "list_models", "load",
+    "models", "nn", "ops", "record_routing", "report", "testing", "training", "viz",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -72,8 +72,10 @@ def check_shape(argument: str, tensor: Tensor, axes: Sequence[str], **sizes: int
 def check_range(argument: str, value: float, low: float | None = None, high: float | None = None) -> None:
     """Raise ValueError unless low <= value <= high; None leaves a side open."""
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = f"between {low} and {high}" if low is not None and high is not None else (
-            f"at least {low}" if low is not None else f"at most {high}"
+        bounds = (
+            f"between {low} and {high}"
+            if low is not None and high is not None
+            else (f"at least {low}" if low is not None else f"at most {high}")
         )
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 

@@ -45,7 +45,9 @@ def test_nothing_is_framed_when_all_are_right() -> None:
     assert figure.get_suptitle() == "originals above, reconstructions below"
 
 
-@pytest.mark.parametrize(("count", "shape"), [(1, (1, 28, 28)), (13, (3, 40, 28)), (11, (3, 20, 60)), (80, (2, 8, 8))])
+@pytest.mark.parametrize(
+    ("count", "shape"), [(1, (1, 28, 28)), (3, (1, 40, 28)), (13, (3, 40, 28)), (11, (3, 20, 60)), (80, (2, 8, 8))]
+)
 def test_any_shape_and_number_is_whole(count: int, shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(0).random((count, *shape))
     labels = np.arange(count) % 43

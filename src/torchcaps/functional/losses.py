@@ -12,7 +12,7 @@ from torchcaps.functional.squash import full_precision
 
 def margin_loss(
     activation: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, "batch"] | Tensor,
+    labels: Int64[Tensor, " batch"] | Tensor,
     present: float = 0.9,
     absent: float = 0.1,
     down_weight: float = 0.5,
@@ -40,7 +40,7 @@ def margin_loss(
 
 
 def spread_loss(
-    activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch"], margin: float
+    activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], margin: float
 ) -> Float[Tensor, ""]:
     """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`.
 
@@ -50,7 +50,7 @@ def spread_loss(
     Args:
         activation: `[batch, classes]` in [0, 1].
         labels: `[batch]` class indices.
-        margin: the distance wanted between the right activation and each other one; the paper raises it from 0.2 to 0.9.
+        margin: distance wanted between the right activation and each other one; the paper raises it from 0.2 to 0.9.
 
     Raises:
         ValueError: for shapes that do not fit.
@@ -63,7 +63,7 @@ def spread_loss(
 
 
 def reconstruction_loss(
-    reconstruction: Float[Tensor, "batch *image"], images: Float[Tensor, "batch *image"]
+    reconstruction: Float[Tensor, " batch *image"], images: Float[Tensor, " batch *image"]
 ) -> Float[Tensor, ""]:
     """Squared error summed over pixels and channels, mean over the batch (arXiv 1710.09829, section 4.1).
 
@@ -73,7 +73,9 @@ def reconstruction_loss(
         ValueError: if the two shapes differ.
     """
     if reconstruction.shape != images.shape:
-        raise ValueError(f"reconstruction: expected the images' shape {list(images.shape)}, got {list(reconstruction.shape)}")
+        raise ValueError(
+            f"reconstruction: expected the images' shape {list(images.shape)}, got {list(reconstruction.shape)}"
+        )
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 

@@ -99,7 +99,9 @@ def create_model(
     """
     builder, passport = _find(name)
     if pretrained:
-        raise ValueError(f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`")
+        raise ValueError(
+            f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`"
+        )
     return builder(
         num_classes=passport.num_classes if num_classes is None else num_classes,
         in_chans=passport.in_chans if in_chans is None else in_chans,

@@ -1,7 +1,8 @@
 """CapsNet.
 
-Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829, figures 1
-and 2. Differs from the paper in: sizes follow the images; weights start from this library's rule (see CapsuleLinear).
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829,
+figures 1 and 2. Differs from the paper in: sizes follow the images; weights start from this library's rule (see
+CapsuleLinear).
 """
 
 from __future__ import annotations
@@ -77,7 +78,14 @@ class CapsNet(nn.Module):
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
         height, width = self.img_size
-        check_shape("images", images, ("batch", "channels", "height", "width"), channels=self.in_chans, height=height, width=width)
+        check_shape(
+            "images",
+            images,
+            ("batch", "channels", "height", "width"),
+            channels=self.in_chans,
+            height=height,
+            width=width,
+        )
         x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         return self.class_capsules(flatten_space(primary))  # 10 of dim 16
@@ -87,7 +95,7 @@ class CapsNet(nn.Module):
         return self.capsules(images).activation
 
     def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, "batch"] | None = None
+        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch channels height width"]:
         """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
 
@@ -104,8 +112,8 @@ def _positions(height: int, width: int) -> int:
     smallest = 2 * KERNEL - 1
     if min(height, width) < smallest:
         raise ValueError(
-            f"img_size: the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution) need images of at "
-            f"least {smallest}x{smallest} pixels, got {height}x{width}"
+            f"img_size: the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution) need images of "
+            f"at least {smallest}x{smallest} pixels, got {height}x{width}"
         )
     rows, columns = ((size - smallest) // STRIDE + 1 for size in (height, width))
     return rows * columns

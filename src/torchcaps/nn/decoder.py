@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torchcaps.types import Capsules
 
 
-def mask_capsules(capsules: Capsules, labels: Int64[Tensor, "batch"] | None = None) -> Float[Tensor, "batch capsules dim"]:
+def mask_capsules(
+    capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+) -> Float[Tensor, "batch capsules dim"]:
     """Poses with all but one capsule set to zero: the labelled one, or without labels the most active one.
 
     Source: arXiv 1710.09829, section 4.1. All inputs of the decoder are kept, so that it knows which class it draws.
@@ -40,7 +42,12 @@ class FullyConnectedDecoder(nn.Module):
     """
 
     def __init__(
-        self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int], *, hidden: tuple[int, int] = (512, 1024)
+        self,
+        num_capsules: int,
+        pose_dim: int,
+        image_shape: tuple[int, int, int],
+        *,
+        hidden: tuple[int, int] = (512, 1024),
     ) -> None:
         super().__init__()
         self.image_shape = image_shape
@@ -52,5 +59,5 @@ class FullyConnectedDecoder(nn.Module):
 
     def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
         """Draw the capsule that the mask left."""
-        flat = masked.flatten(1).to(self.layers[0].weight.dtype)
-        return self.layers(flat).unflatten(1, self.image_shape)
+        first = next(self.parameters())
+        return self.layers(masked.flatten(1).to(first.dtype)).unflatten(1, self.image_shape)

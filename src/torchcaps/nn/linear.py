@@ -27,10 +27,11 @@ class CapsuleLinear(RoutedLayer):
         in_dim: dimensions of a child's pose.
         out_capsules: J, number of parents.
         out_dim: D, dimensions of a parent's pose.
-        routing: a name (`list_routers()`), a router module, or a function `(votes, activation) -> Routed`.
+        routing: a name of `list_routers()`, a router module, or a function `(votes, activation) -> Routed`.
         bias: a learned `[J, D]` vector added inside every iteration (0.1 at the start, as in the authors' code).
         init_std: standard deviation of the weights. By default such that uniform coupling gives `|s| = 0.4` for
-            children of length 0.1: `0.4 J / (0.1 sqrt(I D))`; 0.29 for the paper's layer. With a bias 0.1, as published.
+            children of length 0.1: `0.4 J / (0.1 sqrt(I D))`; 0.29 for the paper's layer. With a bias it is 0.1, as
+            in the authors' code.
         routing_options: passed to the router of that name, e.g. `iterations=2`.
 
     Shapes:

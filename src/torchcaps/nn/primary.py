@@ -22,11 +22,13 @@ class PrimaryCaps(nn.Module):
         stride: 2 in the paper.
 
     Shapes:
-        input `[batch, in_channels, in_height, in_width]`; output Capsules with pose `[batch, height, width, types, dim]`
-        and activation `[batch, height, width, types]` in [0, 1). The pose is a view of a channels-last convolution.
+        input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
+        `[batch, height, width, types, dim]` and activation `[batch, height, width, types]` in [0, 1). Grouping a channels-last convolution is a view.
     """
 
-    def __init__(self, in_channels: int, types: int = 32, dim: int = 8, *, kernel_size: int = 9, stride: int = 2) -> None:
+    def __init__(
+        self, in_channels: int, types: int = 32, dim: int = 8, *, kernel_size: int = 9, stride: int = 2
+    ) -> None:
         super().__init__()
         self.types, self.dim = types, dim
         self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride)

@@ -45,7 +45,9 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
         known = list(inspect.signature(_ROUTERS[routing]).parameters)
         for option in options:
             if option not in known:
-                raise TypeError(f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}")
+                raise TypeError(
+                    f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}"
+                )
         return _ROUTERS[routing](**options)
     if options:
         raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}")
@@ -69,15 +71,22 @@ class Router(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say how it routes")
 
     def linear(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, bias: Tensor | None = None, *, want_coupling: bool = True
+        self,
+        pose: Tensor,
+        activation: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        want_coupling: bool = True,
     ) -> Routed:
         """Linear votes of `pose` by `weight`, then this routing. `want_coupling=False` lets a fast path omit it."""
+        del want_coupling  # votes that are stored give the coupling for nothing
         return self(functional.linear_votes(pose, weight), activation, *(() if bias is None else (bias,)))
 
 
 @register_router("dynamic")
 class DynamicRouting(Router):
-    """`functional.dynamic_routing` with its options; votes of a linear layer are never stored where a fast path is usable.
+    """`functional.dynamic_routing` with its options; with a fast path, it never stores the votes of a linear layer.
 
     Args:
         iterations: at least 1; the paper uses 3.
@@ -86,7 +95,9 @@ class DynamicRouting(Router):
         impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
     """
 
-    def __init__(self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto") -> None:
+    def __init__(
+        self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
+    ) -> None:
         super().__init__()
         check_range("iterations", iterations, low=1)
         self.iterations, self.leaky, self.detach, self.impl = iterations, leaky, detach, impl
@@ -97,7 +108,13 @@ class DynamicRouting(Router):
         return functional.dynamic_routing(votes, self.iterations, bias=bias, leaky=self.leaky, detach=self.detach)
 
     def linear(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, bias: Tensor | None = None, *, want_coupling: bool = True
+        self,
+        pose: Tensor,
+        activation: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        want_coupling: bool = True,
     ) -> Routed:
         """Votes and routing as one operator."""
         del activation
@@ -129,7 +146,13 @@ class UniformRouting(Router):
         return functional.uniform_routing(votes, bias=bias)
 
     def linear(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, bias: Tensor | None = None, *, want_coupling: bool = True
+        self,
+        pose: Tensor,
+        activation: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        want_coupling: bool = True,
     ) -> Routed:
         """Votes and their average as one operator."""
         del activation

@@ -36,7 +36,7 @@ class MarginObjective(nn.Module):
         super().__init__()
         self.model, self.reconstruction = model, reconstruction
 
-    def forward(self, images: Float[Tensor, "batch channels height width"], labels: Int64[Tensor, "batch"]) -> Losses:
+    def forward(self, images: Float[Tensor, "batch channels height width"], labels: Int64[Tensor, " batch"]) -> Losses:
         """Losses of a batch of images in [0, 1]."""
         capsules = self.model.capsules(images)
         margin = margin_loss(capsules.activation, labels)

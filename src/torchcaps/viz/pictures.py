@@ -61,7 +61,7 @@ def reconstructions(
     across, strip = max(width, 0.96) + GAP, LINE * (2 if wrong.any() else 1) + 0.06
     down = strip + 2 * height + GAP + 0.04
     columns, rows = min(COLUMNS, len(pairs)), -(-len(pairs) // COLUMNS)
-    figure = new_figure(max(columns * across, 4.4) + 0.2, rows * down + 0.5)
+    figure = new_figure(max(columns * across, 5.0) + 0.2, rows * down + 0.5)
     axes, names = board(figure.subplots(), columns * across, rows * down), short_names(classes, 13)
     for i, pair in enumerate(pairs):
         box = Box(i % COLUMNS * across + (across - width) / 2, i // COLUMNS * down + strip, width, height)

@@ -64,7 +64,9 @@ def dynamic_routing(
     return Routed(v, length, c)
 
 
-def coupling_of(logits: Float[Tensor, "*batch children parents"], leaky: bool) -> Float[Tensor, "*batch children parents"]:
+def coupling_of(
+    logits: Float[Tensor, "*batch children parents"], leaky: bool
+) -> Float[Tensor, "*batch children parents"]:
     """Softmax of the logits over PARENTS; if leaky, over the parents and one more whose logit is 0."""
     if not leaky:
         return logits.softmax(dim=-1)

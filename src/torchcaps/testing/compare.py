@@ -1,0 +1,76 @@
+"""Comparisons that say which tensor differs, and by how much."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.types import Routed
+
+
+class PropertyError(AssertionError):
+    """A promise that does not hold; its message names the tensor and the size of the error."""
+
+
+def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """Root mean square of `actual - expected` over that of `expected`, computed in float64.
+
+    Args:
+        actual: any shape.
+        expected: the same shape.
+        floor: the least value to divide by, for expectations that are all zero.
+
+    Returns:
+        0.0 for equal tensors, infinity where only `expected` is zero (and `floor` is 0), NaN where either holds a NaN.
+    """
+    error = (actual.detach().double() - expected.detach().double()).norm()
+    if error == 0:
+        return 0.0
+    least = floor * expected.numel() ** 0.5
+    return float(error / expected.detach().double().norm().clamp(min=least))
+
+
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
+    """Raise PropertyError unless the two have one shape and a relative RMS error of at most `tolerance`.
+
+    Args:
+        name: what the tensor is, for the message.
+        actual: any shape.
+        expected: the truth; its non-finite values count as errors too.
+        tolerance: at least 0.
+        floor: see `relative_rms`.
+    """
+    if actual.shape != expected.shape:
+        raise PropertyError(f"{name}: expected shape {list(expected.shape)}, got {list(actual.shape)}")
+    error = relative_rms(actual, expected, floor)
+    if not error <= tolerance:
+        raise PropertyError(f"{name}: relative RMS error {error:.2e}, tolerance {tolerance:.0e}")
+
+
+def assert_finite(name: str, tensor: Tensor) -> None:
+    """Raise PropertyError if the tensor holds a NaN or an infinity."""
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise PropertyError(f"{name}: {bad} of {tensor.numel()} values are not finite")
+
+
+def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: float = 0.0) -> None:
+    """Raise PropertyError unless every value lies in [low - slack, high + slack]."""
+    smallest, largest = float(tensor.min()), float(tensor.max())
+    if not (smallest >= low - slack and largest <= high + slack):
+        raise PropertyError(f"{name}: expected values in [{low:g}, {high:g}], got {smallest:g} to {largest:g}")
+
+
+def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0) -> None:
+    """Raise PropertyError unless two routings agree in pose, activation and coupling.
+
+    Args:
+        actual: of the implementation in question.
+        expected: of the reference; where either has no coupling, couplings are not compared.
+        tolerance: of the relative RMS error.
+        floor: see `relative_rms`.
+    """
+    assert_close("pose", actual.pose, expected.pose, tolerance, floor)
+    assert_close("activation", actual.activation, expected.activation, tolerance, floor)
+    if actual.coupling is not None and expected.coupling is not None:
+        assert_close("coupling", actual.coupling, expected.coupling, tolerance, floor)

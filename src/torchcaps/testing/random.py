@@ -1,0 +1,88 @@
+"""Random capsules and votes that repeat: nothing here touches the global random state."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.functional import squash_with_length
+from torchcaps.types import Capsules
+
+
+def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own with this seed."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def random_capsules(
+    batch: int = 2,
+    capsules: int = 6,
+    dim: int = 8,
+    *,
+    space: tuple[int, ...] = (),
+    scale: float = 1.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Capsules:
+    """Vector capsules in random directions: squashed normal vectors, and their lengths.
+
+    Args:
+        batch: samples.
+        capsules: per sample (and position).
+        dim: dimensions of a pose.
+        space: () or (height, width).
+        scale: standard deviation of the vectors before the squash; 1 gives lengths of about `dim / (1 + dim)`.
+        generator: source of randomness; None stands for a fresh one with seed 0.
+        dtype: of pose and activation.
+        device: of both.
+
+    Returns:
+        Capsules: pose `[batch, *space, capsules, dim]`, activation `[batch, *space, capsules]` in [0, 1).
+
+    Example:
+        >>> from torchcaps.testing import random_capsules
+        >>> random_capsules(2, 5, 8, space=(3, 4)).pose.shape
+        torch.Size([2, 3, 4, 5, 8])
+    """
+    size = (batch, *space, capsules, dim)
+    s = scale * torch.randn(size, generator=generator or seeded(device=device), dtype=dtype, device=device)
+    return Capsules(*squash_with_length(s))
+
+
+def random_votes(
+    batch: int = 2,
+    children: int = 6,
+    parents: int = 5,
+    dim: int = 4,
+    *,
+    space: tuple[int, ...] = (),
+    scale: float = 1.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Float[Tensor, "batch *space children parents dim"]:
+    """Normal votes.
+
+    Args:
+        batch: samples.
+        children: capsules that vote.
+        parents: capsules voted for.
+        dim: dimensions of a parent's pose.
+        space: () or (height, width).
+        scale: standard deviation.
+        generator: source of randomness; None stands for a fresh one with seed 0.
+        dtype: of the votes.
+        device: of the votes.
+
+    Returns:
+        `[batch, *space, children, parents, dim]`.
+
+    Example:
+        >>> from torchcaps.testing import random_votes
+        >>> random_votes(2, 6, 5, 4).shape
+        torch.Size([2, 6, 5, 4])
+    """
+    size = (batch, *space, children, parents, dim)
+    return scale * torch.randn(size, generator=generator or seeded(device=device), dtype=dtype, device=device)
