@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -20,7 +21,35 @@ RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 
 
-def alternate(work: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def add_clock_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every script that times something; `use_clock` reads them."""
+    parser.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="cpu: for a machine that others keep busy"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+
+
+def use_clock(chosen: argparse.Namespace) -> Callable[[], float]:
+    """Set the number of threads; the clock asked for.
+
+    Raises:
+        ValueError: for CPU time of several threads: a thread that waits in a spinning barrier would count.
+    """
+    if chosen.clock == "cpu" and chosen.threads != 1:
+        raise ValueError(f"--clock cpu: expected --threads 1, got {chosen.threads}")
+    torch.set_num_threads(chosen.threads)
+    return CLOCKS[chosen.clock]
+
+
+def alternate(
+    work: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike."""
     for run in work.values():
         for _ in range(warm_up):
@@ -28,9 +57,9 @@ def alternate(work: Mapping[str, Callable[[], object]], repeats: int, warm_up: i
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeats):
         for name, run in work.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     return seconds
 
 
@@ -77,8 +106,10 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     heads = list(rows[0])
     cells = [heads, *([_cell(row.get(head)) for head in heads] for row in rows)]
     widths = [max(len(line[n]) for line in cells) for n in range(len(heads))]
-    lines = ["  ".join(f"{c:<{w}}" if n == 0 else f"{c:>{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True)))
-             for line in cells]  # fmt: skip
+    lines = []
+    for line in cells:
+        padded = [f"{c:<{w}}" if n == 0 else f"{c:>{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True))]
+        lines.append("  ".join(padded))
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.baselines import VARIANTS
-from benchmarks.measure import alternate, in_fresh_process, peak_of, spread, table, write
+from benchmarks.measure import add_clock_options, alternate, in_fresh_process, peak_of, spread, table, use_clock, write
 from benchmarks.verify import verify
 from torchcaps.nn import CapsuleLinear
 from torchcaps.types import Capsules
@@ -56,11 +56,13 @@ def passes_of(variant: str, sizes: dict[str, int]) -> tuple[Callable[[], None], 
     return forward, both
 
 
-def compare(variants: list[str], sizes: dict[str, int], repeats: int, memory: bool) -> list[dict[str, object]]:
+def compare(
+    variants: list[str], sizes: dict[str, int], repeats: int, memory: bool, clock: Callable[[], float]
+) -> list[dict[str, object]]:
     """A row for each variant: forward, forward and backward, ratio to the reference, extra memory."""
     passes = {name: passes_of(name, sizes) for name in variants}
-    forward = alternate({name: pair[0] for name, pair in passes.items()}, repeats)
-    both = alternate({name: pair[1] for name, pair in passes.items()}, repeats)
+    forward = alternate({name: pair[0] for name, pair in passes.items()}, repeats, clock=clock)
+    both = alternate({name: pair[1] for name, pair in passes.items()}, repeats, clock=clock)
     rows = []
     for name in variants:
         total = spread(both[name])
@@ -92,7 +94,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=None, choices=list(VARIANTS))
     parser.add_argument("--name", default="routing_layer", help="name of the result file")
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
+    add_clock_options(parser)
     chosen = parser.parse_args()
+    clock = use_clock(chosen)
     sizes = {name: getattr(chosen, name) for name in SIZES}
     if chosen.memory_of:
         both = passes_of(chosen.memory_of, sizes)[1]
@@ -103,7 +107,7 @@ def main() -> None:
     variants = chosen.variants or [name for name in VARIANTS if name not in left_out]
     repeats = 3 if chosen.quick else chosen.repeats
     errors = verify(variants, make_layer(sizes))
-    rows = compare(variants, sizes, repeats, memory=not chosen.quick)
+    rows = compare(variants, sizes, repeats, not chosen.quick, clock)
     print(table(rows))
     print(f"written to {write(chosen.name, {'sizes': sizes, 'repeats': repeats, 'errors': errors, 'rows': rows})}")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.baselines import VARIANTS
-from benchmarks.measure import alternate, in_fresh_process, peak_of, spread, table, write
+from benchmarks.measure import add_clock_options, alternate, in_fresh_process, peak_of, spread, table, use_clock, write
 from benchmarks.verify import verify
 from torchcaps.models import create_model
 from torchcaps.training.objective import MarginObjective
@@ -46,10 +46,12 @@ def step_of(variant: str, batch: int, precision: str) -> Callable[[], None]:
     return step
 
 
-def compare(variants: list[str], batch: int, precision: str, repeats: int, memory: bool) -> list[dict[str, object]]:
+def compare(
+    variants: list[str], batch: int, precision: str, repeats: int, memory: bool, clock: Callable[[], float]
+) -> list[dict[str, object]]:
     """A row for each variant: time, images per second, tax, ratio to the textbook code, peak memory."""
     work = {name: step_of(name, batch, precision) for name in variants}
-    seconds = {name: spread(found) for name, found in alternate(work, repeats).items()}
+    seconds = {name: spread(found) for name, found in alternate(work, repeats, clock=clock).items()}
     time_of = {name: found["median"] for name, found in seconds.items()}
     rows = []
     for name in variants:
@@ -79,7 +81,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=None, choices=list(VARIANTS))
     parser.add_argument("--name", default="training_step", help="name of the result file")
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
+    add_clock_options(parser)
     chosen = parser.parse_args()
+    clock = use_clock(chosen)
     if chosen.memory_of:
         step = step_of(chosen.memory_of, chosen.batch, chosen.precisions[0])
         step()
@@ -88,7 +92,9 @@ def main() -> None:
     variants = chosen.variants or [name for name in VARIANTS if not (chosen.quick and name == "compiled")]
     repeats = 3 if chosen.quick else chosen.repeats
     errors = verify(variants, create_model("capsnet", decoder=False).class_capsules)
-    rows = [row for p in chosen.precisions for row in compare(variants, chosen.batch, p, repeats, not chosen.quick)]
+    rows = [
+        row for p in chosen.precisions for row in compare(variants, chosen.batch, p, repeats, not chosen.quick, clock)
+    ]
     print(table(rows))
     path = write(chosen.name, {"batch": chosen.batch, "repeats": repeats, "errors": errors, "rows": rows})
     print(f"written to {path}")

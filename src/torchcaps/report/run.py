@@ -69,7 +69,8 @@ def finish_run(run: RunFolder) -> Evaluation:
     """
     model, images = open_run(run.path, device=run.config().device)
     found = evaluate(model, images)
-    epochs = [row for row in run.rows() if row["kind"] == "epoch"]
+    # The curves compare like with like: the margin loss of both, without the reconstruction's share in training.
+    epochs = [row | {"train_loss": row["train_margin"]} for row in run.rows() if row["kind"] == "epoch"]
     save_figure(viz.curves(epochs), run.path / PLOTS / "curves.png")
     write_evaluation(run.path, found, model, images)
     return found
