@@ -1,9 +1,11 @@
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
@@ -124,8 +126,8 @@ def test_channels_asked_for():
     assert decode_image(red, in_chans=1).unique().tolist() == [76]  # 0.299 · 255
     grey = encoded(picture(colour=False))
     assert torch.equal(decode_image(grey, in_chans=3), decode_image(grey).expand(3, -1, -1))
-    with pytest.raises(DataError, match=r"a\.png: in_chans: images of 3 channels cannot be turned into 2"):
-        decode_image(red, in_chans=2, name="a.png")
+    with pytest.raises(DataError, match="in_chans: images of 3 channels cannot be turned into 2"):
+        decode_image(red, in_chans=2)
 
 
 def test_grey_is_pillows_grey():
@@ -145,6 +147,7 @@ def test_resizing_is_pillows_antialiased_bilinear(size):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_damage_is_an_error_or_a_picture_never_another_exception(kind, data):
     whole = bytearray(encoded(picture((9, 11)), kind))
@@ -174,13 +177,13 @@ def test_not_an_image_and_no_file(tmp_path):
         decode_image(tmp_path / "b.png")
 
 
-def test_a_decompression_bomb_is_refused():
-    image = encoded(Image.new("1", (20_000, 20_000)))
-    assert len(image) < 100_000
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_a_decompression_bomb_is_refused(side):
+    small = encoded(Image.new("1", (8, 8)))
+    header = b"IHDR" + struct.pack(">II", side, side) + small[24:29]
+    bomb = small[:12] + header + struct.pack(">I", zlib.crc32(header)) + small[33:]
     with pytest.raises(DataError, match=r"bomb\.png: more than [0-9,]+ pixels, refused"):
-        decode_image(image, name="bomb.png")
-    with pytest.raises(DataError, match="pixels, refused"):
-        decode_image(encoded(Image.new("1", (10_000, 10_000))))
+        decode_image(bomb, name="bomb.png")
 
 
 def test_text_of_a_png_does_not_matter():

@@ -8,8 +8,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class UsageError(Exception):
+    """The command line is wrong: one sentence, exit status 2."""
+
+
+NO_PLOTS = "no plots: they need matplotlib; install it with: pip install 'torchcaps[plots]'"
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """What a ValueError inside says is wrong with the command line, not with the work."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def note(text: str) -> None:
@@ -24,16 +41,24 @@ def print_json(value: Any) -> None:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Rows of text in aligned columns, the first row as heading; all columns but the first to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths = [max(cell_len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
-        first, *others = (text.ljust(w) if k == 0 else text.rjust(w) for k, (text, w) in enumerate(zip(row, widths, strict=True)))
-        print("  ".join([first, *others]).rstrip())
+        blanks = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
+        first, *others = zip(row, blanks, strict=True)
+        print("  ".join([first[0] + first[1], *(blank + text for text, blank in others)]).rstrip())
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar

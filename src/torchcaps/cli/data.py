@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import print_json, print_table, progress_bar
+from torchcaps.cli.console import UsageError, print_json, print_table, progress_bar
 
 
 def data(
@@ -30,7 +30,7 @@ def data(
     if action == "list":
         return _list(json)
     if name is None:
-        raise ValueError(f"name: expected the data set to {action}, got nothing; see `torchcaps data list`")
+        raise UsageError(f"name: expected the data set to {action}, got nothing; see `torchcaps data list`")
     return _fetch(name, root) if action == "fetch" else _verify(name, root, json)
 
 
@@ -44,7 +44,10 @@ def _list(json: bool) -> int:
              "train": i.train, "test": i.test, "licence": i.licence, "source": i.source} for i in found
         ])  # fmt: skip
         return 0
-    rows = [(i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title) for i in found]
+    rows = [
+        (i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title)
+        for i in found
+    ]
     print_table([("data set", "image", "train", "test", "classes", "title"), *rows])
     return 0
 
@@ -54,7 +57,11 @@ def _fetch(name: str, root: Path | None) -> int:
 
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
-        folder = fetch_dataset(name, root, lambda done, total: bar.update(task, completed=done, total=total))
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            bar.update(task, description=file, completed=done, total=total)
+
+        folder = fetch_dataset(name, root, progress)
     print(folder)
     return 0
 

@@ -16,8 +16,8 @@ def doctor(json: bool = False) -> int:
     import torch
 
     from torchcaps import ops
+    from torchcaps.training.environment import environment, package_version
     from torchcaps.training.optim import resolve_device, resolve_precision
-    from torchcaps.training.run_folder import environment
 
     device = resolve_device("auto")
     facts = environment() | {"device": str(device), "precision auto": resolve_precision("auto", device)}
@@ -25,18 +25,9 @@ def doctor(json: bool = False) -> int:
     for op in ops.operators():
         facts[f"kernel of {op}"] = ops.explain(op, pose, weight, None)
     for extra in ("matplotlib", "numba", "triton"):
-        facts[extra] = _version(extra)
+        facts[extra] = package_version(extra)
     if json:
         print_json(facts)
         return 0
     print_table([("", ""), *((name, str(value)) for name, value in facts.items())])
     return 0
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from torchcaps.cli.console import usage
+
 
 def reconstruct(
     run: Annotated[Path, tyro.conf.Positional],
@@ -27,12 +29,15 @@ def reconstruct(
         images: Own image file or folder instead of test images; may be given several times.
         data: Another data set than the run's own, by name or path.
         root: Folder in which a named data set is looked for first.
-        per_class: Test images of each class.
+        per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
         seed: Of their choice.
         output: The picture; by default plots/reconstructions.png in the run folder.
     """
     from torchcaps import report
+    from torchcaps.errors import check_range
 
+    with usage():
+        check_range("--per-class", per_class, low=1)
     print(report.reconstruct_run(run, images, data=data, root=root, per_class=per_class, seed=seed, output=output))
     return 0
 
@@ -63,7 +68,11 @@ def perturb(
         output: Folder of the pictures; by default plots/ in the run folder.
     """
     from torchcaps import report
+    from torchcaps.errors import check_range
 
+    with usage():
+        check_range("--span", span, low=0)
+        check_range("--steps", steps, low=2)
     written = report.perturb_run(run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output)
     for path in written:
         print(path)

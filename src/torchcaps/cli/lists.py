@@ -39,7 +39,11 @@ def recipes(json: bool = False) -> int:
 
     found = [load_recipe(name) for name in list_recipes()]
     if json:
-        print_json([{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found])
+        print_json(
+            [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
+        )
         return 0
-    print_table([("recipe", "model", "data", "title"), *((r.name, r.config.model, r.config.data, r.title) for r in found)])
+    print_table(
+        [("recipe", "model", "data", "title"), *((r.name, r.config.model, r.config.data, r.title) for r in found)]
+    )
     return 0

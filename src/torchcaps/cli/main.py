@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import tyro
 
 from torchcaps.cli import data, doctor, inspect, lists, measure, train
+from torchcaps.cli.console import UsageError
+from torchcaps.cli.signals import unwinding
 
 # One line a command; a function's signature is its flags and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -33,23 +35,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torchcaps.errors import TorchcapsError, UnknownNameError
 
     try:
-        return tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-        )  # fmt: skip
-    except UnknownNameError as error:
+        with unwinding():
+            status = tyro.extras.subcommand_cli_from_dict(
+                COMMANDS, prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )  # fmt: skip
+            sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
+            return status
+    except (UsageError, UnknownNameError) as error:
         return _fail(error, 2)
     except (TorchcapsError, ValueError, ImportError) as error:
         return _fail(error, 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
         print("torchcaps: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (such as `head`) went away; keep Python from complaining about it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:  # the reader, such as `head`, went away
+        return _without_stdout(1)
+    except OSError as error:
+        status = _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+        return _without_stdout(status) if error.filename is None else status
 
 
-def _fail(error: Exception, status: int) -> int:
+def _fail(error: Exception | str, status: int) -> int:
     print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    names = ("MemoryError", "OutOfMemoryError")  # torch's own is not imported here
+    return type(error).__name__ in names or "can't allocate memory" in str(error)
+
+
+def _without_stdout(status: int) -> int:
+    """Keep Python from complaining once more, at its end, about what it could not write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

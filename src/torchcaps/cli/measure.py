@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import print_json, print_table, progress_bar
+from torchcaps.cli.console import NO_PLOTS, note, print_json, print_table, progress_bar
 
 
 def evaluate(
@@ -45,9 +45,12 @@ def evaluate(
         print_json(found.to_dict())
     else:
         print_table(found.table())
-        print(f"\nmargin loss {found.loss:.4f}, calibration error {found.calibration.normalised.error:.4f}, {found.num_samples} images")
+        calibration = found.calibration.normalised.error
+        print(f"\nmargin loss {found.loss:.4f}, calibration error {calibration:.4f}, {found.num_samples} images")
     folder = output if output is not None else report.evaluation_folder(run, data, split)
     report.write_evaluation(folder, found, model, images)
+    if not report.can_plot():
+        note(NO_PLOTS)
     return 0
 
 

@@ -49,20 +49,21 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     key = split if split in pairs else "all"
     if key not in pairs:
         raise DataError(f"{path}: no images and labels of the {split!r} split among {', '.join(arrays)}")
-    images, raw = pairs[key]
+    stored, raw = pairs[key]
     _, known = pairs.get("train", pairs[key])
     labels, classes = index_labels(path, raw, known, arrays.get("classes"))
+    images = array_images(str(path), stored)
     if len(images) != len(labels):
         raise DataError(f"{path}: {len(labels)} labels for {len(images)} images")
     if key == "all":
         index = holdout(labels, TEST_FRACTION, SPLIT_SEED)[split == "test"]
-        images, labels = images[index.numpy()], labels[index]
-    return ImageSet(array_images(str(path), images), labels, classes, path.stem)
+        images, labels = images[index], labels[index]
+    return ImageSet(images, labels, classes, path.stem)
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return dict(archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as an .npz of plain arrays ({error})") from None
@@ -72,7 +73,8 @@ def _load_npy(path: Path) -> dict[str, np.ndarray]:
     found = {}
     for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
         try:
-            found[kind] = np.load(file, allow_pickle=False)
+            with file.open("rb") as stream:
+                found[kind] = np.load(stream, allow_pickle=False)
         except FileNotFoundError:
             raise DataError(f"{path}: expected its {kind} in {file.name} beside it, which is not there") from None
         except (EOFError, OSError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torchcaps.data._registry import dataset_info, dataset_reader, list_datasets
+from torchcaps.data._registry import Passport, dataset_info, dataset_reader, list_datasets
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.formats import read_path
 from torchcaps.data.pixels import fit_images
@@ -80,9 +80,14 @@ def places(name: str, root: str | Path | None = None, cache_dir: str | Path | No
     found = []
     if root is not None:
         base = Path(root).expanduser()
-        found += [base / name, *(base / folder for folder in info.folders), base]
-    found += [cache / name, *(cache / name / folder for folder in info.folders)]
-    return found + list(info.system_folders)
+        found += _below(base, info)
+        found += [*(base / folder for folder in info.folders), base]
+    return [*found, *_below(cache, info), *info.system_folders]
+
+
+def _below(base: Path, info: Passport) -> list[Path]:
+    own = base / info.name
+    return [own, *(own / folder for folder in info.folders)]
 
 
 def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str | Path | None) -> ImageSet:

@@ -52,9 +52,8 @@ def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
     columns = rows.fieldnames or ()
     for column in REQUIRED:
         if column not in columns:
-            raise DataError(
-                f"{path}: no column {column!r}; expected file,label and optionally split, got {','.join(columns)}"
-            )
+            found = ",".join(columns) or "an empty file"
+            raise DataError(f"{path}: no column {column!r}; expected file,label and optionally split, got {found}")
     for row in rows:
         yield _entry(f"{path} line {rows.line_num}", path.parent, row, "split" in columns)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchcaps.data import images_in
+from torchcaps.errors import check_range
 from torchcaps.evaluation.forward import device_of
 
 
@@ -46,7 +47,11 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
 
     Raises:
         DataError: for a path that is absent, holds no image, or cannot be read as one.
+        ValueError: for a model without `.classes` and `.preprocess`, or a batch size below 1.
     """
+    check_range("batch_size", batch_size, low=1)
+    if not (hasattr(model, "classes") and hasattr(model, "preprocess")):
+        raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them, got neither or one")
     files = images_in(paths)
     classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
     found = []

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps import evaluation, viz
+from torchcaps import evaluation
 from torchcaps.data import images_in
+from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.run import PLOTS, open_run, save_figure
+from torchcaps.report.plots import PLOTS, evenly, reconstruction_figure, save_figure
+from torchcaps.report.run import open_run
 from torchcaps.training import load
+
+MOST_PAIRS = 80
 
 
 def reconstruct_run(
@@ -26,7 +29,7 @@ def reconstruct_run(
     seed: int = 0,
     output: str | Path | None = None,
 ) -> Path:
-    """Write a picture of originals over their reconstructions from the longest capsule.
+    """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
 
     Args:
         run: a run folder, or a model file.
@@ -38,11 +41,13 @@ def reconstruct_run(
         output: the picture; by default plots/reconstructions.png in the run folder.
 
     Raises:
-        ValueError: if the model has no decoder. RunError, DataError: as `open_run`.
+        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
     """
     model, pictures, labels, _ = _chosen(run, images, data, root, per_class, seed)
-    path = _plots(run) / "reconstructions.png" if output is None else Path(output)
-    return save_figure(reconstruction_figure(model, pictures[:80], None if labels is None else labels[:80]), path)
+    _check_decoder(run, model)
+    some = evenly(torch.arange(len(pictures)), MOST_PAIRS)
+    figure = reconstruction_figure(model, pictures[some], None if labels is None else labels[some])
+    return save_figure(figure, _plots(run) / "reconstructions.png" if output is None else Path(output))
 
 
 def perturb_run(
@@ -70,26 +75,25 @@ def perturb_run(
         The files written.
 
     Raises:
-        ValueError: if the model has no decoder, or span or steps cannot be used. RunError, DataError: as `open_run`.
+        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
+        ValueError: if span or steps cannot be used.
     """
+    from torchcaps import viz
+
     model, pictures, labels, names = _chosen(run, images, data, root, 1, seed)
-    found = evaluation.perturb(model, pictures, labels, span=span, steps=steps)
+    _check_decoder(run, model)
     folder = _plots(run) if output is None else Path(output)
     classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
     written = []
-    for name, drawn, shown in zip(names, found.reconstructions, found.shown.tolist(), strict=True):
-        title = f"pose of class capsule {classes[shown]!r}, one dimension at a time"
-        figure = viz.perturbations(drawn, found.offsets, title=title)
+    for index, name in enumerate(names):
+        one = slice(index, index + 1)
+        found = evaluation.perturb(
+            model, pictures[one], None if labels is None else labels[one], span=span, steps=steps
+        )
+        title = f"pose of class capsule {classes[int(found.shown)]!r}, one dimension at a time"
+        figure = viz.perturbations(found.reconstructions[0], found.offsets, title=title)
         written.append(save_figure(figure, folder / f"perturb_{name}.png"))
     return written
-
-
-def reconstruction_figure(model: nn.Module, images: Tensor, labels: Tensor | None) -> Figure:
-    """Originals over reconstructions; with labels, wrong answers are marked."""
-    drawn = evaluation.reconstructions(model, images)
-    classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
-    truth = drawn.predictions if labels is None else labels
-    return viz.reconstructions(images, drawn.images, truth, predictions=drawn.predictions, classes=classes)
 
 
 def _chosen(
@@ -98,11 +102,17 @@ def _chosen(
     """Model, images, their labels if known, and a name for each."""
     if images:
         model, files = load(run), images_in(images)
-        return model, torch.stack([model.preprocess(file) for file in files]), None, [file.stem for file in files]  # type: ignore[operator]
+        pictures = [model.preprocess(file) for file in files]  # type: ignore[operator]
+        return model, torch.stack(pictures), None, _file_names([file.stem for file in files])
     model, test = open_run(run, data=data, root=root, device="cpu")
     chosen = example_indices(test.labels, per_class, seed)
     labels = test.labels[chosen]
-    return model, test.float_images(chosen), labels, [_file_name(test.classes[k]) for k in labels.tolist()]
+    return model, test.float_images(chosen), labels, _file_names([test.classes[k] for k in labels.tolist()])
+
+
+def _check_decoder(run: str | Path, model: nn.Module) -> None:
+    if getattr(model, "decoder", model) is None:
+        raise RunError(f"{run}: this model has no decoder, so there is nothing that could draw its capsules")
 
 
 def _plots(run: str | Path) -> Path:
@@ -110,6 +120,13 @@ def _plots(run: str | Path) -> Path:
     return (path if path.is_dir() else path.parent) / PLOTS
 
 
-def _file_name(text: str) -> str:
-    """A class name as part of a file name."""
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
+def _file_names(texts: Sequence[str]) -> list[str]:
+    """Names of classes or files as parts of file names, each once."""
+    names: dict[str, str] = {}  # by their lower case, which some file systems do not tell from the upper
+    for text in texts:
+        name = plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
+        number = 2
+        while name.lower() in names:
+            name, number = f"{plain}-{number}", number + 1
+        names[name.lower()] = name
+    return list(names.values())

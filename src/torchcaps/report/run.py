@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from matplotlib.figure import Figure
 from torch import nn
 
-from torchcaps import viz
 from torchcaps.data import ImageSet, load_dataset
-from torchcaps.errors import RunError
-from torchcaps.evaluation import Evaluation, evaluate, example_indices
+from torchcaps.errors import DataError, RunError
+from torchcaps.evaluation import Evaluation, evaluate
+from torchcaps.report.plots import can_plot, make_folder, plot_evaluation, plot_training
 from torchcaps.training import RunFolder, load
-from torchcaps.training.checkpoint import atomic, write_json
+from torchcaps.training.checkpoint import write_json
 from torchcaps.training.optim import resolve_device
 
-PLOTS, EVALUATION = "plots", "evaluation.json"
-EXAMPLES = 12
+EVALUATION = "evaluation.json"
 
 
 def open_run(
@@ -54,72 +51,46 @@ def open_run(
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
-    """Where an evaluation belongs: the run folder itself for its own test images, else a folder named after the data in it."""
+    """Where an evaluation belongs: the run folder for its own test images, else a folder in it named after the data."""
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
     if data is None and split == "test":
         return folder
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
 
 
-def finish_run(run: RunFolder) -> Evaluation:
+def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Evaluation:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
+    Args:
+        run: a run with a model.
+        device: where to compute; by default as the run was.
+        root: where a named data set is looked for first; by default as for the run.
+
     Raises:
-        TrainingError: if the folder cannot be written.
+        RunError, TrainingError: if the folder cannot be read or written to.
+        DataError: if the test images cannot be had; the trained model stays.
     """
-    model, images = open_run(run.path, device=run.config().device)
+    try:
+        model, images = open_run(run.path, root=root, device=device or run.config().device)
+    except DataError as error:
+        raise DataError(f"{error}; the model is trained and kept in {run.model}, but not evaluated") from error
     found = evaluate(model, images)
-    # The curves compare like with like: the margin loss of both, without the reconstruction's share in training.
-    epochs = [row | {"train_loss": row["train_margin"]} for row in run.rows() if row["kind"] == "epoch"]
-    save_figure(viz.curves(epochs), run.path / PLOTS / "curves.png")
     write_evaluation(run.path, found, model, images)
+    if can_plot():
+        plot_training(run)
     return found
 
 
 def write_evaluation(folder: str | Path, found: Evaluation, model: nn.Module, images: ImageSet) -> None:
-    """Write evaluation.json and plots: confusion matrix, per-class bars, calibration, example lengths, reconstructions.
+    """Write evaluation.json and, where matplotlib is installed, plots/; see `plot_evaluation`.
 
     Raises:
-        TrainingError: if the folder cannot be written.
+        RunError, TrainingError: if the folder cannot be written to.
     """
-    from torchcaps.report.pictures import reconstruction_figure
-
-    folder = Path(folder)
-    _make(folder / PLOTS)
-    write_json(folder / EVALUATION, found.to_dict())
-    figures = found.to_dict()
-    accuracies = [row["accuracy"] for row in found.per_class]
-    counts = [row["count"] for row in found.per_class]
-    save_figure(viz.confusion_matrix(found.confusion, found.classes), folder / PLOTS / "confusion_matrix.png")
-    save_figure(viz.per_class_bars(accuracies, found.classes, counts), folder / PLOTS / "per_class.png")
-    save_figure(viz.calibration(figures["calibration"]), folder / PLOTS / "calibration.png")
-    shown = example_indices(found.labels, per_class=2, seed=0)
-    some = shown[torch.linspace(0, len(shown) - 1, min(EXAMPLES, len(shown))).long()]
-    bars = viz.activation_bars(images.float_images(some), found.activations[some], found.labels[some], classes=found.classes)
-    save_figure(bars, folder / PLOTS / "activations.png")
-    if getattr(model, "decoder", None) is not None:
-        figure = reconstruction_figure(model, images.float_images(shown[:40]), found.labels[shown[:40]])
-        save_figure(figure, folder / PLOTS / "reconstructions.png")
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure atomically, by the ending of `path`; folders are made.
-
-    Raises:
-        TrainingError: if it cannot be written.
-    """
-    path = Path(path)
-    _make(path.parent)
-    with atomic(path) as partial:
-        figure.savefig(partial, format=path.suffix.removeprefix(".") or "png", dpi=120)
-    return path
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be made ({error.strerror})") from error
+    make_folder(Path(folder))
+    write_json(Path(folder) / EVALUATION, found.to_dict())
+    if can_plot():
+        plot_evaluation(folder, found, model, images)
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -1,12 +1,13 @@
 """The loop, optimisation, checkpoints, resume, the run folder."""
 
 from torchcaps.training.allocator import keep_memory as keep_memory
+from torchcaps.training.checkpoint import OptionError as OptionError
 from torchcaps.training.checkpoint import load as load
-from torchcaps.training.config import Recipe as Recipe
 from torchcaps.training.config import TrainConfig as TrainConfig
-from torchcaps.training.config import list_recipes as list_recipes
-from torchcaps.training.config import load_recipe as load_recipe
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.loop import train as train
 from torchcaps.training.objective import MarginObjective as MarginObjective
+from torchcaps.training.recipes import Recipe as Recipe
+from torchcaps.training.recipes import list_recipes as list_recipes
+from torchcaps.training.recipes import load_recipe as load_recipe
 from torchcaps.training.run_folder import RunFolder as RunFolder

@@ -22,4 +22,5 @@ def keep_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
-    return all([mallopt(key, value) == 1 for key, value in settings])
+    taken = [mallopt(key, value) == 1 for key, value in settings]
+    return all(taken)

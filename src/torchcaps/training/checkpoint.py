@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TorchcapsError, TrainingError
 from torchcaps.models import create_model
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 _KEY = "torchcaps"
+
+
+class OptionError(ValueError):
+    """An option that a model does not take."""
 
 
 @contextmanager
@@ -37,10 +42,18 @@ def atomic(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TrainingError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
+        raise TrainingError(
+            f"{path}: cannot be written ({_reason(error)}); what was there before is unchanged"
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # not there any more, or in a place where nothing ever was
+            partial.unlink()
+
+
+def _reason(error: Exception) -> str:
+    """Why a write failed, in the system's words; safetensors wraps them in its own."""
+    words = getattr(error, "strerror", None) or str(error)
+    return re.sub(r"^.*I/O error: | \(os error \d+\)$", "", words)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -64,27 +77,36 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = (file.metadata() or {}).get(_KEY)
+            text = (file.metadata() or {}).get(_KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError) as error:
+        about = None if text is None else json.loads(text)
+    except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: is no readable checkpoint ({str(error).splitlines()[0]})") from error
-    if about is None:
+    if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    return tensors, json.loads(about)
+    return tensors, about
 
 
-def describe_model(name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, Any]:
+def describe_model(
+    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess
+) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
     return {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
 def build_model(about: dict[str, Any]) -> nn.Module:
-    """A fresh model of this description, with `.classes` (names) and `.preprocess` (what `predict` applies)."""
+    """A fresh model of this description, with `.classes` (names) and `.preprocess` (what `predict` applies).
+
+    Raises:
+        OptionError: for an option that the model does not take. ValueError: for sizes or values that it refuses.
+    """
     preprocess = Preprocess.from_dict(about["preprocess"])
-    model = create_model(
-        about["model"], num_classes=len(about["classes"]), in_chans=preprocess.in_chans, img_size=preprocess.img_size,
-        **about["options"],
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.img_size}
+    try:
+        model = create_model(about["model"], **sizes, **about["options"])
+    except TypeError as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
+        raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
     model.classes = tuple(about["classes"])  # type: ignore[assignment]
     model.preprocess = preprocess  # type: ignore[assignment]
     return model
@@ -104,16 +126,21 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
         RunError: for a path that is absent, damaged, or holds no model.
     """
     path = Path(checkpoint_or_run_folder)
+    if not path.exists():
+        raise RunError(f"{path}: no such run folder or model file")
     if path.is_dir():
         path = path / MODEL_FILE
-    if not path.exists():
-        raise RunError(f"{path}: there is no trained model here; was training stopped before its first epoch ended?")
+        if not path.exists():
+            raise RunError(
+                f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
+            )
     tensors, about = load_tensors(path)
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
-    model = build_model(about)
     try:
+        model = build_model(about)
         model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise RunError(f"{path}: its weights do not fit the model it names ({str(error).splitlines()[-1].strip()})") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, TorchcapsError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[-1].strip()
+        raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     return model.to(device).eval()

@@ -15,7 +15,7 @@ def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight
     return (present - absent) ** 2 * a / (1 + a)
 
 
-def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, "n"], margin: float) -> list[str]:
+def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"], margin: float) -> list[str]:
     """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
 
     Args:
@@ -25,7 +25,10 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, "n"],
     """
     classes = activation.shape[1]
     if activation.max() < DEAD:
-        return [f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on, or raise the learning rate"]
+        return [
+            f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on, "
+            "or raise the learning rate"
+        ]
     if activation.min() > SATURATED:
         return [f"every class capsule is saturated (lengths above {SATURATED}): lower init_std, or the learning rate"]
     chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
@@ -33,8 +36,8 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, "n"],
     at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
     if at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes:
         return [
-            f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one constant "
-            "length): check that images are in [0, 1] and labels fit; lower the learning rate, or raise init_std"
+            f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
+            "constant length): check that labels fit the images; lower the learning rate, or raise init_std"
         ]
     return _silent_classes(activation, labels)
 

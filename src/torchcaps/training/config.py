@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
+import json
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.errors import UnknownNameError, check_range
 
 Precision = Literal["auto", "fp32", "bf16"]
 Schedule = Literal["short", "paper", "constant"]
+
+# Lowest values of the whole numbers; a larger seed would overflow those drawn from it.
+_WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
+_LARGEST_SEED = 2**31 - 1
+_NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,11 @@ class TrainConfig:
         epochs: passes over the training images, at least 1.
         batch_size: images per step, at least 1.
         lr: peak learning rate of Adam, above 0.
-        schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "paper" is 0.96 ** (step / 2000) with a
-            floor of 1e-6, as in the authors' code; "constant".
+        schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "paper" is
+            lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code; "constant".
         holdout: training images kept for validation: a fraction below 1, or a count.
-        reconstruction: weight of the summed squared error per 784 values of an image; 0.0005 in the paper, 0 leaves it out.
+        reconstruction: weight of the summed squared error per 784 values of an image; 0.0005 in the paper, 0 leaves it
+            out.
         shift: largest shift in pixels, drawn per sample and axis, zero fill; 2 in the paper.
         flip: whether to mirror half of the images.
         degrees: largest rotation either way.
@@ -37,7 +44,7 @@ class TrainConfig:
         clip: largest norm of the gradient, or None.
         precision: "auto" is bf16 autocast where the device computes it in hardware, else fp32.
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        seed: of weights, order, augmentation and split.
+        seed: of weights, order, augmentation and split, from 0 to 2^31 - 1.
         checkpoint_every: steps between checkpoints; there is also one after each epoch.
     """
 
@@ -63,21 +70,43 @@ class TrainConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value out of range."""
-        for name in ("epochs", "batch_size", "checkpoint_every"):
-            check_range(name, getattr(self, name), low=1)
-        for name in ("reconstruction", "shift", "degrees", "seed"):
+        """Raise ValueError for a value of another kind or out of range."""
+        for name in ("data", "root"):
+            if isinstance(getattr(self, name), Path):
+                object.__setattr__(self, name, str(getattr(self, name)))
+        object.__setattr__(self, "img_size", _size(self.img_size))
+        self._check_kinds()
+        for name, low in _WHOLE.items():
+            check_range(name, getattr(self, name), low=low)
+        check_range("seed", self.seed, high=_LARGEST_SEED)
+        for name in ("reconstruction", "degrees"):
             check_range(name, getattr(self, name), low=0)
         check_range("zoom", self.zoom, low=0, high=0.9)
-        if not self.lr > 0:
-            raise ValueError(f"lr: expected a number above 0, got {self.lr}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip: expected a number above 0, got {self.clip}")
-        if not self.holdout > 0:
-            raise ValueError(f"holdout: expected a fraction below 1 or a count, got {self.holdout}")
+        for name in ("lr", "clip"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
+            raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
         for name, choices in (("schedule", Schedule), ("precision", Precision)):
             if getattr(self, name) not in get_args(choices):
                 raise UnknownNameError(name, getattr(self, name), get_args(choices))
+
+    def _check_kinds(self) -> None:
+        for name in _WHOLE:
+            _check_kind(name, getattr(self, name), int, "a whole number")
+        for name in (*_NUMBERS, *(() if self.clip is None else ("clip",))):
+            _check_kind(name, getattr(self, name), (int, float), "a number")
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
+        for name in ("model", "data", "device", "schedule", "precision", *(() if self.root is None else ("root",))):
+            _check_kind(name, getattr(self, name), str, "text")
+        if not isinstance(self.flip, bool):
+            raise ValueError(f"flip: expected true or false, got {self.flip!r}")
+        _check_kind("model_options", self.model_options, dict, "options by name")
+        try:
+            json.dumps(self.model_options, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model_options: expected plain values that a file can hold ({error})") from None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -88,69 +117,31 @@ class TrainConfig:
         """The inverse of `to_dict`.
 
         Raises:
-            RunError: for a key that is not a field.
+            ValueError: for a key that is not a field, or a value that `TrainConfig` refuses.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"expected names with values, got {values!r}")
         known = {f.name for f in fields(cls)}
         for key in values:
             if key not in known:
-                raise RunError(str(UnknownNameError("configuration key", key, known)))
-        size = values.get("img_size")
-        return cls(**(values | {"img_size": None if size is None else (int(size[0]), int(size[1]))}))
+                raise UnknownNameError("setting", key, known)
+        return cls(**values)
 
     def updated(self, **changes: Any) -> TrainConfig:
         """A copy with those of the changes that are not None."""
         return replace(self, **{key: value for key, value in changes.items() if value is not None})
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A published experiment as one file: what to run, and the figure it answers to.
-
-    Attributes:
-        name: the file's stem.
-        title: one line.
-        published: the figure of the paper, in words, with its source.
-        config: the run.
-    """
-
-    name: str
-    title: str
-    published: str
-    config: TrainConfig
+def _check_kind(name: str, value: Any, kind: type | tuple[type, ...], words: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name}: expected {words}, got {value!r}")
 
 
-def recipes_folder() -> Path:
-    """Where the recipes are: inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
-
-
-def list_recipes() -> list[str]:
-    """Names of the recipes that ship with the library."""
-    return sorted(path.stem for path in recipes_folder().glob("**/*.toml"))
-
-
-def load_recipe(name_or_path: str) -> Recipe:
-    """Read a recipe by name, or from a `.toml` file.
-
-    Raises:
-        UnknownNameError: for a name that is no recipe.
-        RunError: for a file that cannot be read as one.
-    """
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        found = [p for p in recipes_folder().glob("**/*.toml") if p.stem == name_or_path]
-        if not found:
-            raise UnknownNameError("recipe", name_or_path, list_recipes())
-        path = found[0]
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        config = TrainConfig.from_dict(content["run"])
-        return Recipe(path.stem, content["title"], content["published"], config)
-    except OSError as error:
-        raise RunError(f"recipe {path}: cannot be read ({error.strerror})") from error
-    except KeyError as error:
-        raise RunError(f"recipe {path}: the entry {error} is missing") from error
-    except (tomllib.TOMLDecodeError, TypeError, ValueError) as error:
-        raise RunError(f"recipe {path}: {error}") from error
+def _size(value: Any) -> tuple[int, int] | None:
+    """(height, width) from a pair or from one side; None stays None."""
+    if value is None:
+        return None
+    sides = (value, value) if isinstance(value, int) else value
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(isinstance(s, int) and s > 0 for s in sides):
+        raise ValueError(f"img_size: expected height and width in pixels, got {value!r}")
+    return int(sides[0]), int(sides[1])

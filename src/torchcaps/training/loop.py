@@ -1,7 +1,7 @@
 """The training loop: plain steps, reproducible from any of them.
 
-Every random choice of a step comes from (seed, step) alone, so a checkpoint needs no state of random generators, and a run
-that was killed continues bit for bit.
+Every random choice of a step comes from (seed, step) alone, so a checkpoint needs no state of random generators, and a
+run that was killed continues bit for bit.
 """
 
 from __future__ import annotations
@@ -9,40 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet, Preprocess, affine, flip, holdout, load_dataset, shift
-from torchcaps.errors import DataError, TrainingError
-from torchcaps.functional import margin_loss
-from torchcaps.training.checkpoint import build_model, describe_model, load_tensors, save_tensors
-from torchcaps.training.collapse import diagnose
+from torchcaps.data import Preprocess, load_dataset
+from torchcaps.errors import TrainingError
+from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.objective import MarginObjective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
 from torchcaps.training.run_folder import RunFolder
+from torchcaps.training.sampling import augment, order, split
+from torchcaps.training.state import Progress, check_finite, diverged, load_state, save_state
+from torchcaps.training.validation import validate
 
 Listener = Callable[[dict[str, Any]], None]
-LOG_EVERY = 20  # steps between rows of kind "step" in the metrics, and between looks at the loss
+LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
 
 
-class Interrupted(Exception):  # noqa: N818 (no error: the state is saved)
-    """Training was asked to stop; its state is saved and `resume` continues it."""
-
-
-@dataclass
-class Progress:
-    """Where a training stands: everything beside tensors that a checkpoint holds."""
-
-    step: int = 0
-    best_accuracy: float = -1.0
-    best_loss: float = math.inf
-    best_epoch: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
+class Interrupted(Exception):
+    """Training was asked to stop: no error, its state is saved and `resume` continues it."""
 
 
 def train(
@@ -58,81 +47,83 @@ def train(
     The model of the epoch with the best validation accuracy (then loss) becomes `model.safetensors`.
 
     Args:
-        config: what to run; with `resume`, the folder's own configuration is used and this one is ignored.
+        config: what to run; with `resume`, the folder's own configuration, and of this one only a device other than
+            "auto" and a root.
         output: the run folder; must not hold a run, unless `resume`.
         resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
-        listener: is called with each row of the metrics, and with {"kind": "tick", "step", "steps", "loss"} after each step.
+        listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
+            "loss"}.
         should_stop: asked after each step; True saves the state and raises Interrupted.
 
     Raises:
-        DataError, RunError, ValueError: for data, folders or settings that cannot be used.
-        TrainingError: when the loss becomes non-finite or a file cannot be written; the last good checkpoint stays.
+        DataError, RunError, ValueError: for data, folders or settings that cannot be used; no folder is made then.
+        TrainingError: when the loss becomes non-finite or a file cannot be written; the last good checkpoint stays, and
+            a folder in which there is none yet is removed.
         Interrupted: when `should_stop` says so.
     """
     if resume:
         run = RunFolder.open(output)
-        return Trainer(run.config(), run, listener).run(should_stop)
-    images = load_dataset(config.data, "train", config.root, img_size=config.img_size)  # before a folder is made
-    return Trainer(config, RunFolder.create(output, config), listener, images).run(should_stop)
+        device = None if config.device == "auto" else config.device
+        return Trainer(run.config().updated(device=device, root=config.root), run, listener).run(should_stop)
+    run = RunFolder.fresh(output)
+    trainer = Trainer(config, run, listener)  # reads the data and builds the model, before a folder is made
+    try:
+        run.start(config)
+        return trainer.run(should_stop)
+    except Exception:
+        run.discard_empty()
+        raise
 
 
 class Trainer:
     """State of one training run; `train` is the way in."""
 
-    def __init__(
-        self, config: TrainConfig, run: RunFolder, listener: Listener | None = None, images: ImageSet | None = None
-    ) -> None:
+    def __init__(self, config: TrainConfig, run: RunFolder, listener: Listener | None = None) -> None:
         self.config, self.run_folder, self.listener = config, run, listener
         self.device = resolve_device(config.device)
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
-        if images is None:
-            images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
-        count = int(config.holdout) if config.holdout >= 1 else config.holdout
-        kept, held = holdout(images.labels, count, config.seed)
-        self.train_set, self.val_set = _on_device(images.subset(kept), self.device), _on_device(images.subset(held), self.device)
+        images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
+        self.train_set, self.val_set = split(images, config, self.device)
         self.steps_per_epoch = math.ceil(len(self.train_set) / config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans)
         self.about = describe_model(config.model, config.model_options, images.classes, preprocess)
-        torch.manual_seed(config.seed)
-        self.model = build_model(self.about).to(self.device)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            torch.manual_seed(config.seed)
+            self.model = build_model(self.about).to(self.device)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
-                module.to(memory_format=torch.channels_last)
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.objective = MarginObjective(self.model, config.reconstruction)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=self.device.type in ("cpu", "cuda"))
+        fused = self.device.type in ("cpu", "cuda")
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=fused)
         self.progress = Progress()
 
     def run(self, should_stop: Callable[[], bool] | None = None) -> RunFolder:
         """Train from where the folder's newest checkpoint stands to the end."""
         self._restore()
-        started, since = time.perf_counter(), self.progress.step
         while self.progress.step < self.total_steps:
-            epoch, index = divmod(self.progress.step, self.steps_per_epoch)
-            order = self._order(epoch) if index == 0 or self.progress.step == since else order
-            self._step(order[index * self.config.batch_size : (index + 1) * self.config.batch_size])
-            if index + 1 == self.steps_per_epoch:
-                seconds = time.perf_counter() - started
-                self._finish_epoch(epoch + 1, (self.progress.step - since) / seconds)
-                started, since = time.perf_counter(), self.progress.step
+            self._epoch(self.progress.step // self.steps_per_epoch, should_stop)
+        return self.run_folder
+
+    def _epoch(self, epoch: int, should_stop: Callable[[], bool] | None) -> None:
+        """What is left of an epoch, counted from 0."""
+        batches = order(self.config, epoch, len(self.train_set)).to(self.device).split(self.config.batch_size)
+        started, since = time.perf_counter(), self.progress.step
+        while self.progress.step < (epoch + 1) * self.steps_per_epoch:
+            self._step(batches[self.progress.step % self.steps_per_epoch])
+            if self.progress.step % self.steps_per_epoch == 0:
+                steps_per_second = (self.progress.step - since) / (time.perf_counter() - started)
+                self._finish_epoch(epoch + 1, steps_per_second)
             elif self.progress.step % self.config.checkpoint_every == 0:
                 self._save()
             if should_stop is not None and should_stop():
                 self._save()
                 raise Interrupted(f"stopped after step {self.progress.step} of {self.total_steps}; the state is saved")
-        return self.run_folder
-
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed(epoch, stream=1))
-        return torch.randperm(len(self.train_set), generator=generator).to(self.device)
-
-    def _seed(self, index: int, stream: int) -> int:
-        """A seed for one step or epoch; streams do not overlap below 2^31 steps."""
-        return ((self.config.seed * 2 + stream) << 31) + index
 
     def _step(self, batch: Tensor) -> None:
         config, step = self.config, self.progress.step
-        images = self._augment(self.train_set.float_images(batch), step)
+        images = augment(self.train_set.float_images(batch), config, step)
         labels = self.train_set.labels[batch]
         rate = learning_rate(config, step, self.total_steps)
         for group in self.optimiser.param_groups:
@@ -147,37 +138,30 @@ class Trainer:
         self._count(losses.total, losses.margin, losses.activation, labels, rate)
         self.optimiser.step()
 
-    def _augment(self, images: Tensor, step: int) -> Tensor:
-        config = self.config
-        generator = torch.Generator().manual_seed(self._seed(step, stream=0))
-        if config.shift:
-            images = shift(images, config.shift, generator=generator)
-        if config.flip:
-            images = flip(images, generator=generator)
-        if config.degrees or config.zoom:
-            scale = (1 - config.zoom, 1 + config.zoom)
-            images = affine(images, degrees=config.degrees, scale=scale, generator=generator)
-        return images.contiguous(memory_format=torch.channels_last)
-
     def _count(self, loss: Tensor, margin: Tensor, activation: Tensor, labels: Tensor, rate: float) -> None:
         """Add a step to the sums of its epoch; stop at a non-finite loss, before the weights take it in."""
         value, count = loss.item(), len(labels)
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss became {value} at step {self.progress.step + 1}; the last good state is kept in "
-                f"{self.run_folder.last}: lower the learning rate, or set clip"
-            )
+        self._check_loss(value, "loss")
         correct = (activation.argmax(dim=1) == labels).sum().item()
         new = {"loss": value * count, "margin": margin.item() * count, "correct": correct, "count": count}
         self.progress.sums = {key: self.progress.sums.get(key, 0.0) + added for key, added in new.items()}
         self.progress.step += 1
         self._tell({"kind": "tick", "step": self.progress.step, "steps": self.total_steps, "loss": value})
         if self.progress.step % LOG_EVERY == 0:
-            self._log({"kind": "step", "step": self.progress.step, "loss": value, "accuracy": correct / count, "lr": rate})
+            self._log({
+                "kind": "step", "step": self.progress.step, "loss": value, "accuracy": correct / count, "lr": rate,
+            })  # fmt: skip
+
+    def _check_loss(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            left = diverged(self.run_folder.last)
+            raise TrainingError(f"the {what} became {value} after step {self.progress.step}; {left}")
 
     def _finish_epoch(self, epoch: int, steps_per_second: float) -> None:
         sums, self.progress.sums = self.progress.sums, {}
-        accuracy, loss, warnings = self._validate()
+        check_finite(self.model, self.run_folder.last)
+        accuracy, loss, warnings = validate(self.model, self.val_set, self.bf16)
+        self._check_loss(loss, "validation loss")
         better = (accuracy, -loss) > (self.progress.best_accuracy, -self.progress.best_loss)
         if better:
             self.progress.best_accuracy, self.progress.best_loss, self.progress.best_epoch = accuracy, loss, epoch
@@ -186,23 +170,10 @@ class Trainer:
             "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.epochs,
             "train_loss": sums["loss"] / sums["count"], "train_margin": sums["margin"] / sums["count"],
             "train_accuracy": sums["correct"] / sums["count"], "val_loss": loss, "val_accuracy": accuracy,
-            "best": better, "images_per_second": round(steps_per_second * len(self.train_set) / self.steps_per_epoch, 1),
-            "warnings": warnings,
+            "best": better, "warnings": warnings,
+            "images_per_second": round(steps_per_second * len(self.train_set) / self.steps_per_epoch, 1),
         })  # fmt: skip
         self._save()
-
-    @torch.inference_mode()
-    def _validate(self) -> tuple[float, float, list[str]]:
-        """Accuracy, mean margin loss and warnings on the held-out images."""
-        self.model.eval()
-        outcomes = []
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            for batch in torch.arange(len(self.val_set), device=self.device).split(256):
-                outcomes.append(self.model(self.val_set.float_images(batch)).float())
-        activation, labels = torch.cat(outcomes), self.val_set.labels
-        loss = margin_loss(activation, labels).item()
-        accuracy = (activation.argmax(dim=1) == labels).double().mean().item()
-        return accuracy, loss, diagnose(activation, labels, loss)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.run_folder.append(row)
@@ -213,40 +184,15 @@ class Trainer:
             self.listener(row)
 
     def _save(self) -> None:
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for index, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in state.items()}
-        save_tensors(self.run_folder.last, tensors, {"progress": asdict(self.progress), "config": self.config.to_dict()})
+        save_state(self.run_folder.last, self.model, self.optimiser, self.progress, {"data": self._data()})
 
     def _restore(self) -> None:
         """Take up the newest checkpoint, if there is one."""
-        if not self.run_folder.last.exists():
-            self.run_folder.rewind(0)
-            return
-        tensors, about = load_tensors(self.run_folder.last)
-        self.progress = Progress(**about["progress"])
-        self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
-        parameters = list(self.model.parameters())
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("optimiser."):
-                _, index, key = name.split(".")
-                # The fused optimiser walks memory: its state must lie as its parameter does (channels last).
-                like = parameters[int(index)]
-                laid = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
-                state.setdefault(int(index), {})[key] = laid
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        if self.run_folder.last.exists():
+            self.progress = load_state(self.run_folder.last, self.model, self.optimiser, {"data": self._data()})
         self.run_folder.rewind(self.progress.step)
 
-
-def _on_device(images: ImageSet, device: torch.device) -> ImageSet:
-    """The whole set as tensors on the device.
-
-    Raises:
-        DataError: if it does not fit.
-    """
-    try:
-        return ImageSet(images.images.to(device), images.labels.to(device), images.classes, images.name)
-    except torch.OutOfMemoryError as error:
-        raise DataError(f"{images.name}: its {images.images.nbytes / 2**20:.0f} MB do not fit on {device}") from error
+    def _data(self) -> dict[str, Any]:
+        """What must not change between a stop and the continuation."""
+        train, held = self.train_set, self.val_set
+        return {"train": len(train), "held out": len(held), "classes": train.num_classes, "channels": train.in_chans}

@@ -30,19 +30,24 @@ class MarginObjective(nn.Module):
     Args:
         model: with `capsules` and, for a weight above 0, `reconstruct`.
         reconstruction: weight of the summed squared error, per 784 values of an image; 0 leaves the decoder untrained.
+
+    Raises:
+        ValueError: for a weight above 0 and a model that was built without its decoder.
     """
 
     def __init__(self, model: nn.Module, reconstruction: float = 0.0005) -> None:
         super().__init__()
+        if reconstruction and getattr(model, "decoder", model) is None:
+            raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {reconstruction}")
         self.model, self.reconstruction = model, reconstruction
 
     def forward(self, images: Float[Tensor, "batch channels height width"], labels: Int64[Tensor, " batch"]) -> Losses:
         """Losses of a batch of images in [0, 1]."""
-        capsules = self.model.capsules(images)
+        capsules = self.model.capsules(images)  # type: ignore[operator]
         margin = margin_loss(capsules.activation, labels)
         if not self.reconstruction:
             return Losses(margin, margin, margin.new_zeros(()), capsules.activation)
-        drawn = self.model.reconstruct(capsules, labels)
+        drawn = self.model.reconstruct(capsules, labels)  # type: ignore[operator]
         error = reconstruction_loss(drawn, images)
         weight = self.reconstruction * PAPER_PIXELS / images[0].numel()
         return Losses(margin + weight * error, margin, error, capsules.activation)

@@ -35,7 +35,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all
+            raise RuntimeError("it does not compute")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise RunError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]})") from error
     return device

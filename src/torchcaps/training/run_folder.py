@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, atomic, write_json
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.environment import environment
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 
@@ -34,22 +33,47 @@ class RunFolder:
         self.metrics = self.path / METRICS
 
     @classmethod
-    def create(cls, path: str | Path, config: TrainConfig) -> RunFolder:
-        """Make a new run folder and write its configuration and environment.
+    def fresh(cls, path: str | Path) -> RunFolder:
+        """A folder for a new run; nothing is made yet.
 
         Raises:
-            RunError: if there is a run already, or the folder cannot be made.
+            RunError: if there is a run already, or a file that a run would replace.
         """
         run = cls(path)
         if (run.path / CONFIG).exists():
-            raise RunError(f"{run.path}: there is a run here already; continue it with --resume, or name another --output")
-        try:
-            run.last.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{run.path}: the run folder cannot be made ({error.strerror})") from error
-        write_json(run.path / ENVIRONMENT, environment())
-        write_json(run.path / CONFIG, config.to_dict())
+            raise RunError(
+                f"{run.path}: there is a run here already; continue it with --resume, or name another --output"
+            )
+        for file in (run.path / ENVIRONMENT, run.metrics, run.model, run.last):
+            if file.exists():
+                raise RunError(f"{file}: is in the way, and no part of a run; name another --output")
         return run
+
+    def start(self, config: TrainConfig) -> None:
+        """Make the folder and write the configuration, which makes it a run, and the environment.
+
+        Raises:
+            RunError: if the folder cannot be made. TrainingError: if it cannot be written to.
+        """
+        try:
+            self.last.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path}: the run folder cannot be made ({error.strerror})") from error
+        write_json(self.path / CONFIG, config.to_dict())
+        write_json(self.path / ENVIRONMENT, environment())
+
+    def discard_empty(self) -> None:
+        """Remove what a run wrote that has neither model nor checkpoint, so that the next one can start here.
+
+        Files of other kinds stay, and so then does the folder.
+        """
+        if self.model.exists() or self.last.exists():
+            return
+        with suppress(OSError):  # such as a folder that holds something else
+            for name in (CONFIG, ENVIRONMENT, METRICS):
+                (self.path / name).unlink(missing_ok=True)
+            self.last.parent.rmdir()
+            self.path.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -60,7 +84,7 @@ class RunFolder:
         """
         run = cls(path)
         if not (run.path / CONFIG).exists():
-            raise RunError(f"{run.path}: is no run folder (it has no {CONFIG})")
+            raise RunError(f"{run.path}: no run folder, or none with a {CONFIG}")
         return run
 
     def config(self) -> TrainConfig:
@@ -69,13 +93,22 @@ class RunFolder:
         Raises:
             RunError: if it is damaged.
         """
+        file = self.path / CONFIG
         try:
-            return TrainConfig.from_dict(json.loads((self.path / CONFIG).read_text(encoding="utf-8")))
+            return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"{self.path / CONFIG}: cannot be read ({error})") from error
+            raise RunError(f"{file}: is no readable configuration ({error})") from error
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware of the machine that started the run; empty if that was not recorded."""
+        try:
+            found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add one line to the metrics, in a single write.
+        """Add one line to the metrics, in a single write; a line that does not fit is taken back.
 
         Raises:
             TrainingError: when it cannot be written.
@@ -84,54 +117,41 @@ class RunFolder:
         try:
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
+                before = os.fstat(handle).st_size
                 written = os.write(handle, line)
+                if written != len(line):
+                    os.ftruncate(handle, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
         except OSError as error:
             raise TrainingError(f"{self.metrics}: cannot be written ({error.strerror})") from error
-        if written != len(line):
-            raise TrainingError(f"{self.metrics}: cannot be written (no space left)")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All whole lines of the metrics; a last line that a crash cut short is left out."""
+        """All whole lines of the metrics, by "kind" and "step"; a last line that a crash cut short is left out.
+
+        Raises:
+            RunError: if another line is damaged.
+        """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
+        try:
+            *lines, _ = self.metrics.read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line) for line in lines]
+            if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
+                raise ValueError("a line without kind and step")
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.metrics}: is not readable as one JSON object a line ({error})") from error
+        return rows
 
     def rewind(self, step: int) -> None:
-        """Forget metrics of steps after `step`, and partial files: training continues from there."""
+        """Forget metrics of steps after `step`, and partial files: training continues from there.
+
+        Raises:
+            RunError, TrainingError: if the metrics cannot be read or written.
+        """
         rows = [row for row in self.rows() if row["step"] <= step]
         for leftover in (*self.path.glob(".*.partial"), *self.last.parent.glob(".*.partial")):
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
         with atomic(self.metrics) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware, for the record."""
-    return {
-        "torchcaps": _version("torchcaps"),
-        "torch": torch.__version__,
-        "numpy": _version("numpy"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

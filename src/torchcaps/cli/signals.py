@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: stop in good order, with status 130 or 143."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPING = b"stopping after this step; the state will be saved (once more: stop at once)\n"
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _handling(stop, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def noted() -> Iterator[list[int]]:
+    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once."""
+    caught: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if caught:
+            raise SystemExit(128 + number)
+        caught.append(number)
+        os.write(2, STOPPING)  # a handler may come in the middle of another print
+
+    with _handling(note, signal.SIGINT, signal.SIGTERM):
+        yield caught
+
+
+@contextmanager
+def _handling(handler: object, *numbers: signal.Signals) -> Iterator[None]:
+    """Replace the handlers of these signals for a while; only the main thread may, elsewhere they stay as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -1,0 +1,194 @@
+"""Vector instructions for compiled loops: LANES numbers at once, one of each sample. Needs numba.
+
+numba has no vector type, and whether its compiler finds one in a loop is luck; these few operations say what they mean.
+Each takes flat arrays and the position of the first number in each. Nothing is summed across lanes. Names: `x[n]` is the
+n-th vector of LANES numbers from a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = 16
+ROWS = 4  # rows that `multiply_rows` does at once: each x is loaded once for all of them
+
+# A product may be fused with a sum (one rounding less); no sum is reordered; NaN and infinity are respected.
+_FLAGS = ("contract",)
+
+
+class _Code:
+    """Writes the instructions of one operation for arrays of one type of number."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
+        self.context, self.builder = context, builder
+        self.element = context.get_data_type(signature.args[0].dtype)
+        self.bits = context.get_abi_sizeof(self.element) * 8
+        self.vector = ir.VectorType(self.element, LANES)
+        self.values = [
+            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, values, strict=True)
+        ]
+
+    def integer(self, value: int) -> Any:
+        return ir.Constant(ir.IntType(64), value)
+
+    def number(self, value: float) -> Any:
+        return ir.Constant(self.vector, [value] * LANES)
+
+    def place(self, array: Any, first: Any, n: Any) -> Any:
+        """Address of the n-th vector after position `first`."""
+        at = self.builder.add(first, self.builder.mul(n, self.integer(LANES)))
+        return self.builder.bitcast(self.builder.gep(array, [at]), self.vector.as_pointer())
+
+    def load(self, array: Any, first: Any, n: Any) -> Any:
+        return self.builder.load(self.place(array, first, n), align=self.bits // 8)
+
+    def store(self, value: Any, array: Any, first: Any, n: Any) -> None:
+        self.builder.store(value, self.place(array, first, n), align=self.bits // 8)
+
+    def everywhere(self, array: Any, at: Any) -> Any:
+        """A single number in all lanes."""
+        lone = self.builder.insert_element(
+            ir.Constant(self.vector, ir.Undefined), self.builder.load(self.builder.gep(array, [at])), self.integer(0)
+        )
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        return self.builder.shuffle_vector(lone, ir.Constant(self.vector, ir.Undefined), zeros)
+
+    def variable(self, start: Any) -> Any:
+        """A vector that changes in a loop; it lives in a register."""
+        place = cgutils.alloca_once(self.builder, self.vector)
+        self.builder.store(start, place)
+        return place
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """a b + c."""
+        return self.builder.fadd(self.builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
+
+    def add_product(self, place: Any, a: Any, b: Any) -> None:
+        """variable += a b."""
+        self.builder.store(self.multiply_add(a, b, self.builder.load(place)), place)
+
+    def exp(self, x: Any) -> Any:
+        """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
+        single = self.bits == 32
+        lowest, magic, bias, shift, terms = (
+            (-87.0, 1.5 * 2**23, 127, 23, 7) if single else (-708.0, 1.5 * 2**52, 1023, 52, 13)
+        )
+        b = self.builder
+        x = b.select(b.fcmp_ordered("<", x, self.number(lowest)), self.number(lowest), x)
+        n = b.fsub(self.multiply_add(x, self.number(1.4426950408889634), self.number(magic)), self.number(magic))
+        r = self.multiply_add(n, self.number(-0.693359375), x)  # ln(2) in two parts: the first product is exact
+        r = self.multiply_add(n, self.number(2.1219444005469058277e-4), r)
+        y = self.number(1.0)
+        for term in range(terms, 0, -1):  # 1 + r / 1 (1 + r / 2 (1 + ...))
+            y = self.multiply_add(b.fmul(y, r), self.number(1.0 / term), self.number(1.0))
+        whole = ir.VectorType(ir.IntType(self.bits), LANES)
+        exponent = b.add(b.fptosi(n, whole), ir.Constant(whole, [bias] * LANES))
+        return b.fmul(y, b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * LANES)), self.vector))
+
+
+def _operation(write: Callable[..., None]) -> Callable[..., Any]:
+    """An operation on flat arrays and positions from a function that writes its code."""
+
+    def typed(_context: Any, *arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            code = _Code(context, builder, signature, values)
+            write(code, *code.values)
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
+
+    return typed
+
+
+def _multiply(code: _Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any) -> None:
+    each = [code.integer(r) for r in range(rows)]
+    totals = [code.variable(code.load(out, out0, r)) for r in each]
+    starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
+    with cgutils.for_range(code.builder, n) as loop:
+        values = code.load(x, x0, loop.index)
+        step = code.builder.mul(loop.index, column)
+        for start, total in zip(starts, totals, strict=True):
+            code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
+    for r, total in zip(each, totals, strict=True):
+        code.store(code.builder.load(total), out, out0, r)
+
+
+@intrinsic
+def multiply_rows(typingctx, w, w0, row, column, n, x, x0, out, out0):  # type: ignore[no-untyped-def]
+    """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
+    return _operation(lambda code, *a: _multiply(code, ROWS, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+
+
+@intrinsic
+def multiply_row(typingctx, w, w0, row, column, n, x, x0, out, out0):  # type: ignore[no-untyped-def]
+    """The same for one row."""
+    return _operation(lambda code, *a: _multiply(code, 1, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+
+
+def _dot(code: _Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
+    total = code.variable(code.number(0.0))
+    with cgutils.for_range(code.builder, n) as loop:
+        code.add_product(total, code.load(a, a0, loop.index), code.load(b, b0, loop.index))
+    code.store(code.builder.load(total), out, out0, code.integer(0))
+
+
+@intrinsic
+def dot(typingctx, a, a0, b, b0, n, out, out0):  # type: ignore[no-untyped-def]
+    """out = sum_n a[n] b[n]."""
+    return _operation(_dot)(typingctx, a, a0, b, b0, n, out, out0)
+
+
+def _accumulate(code: _Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
+    times = code.load(factor, f0, code.integer(0))
+    with cgutils.for_range(code.builder, n) as loop:
+        total = code.multiply_add(times, code.load(a, a0, loop.index), code.load(out, out0, loop.index))
+        code.store(total, out, out0, loop.index)
+
+
+@intrinsic
+def accumulate(typingctx, factor, f0, a, a0, n, out, out0):  # type: ignore[no-untyped-def]
+    """out[n] += factor a[n]."""
+    return _operation(_accumulate)(typingctx, factor, f0, a, a0, n, out, out0)
+
+
+def _softmax(code: _Code, x: Any, x0: Any, n: Any) -> None:
+    b = code.builder
+    high, total = code.variable(code.load(x, x0, code.integer(0))), code.variable(code.number(0.0))
+    with cgutils.for_range(b, n) as loop:
+        value, highest = code.load(x, x0, loop.index), b.load(high)
+        b.store(b.select(b.fcmp_ordered(">", value, highest), value, highest), high)
+    with cgutils.for_range(b, n) as loop:
+        value = code.exp(b.fsub(code.load(x, x0, loop.index), b.load(high)))
+        b.store(b.fadd(b.load(total), value), total)
+        code.store(value, x, x0, loop.index)
+    share = b.fdiv(code.number(1.0), b.load(total))
+    with cgutils.for_range(b, n) as loop:
+        code.store(b.fmul(code.load(x, x0, loop.index), share), x, x0, loop.index)
+
+
+@intrinsic
+def softmax(typingctx, x, x0, n):  # type: ignore[no-untyped-def]
+    """x[n] = exp(x[n]) / sum_m exp(x[m])."""
+    return _operation(_softmax)(typingctx, x, x0, n)
+
+
+def _softmax_gradient(code: _Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
+    b = code.builder
+    mean = code.variable(code.number(0.0))
+    with cgutils.for_range(b, n) as loop:
+        code.add_product(mean, code.load(c, c0, loop.index), code.load(grad, grad0, loop.index))
+    with cgutils.for_range(b, n) as loop:
+        value = b.fsub(code.load(grad, grad0, loop.index), b.load(mean))
+        code.store(b.fmul(code.load(c, c0, loop.index), value), grad, grad0, loop.index)
+
+
+@intrinsic
+def softmax_gradient(typingctx, c, c0, grad, grad0, n):  # type: ignore[no-untyped-def]
+    """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
+    return _operation(_softmax_gradient)(typingctx, c, c0, grad, grad0, n)

@@ -1,0 +1,83 @@
+"""What every implementation of `routed_dynamic` shares as an operator: shapes of its outcome, and its gradient's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional.squash import safe_norm
+
+# An operator with these arguments and outcomes; see `torchcaps.kernels.cpu.dynamic.routed_dynamic`.
+Operator = Any
+
+
+def connect(forward: Operator, backward: Operator) -> None:
+    """Give an operator and its backward operator their fake versions and their place in autograd.
+
+    The backward operator takes what `_backward` below passes. It cannot be differentiated again, and says so.
+    """
+    forward.register_fake(_fake_forward)
+    backward.register_fake(_fake_backward)
+
+    def pass_on(ctx: Any, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor, _grad_sums: Tensor) -> Any:
+        pose, weight, sums = ctx.saved_tensors
+        coupling = grad_coupling if ctx.want_coupling else None
+        grads = backward(pose, weight, sums, grad_v, grad_length, coupling, ctx.has_bias, ctx.leaky, ctx.detach)
+        return grads[0], grads[1], grads[2] if ctx.has_bias else None, None, None, None, None
+
+    forward.register_autograd(pass_on, setup_context=_remember)
+    backward.register_autograd(_refuse)
+
+
+def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
+    """Gradient of s `[..., d]` from that of squash(s) and, unless None, of its length `[...]`.
+
+    With n = |s| and g = n / (1 + n^2): v = g s, so dL/ds = g dv + g'/n <s, dv> s, where g'(n) = (g/n)^2 - g^2;
+    and dlength/dn = 2 g^2 / n.
+    """
+    n = safe_norm(s, keepdim=True)
+    g = 1.0 / (1.0 / n + n)
+    unit = s / n
+    along = ((g / n).square() - g.square()) * (s * grad_v).sum(dim=-1, keepdim=True)
+    if grad_length is not None:
+        along = along + 2.0 * g.square() / n * grad_length.unsqueeze(-1)
+    return g * grad_v + along * unit
+
+
+def _fake_forward(
+    pose: Tensor, weight: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, want_coupling: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    del bias, leaky, detach
+    batch, children = pose.shape[:2]
+    parents, dim = weight.shape[1:3]
+    kind = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+    return (
+        weight.new_empty((batch, parents, dim), dtype=kind),
+        weight.new_empty((batch, parents), dtype=kind),
+        weight.new_empty((batch, children, parents) if want_coupling else (0,), dtype=kind),
+        weight.new_empty((iterations, batch, parents, dim), dtype=kind),
+    )
+
+
+def _fake_backward(
+    pose: Tensor, weight: Tensor, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None,
+    has_bias: bool, leaky: bool, detach: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    del grad_v, grad_length, grad_coupling, leaky, detach
+    grad_pose = torch.empty_like(pose, memory_format=torch.contiguous_format)
+    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return grad_pose, grad_weight, sums.new_empty(weight.shape[1:3] if has_bias else (0,))
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    pose, weight, bias, _, leaky, detach, want_coupling = inputs
+    ctx.save_for_backward(pose, weight, output[3])
+    ctx.has_bias, ctx.leaky, ctx.detach, ctx.want_coupling = bias is not None, leaky, detach, want_coupling
+
+
+def _refuse(_ctx: Any, *_grads: Tensor) -> Any:
+    raise NotImplementedError(
+        "routed_dynamic: the fast implementations have no second derivative; impl='reference' has one"
+    )

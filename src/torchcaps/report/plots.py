@@ -1,0 +1,116 @@
+"""Plots of a run, as PNG files. Only here and in pictures.py is matplotlib needed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.errors import RunError
+from torchcaps.evaluation import Evaluation, example_indices, reconstructions
+from torchcaps.training import RunFolder
+from torchcaps.training.checkpoint import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOTS = "plots"
+EXAMPLES, PAIRS = 12, 40
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed; without it a run has its figures, but no plots."""
+    return find_spec("matplotlib") is not None
+
+
+def plot_training(run: RunFolder) -> Path:
+    """Write curves of loss and accuracy over epochs.
+
+    Raises:
+        RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
+    """
+    from torchcaps import viz
+
+    epochs = [row for row in run.rows() if row["kind"] == "epoch"]
+    return save_figure(viz.curves(epochs), run.path / PLOTS / "curves.png")
+
+
+def plot_evaluation(folder: str | Path, found: Evaluation, model: nn.Module, images: ImageSet) -> list[Path]:
+    """Write confusion matrix, per-class bars, calibration, example lengths and, with a decoder, reconstructions.
+
+    Args:
+        folder: the plots go into plots/ in it.
+        found: what `evaluate` made of `model` and `images`.
+        model: the model.
+        images: the images.
+
+    Raises:
+        RunError, TrainingError: if the folder cannot be written to.
+    """
+    from torchcaps import viz
+
+    accuracies = [row["accuracy"] for row in found.per_class]
+    counts = [row["count"] for row in found.per_class]
+    shown = example_indices(found.labels, per_class=2, seed=0)
+    some = evenly(shown, EXAMPLES)
+    figures = {
+        "confusion_matrix": viz.confusion_matrix(found.confusion, found.classes),
+        "per_class": viz.per_class_bars(accuracies, found.classes, counts),
+        "calibration": viz.calibration(found.to_dict()["calibration"]),
+        "activations": viz.activation_bars(
+            images.float_images(some), found.activations[some], found.labels[some], classes=found.classes
+        ),
+    }
+    if getattr(model, "decoder", None) is not None:
+        pairs = evenly(shown, PAIRS)
+        figures["reconstructions"] = reconstruction_figure(model, images.float_images(pairs), found.labels[pairs])
+    return [save_figure(figure, Path(folder) / PLOTS / f"{name}.png") for name, figure in figures.items()]
+
+
+def reconstruction_figure(model: nn.Module, images: Tensor, labels: Tensor | None) -> Figure:
+    """Originals over what the decoder makes of their longest capsule; with labels, wrong answers are marked."""
+    from torchcaps import viz
+
+    drawn = reconstructions(model, images)
+    classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
+    truth = drawn.predictions if labels is None else labels
+    return viz.reconstructions(images, drawn.images, truth, predictions=drawn.predictions, classes=classes)
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically, in the format that the ending of `path` names (PNG without one); folders are made.
+
+    Raises:
+        ValueError: for an ending that is no picture format.
+        RunError, TrainingError: if it cannot be written.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"output: expected a file ending in one of {', '.join(sorted(known))}, got {path.name}")
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        figure.savefig(partial, format=kind, dpi=120)
+    return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        RunError: if that cannot be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: the folder cannot be made ({error.strerror})") from error
+
+
+def evenly(indices: Tensor, most: int) -> Tensor:
+    """At most `most` of these, spread over all of them in their order."""
+    return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]

@@ -1,0 +1,173 @@
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.data import (
+    ImageSet,
+    Passport,
+    _registry,
+    dataset_info,
+    default_cache_dir,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+)
+from torchcaps.errors import DataError, UnknownNameError
+
+from .makers import SHARED, needs_shared, write_idx_set
+
+
+def test_the_names():
+    assert {"cifar10", "digits", "fashion-mnist", "mnist"} <= set(list_datasets())
+    assert list_datasets() == sorted(list_datasets())
+
+
+@pytest.mark.parametrize("name", list_datasets())
+def test_every_passport_is_filled_in(name):
+    info = dataset_info(name)
+    assert info.name == name
+    assert all((info.title, info.licence, info.source, info.sha256))
+    assert info.sources or info.embedded
+    assert len(info.classes) >= 2
+    assert len(info.image_shape) == 3
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in info.sha256.values() if digest)
+
+
+@pytest.mark.parametrize("name", list_datasets())
+def test_every_set_answers_a_folder_without_it(name, tmp_path):
+    assert _registry.dataset_reader(name)(tmp_path, "train") is None
+
+
+@pytest.mark.parametrize("place", ["", "mnist"])
+@pytest.mark.parametrize("gz", [False, True])
+def test_places_below_the_root(tmp_path, place, gz):
+    write_idx_set(tmp_path / place, gz=gz)
+    found = load_dataset("mnist", "test", tmp_path, cache_dir=tmp_path / "none")
+    assert (len(found), found.name, found.classes) == (10, "mnist", tuple("0123456789"))
+
+
+def test_the_root_goes_before_the_cache(tmp_path):
+    write_idx_set(tmp_path / "root" / "mnist", train=30)
+    write_idx_set(tmp_path / "cache" / "mnist", train=40)
+    assert len(load_dataset("mnist", root=tmp_path / "root", cache_dir=tmp_path / "cache")) == 30
+    assert len(load_dataset("mnist", root=tmp_path / "empty", cache_dir=tmp_path / "cache")) == 40
+    assert len(load_dataset("mnist", cache_dir=str(tmp_path / "cache"))) == 40
+
+
+def test_system_folders_come_last(tmp_path, monkeypatch):
+    write_idx_set(tmp_path / "system", train=30, gz=True)
+    passport, reader = _registry._sets["fashion-mnist"]
+    assert passport.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
+    moved = dataclasses.replace(passport, system_folders=(tmp_path / "system",))
+    monkeypatch.setitem(_registry._sets, "fashion-mnist", (moved, reader))
+    found = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
+    assert len(found) == 30
+    assert found.classes[9] == "Ankle boot"
+
+
+def test_absent_everywhere_lists_the_places_and_the_command(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_dataset("mnist", root=tmp_path / "root", cache_dir=tmp_path / "cache")
+    message = str(caught.value)
+    for place in (tmp_path / "root", tmp_path / "root" / "mnist", tmp_path / "cache" / "mnist"):
+        assert f"{place}," in message or f"{place};" in message
+    assert message.endswith("get it with: torchcaps data fetch mnist")
+
+
+def test_the_cache_is_in_the_home(monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    write_idx_set(tmp_path / ".cache" / "torchcaps" / "mnist")
+    assert default_cache_dir() == tmp_path / ".cache" / "torchcaps"
+    assert len(load_dataset("mnist")) == 20
+
+
+def test_a_name_wins_over_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_idx_set(tmp_path / "digits")
+    assert len(load_dataset("digits")) == 6000
+    assert len(load_dataset("./digits")) == 20
+    assert load_dataset("./digits").name == "digits"
+
+
+@pytest.mark.parametrize(("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: cifar10, digits")])
+def test_unknown_names_suggest(bad, hint):
+    with pytest.raises(UnknownNameError, match=f"unknown data set '{bad}'; {hint}"):
+        load_dataset(bad)
+    with pytest.raises(UnknownNameError, match=hint):
+        dataset_info(bad)
+
+
+@pytest.mark.parametrize("bad", ["no/such/folder", "pictures.npz", Path("minst")])
+def test_paths_that_are_not_there(bad):
+    with pytest.raises(DataError, match="no such file or folder"):
+        load_dataset(bad)
+
+
+def test_a_file_that_is_no_data_set(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(DataError, match=r"notes\.txt: not a data set; expected a folder of class folders"):
+        load_dataset(tmp_path / "notes.txt")
+
+
+def test_unknown_split():
+    with pytest.raises(DataError, match="split: expected 'train' or 'test', got 'valid'"):
+        load_dataset("digits", "valid")
+
+
+def test_size_and_channels_of_a_named_set():
+    small = load_dataset("digits", "test", img_size=(14, 20), in_chans=3)
+    assert small.images.shape == (1000, 3, 14, 20)
+    assert (small.images.dtype, small.name) == (torch.uint8, "digits")
+
+
+def toy_passport(name="toy"):
+    return Passport(
+        name=name,
+        title="Toy",
+        classes=("a", "b"),
+        image_shape=(1, 2, 2),
+        train=2,
+        test=2,
+        licence="none",
+        source="none",
+        sha256={"toy.bin": None},
+    )
+
+
+def test_a_new_set_is_one_function(tmp_path, monkeypatch):
+    monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
+
+    @register_dataset(toy_passport())
+    def read_toy(folder, split):
+        if not (folder / "toy.bin").exists():
+            return None
+        return ImageSet(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), ("a", "b"), "toy")
+
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "toy.bin").touch()
+    assert "toy" in list_datasets()
+    assert len(load_dataset("toy", root=tmp_path)) == 2
+    with pytest.raises(ValueError, match="'toy' is registered twice"):
+        register_dataset(toy_passport())(read_toy)
+
+
+@needs_shared("mnist", "fashion-mnist")
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_real_sets(name):
+    info = dataset_info(name)
+    for split, count in (("train", info.train), ("test", info.test)):
+        found = load_dataset(name, split, SHARED)
+        assert found.images.shape == (count, *info.image_shape)
+        assert found.labels.bincount().min() > 0.08 * count
+
+
+@needs_shared("mnist")
+def test_another_sets_files_are_refused(tmp_path):
+    for path in (SHARED / "mnist").glob("*labels*"):
+        shutil.copy(path, tmp_path)
+    with pytest.raises(DataError, match="these are the labels of 'mnist', not of 'fashion-mnist'"):
+        load_dataset("fashion-mnist", root=tmp_path)

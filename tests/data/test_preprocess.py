@@ -1,0 +1,121 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import Preprocess, images_in, load_dataset
+from torchcaps.errors import DataError
+
+from .makers import picture, write_folder
+
+SAME = Preprocess((8, 6), 3)
+
+
+def test_every_form_of_an_image_gives_the_same(tmp_path):
+    image = picture((8, 6))
+    image.save(tmp_path / "a.png")
+    array = np.asarray(image)
+    expected = torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255
+    forms = [
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        image,
+        array,
+        np.moveaxis(array, -1, 0),
+        torch.from_numpy(array.copy()),
+        torch.from_numpy(array.copy()).movedim(-1, 0),
+        expected,
+        expected.double(),
+    ]
+    for form in forms:
+        found = SAME(form)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_callers_tensor_is_left_alone():
+    image = torch.rand(3, 8, 6)
+    before = image.clone()
+    SAME(image).zero_()
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("in_chans", [1, 3])
+def test_prediction_sees_what_training_saw(tmp_path, in_chans):
+    root = write_folder(tmp_path / "own", count=3, size=(21, 17), levels=("train", "test"))
+    trained = load_dataset(root, img_size=(12, 10), in_chans=in_chans)
+    preprocess = Preprocess(trained.img_size, trained.in_chans)
+    for i, image in enumerate(trained.float_images()):
+        path = root / "train" / trained.classes[trained.labels[i]] / f"{i % 3}.png"
+        assert torch.equal(preprocess(path), image)
+
+
+def test_channels_and_size_are_set():
+    found = Preprocess((5, 4), 1)(np.full((10, 8, 3), 255, dtype=np.uint8))
+    assert found.shape == (1, 5, 4)
+    assert found.unique().tolist() == [1]
+    assert Preprocess((5, 4), 3)(np.zeros((10, 8), dtype=np.uint8)).shape == (3, 5, 4)
+
+
+def test_sixteen_bits_and_cmyk(tmp_path):
+    Image.fromarray(np.full((4, 4), 65535, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert Preprocess((4, 4), 1)(tmp_path / "deep.png").unique().tolist() == [1]
+    assert Preprocess((4, 4), 1)(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [1]
+    Image.new("CMYK", (4, 4), (0, 0, 0, 255)).save(tmp_path / "black.tif")
+    assert Preprocess((4, 4), 3)(tmp_path / "black.tif").unique().tolist() == [0]
+
+
+def test_through_json_and_back():
+    assert Preprocess.from_dict(json.loads(json.dumps(SAME.to_dict()))) == SAME
+    assert SAME.to_dict() == {"img_size": [8, 6], "in_chans": 3}
+
+
+@pytest.mark.parametrize("bad", [{}, {"img_size": 3, "in_chans": 1}, {"img_size": [1, 2], "in_chans": "x"}])
+def test_bad_dictionaries(bad):
+    with pytest.raises(DataError, match=r"preprocess: expected img_size \[height, width\] and in_chans, got"):
+        Preprocess.from_dict(bad)
+
+
+def test_bad_settings():
+    with pytest.raises(DataError, match="img_size: expected sides of at least 1 pixel"):
+        Preprocess((0, 4), 1)
+    with pytest.raises(DataError, match="in_chans: expected at least 1, got 0"):
+        Preprocess((4, 4), 0)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.full((1, 8, 6), float("nan")), "image: .* holds NaN"),
+        (np.full((8, 6), 200.0), r"expected float pixels in \[0, 1\], got 200"),
+        (np.zeros(8, dtype=np.uint8), "expected an array of 2 or 3 axes, got shape .8."),
+        (np.zeros((8, 8, 8), dtype=np.uint8), "cannot tell which axis"),
+        ("nowhere.png", r"nowhere\.png: no such image file"),
+    ],
+)
+def test_bad_images(image, message):
+    with pytest.raises(DataError, match=message):
+        SAME(image)
+
+
+def test_images_in(tmp_path):
+    root = write_folder(tmp_path / "own", ("a2", "a10"), count=2)
+    (root / "a2" / "notes.txt").write_text("hello")
+    (root / ".hidden").mkdir()
+    picture().save(root / ".hidden" / "x.png")
+    found = images_in([root, root / "a10" / "1.png"])
+    assert found == [root / c / f"{i}.png" for c in ("a2", "a10") for i in (0, 1)]
+    assert images_in([str(root / "a2")]) == found[:2]
+
+
+def test_images_in_nothing(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        images_in([tmp_path / "nowhere"])
+    with pytest.raises(DataError, match=r"notes\.txt: not an image by its name"):
+        images_in([tmp_path / "notes.txt"])
+    with pytest.raises(DataError, match="empty: no image in this folder"):
+        images_in([tmp_path / "empty"])

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from torchcaps.data import load_dataset, read_table
+from torchcaps.errors import DataError
+
+from .makers import picture
+
+
+def written(tmp_path, text, count=10):
+    (tmp_path / "pictures").mkdir()
+    for i in range(count):
+        picture(seed=i).save(tmp_path / "pictures" / f"{i}.png")
+    (tmp_path / "own.csv").write_text(text, encoding="utf-8")
+    return tmp_path / "own.csv"
+
+
+def rows(count=10, tail=lambda i: ""):
+    return "".join(f"pictures/{i}.png,{'cat' if i % 2 else 'dog'}{tail(i)}\n" for i in range(count))
+
+
+def test_split_by_class(tmp_path):
+    path = written(tmp_path, "file,label\n" + rows())
+    train, test = load_dataset(path), load_dataset(path, "test")
+    assert train.classes == ("cat", "dog")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
+    assert train.name == "own"
+
+
+def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
+    split = rows(tail=lambda i: f",{'test' if i < 3 else ' Train '},x")
+    path = written(tmp_path, "\ufefffile,label,split,comment\n" + split)
+    test = load_dataset(path, "test")
+    assert test.labels.tolist() == [0, 1, 1]
+    stored = [np.asarray(Image.open(tmp_path / "pictures" / f"{i}.png")) for i in (1, 0, 2)]
+    assert np.array_equal(test.images.movedim(1, -1).numpy(), np.stack(stored))
+    assert len(load_dataset(path)) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,label\na,b\n", ": no column 'file'; expected file,label and optionally split, got name,label"),
+        ("file;label\na;b\n", ": no column 'file'"),
+        ("file\na\n", ": no column 'label'"),
+        ("", ": no column 'file'; .* got an empty file"),
+        ("file,label\n", ": expected at least two classes to train on, got none"),
+        ("file,label\n" + rows(3) + "pictures/99.png,cat\n", r" line 5: no such file .*pictures/99\.png"),
+        ("file,label\n" + rows(2) + "pictures/2.png,\n", " line 4: expected a file and a label, got '.*' and ''"),
+        ("file,label\n" + rows(2) + "pictures/2.png\n", " line 4: expected a file and a label"),
+        ("file,label,split\n" + rows(2, lambda i: ",val"), " line 2: expected split 'train' or 'test', got 'val'"),
+        ("file,label\n" + "pictures/0.png,cat\npictures/1.png,cat\n", ": expected at least two classes .* got cat"),
+        ("file,label,split\n" + rows(4, lambda i: ",test"), ": expected at least two classes to train on, got none"),
+    ],
+)
+def test_bad_tables(tmp_path, text, message):
+    path = written(tmp_path, text)
+    where = path.stem if "classes" in message else path
+    with pytest.raises(DataError, match=f"{where}{message}"):
+        load_dataset(path)
+
+
+def test_no_test_rows(tmp_path):
+    path = written(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
+    with pytest.raises(DataError, match="own: no image of the 'test' split in it"):
+        load_dataset(path, "test")
+
+
+def test_a_corrupt_image_is_named(tmp_path):
+    path = written(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
+    (tmp_path / "pictures" / "2.png").write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"pictures/2\.png: not an image"):
+        load_dataset(path)
+
+
+def test_not_text(tmp_path):
+    path = written(tmp_path, "")
+    path.write_bytes(b"file,label\n\xff\xfe,x\n")
+    with pytest.raises(DataError, match=f"{path}: cannot be read as a CSV"):
+        load_dataset(path)
+    with pytest.raises(DataError, match="nowhere.csv: cannot be read as a CSV"):
+        read_table(tmp_path / "nowhere.csv")
+
+
+def test_size_and_channels_asked_for(tmp_path):
+    path = written(tmp_path, "file,label\n" + rows())
+    assert load_dataset(path, img_size=(4, 4), in_chans=1).images.shape == (8, 1, 4, 4)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from torchcaps.data import Preprocess
+from torchcaps.errors import RunError, TrainingError
+from torchcaps.training import OptionError, load
+from torchcaps.training.checkpoint import (
+    atomic,
+    build_model,
+    describe_model,
+    load_tensors,
+    save_tensors,
+    write_json,
+)
+
+from .makers import TINY
+
+ABOUT = describe_model("capsnet", TINY | {"decoder": False}, ("cat", "dog"), Preprocess((20, 18), 3))
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, build_model(ABOUT).state_dict(), ABOUT)
+    return path
+
+
+def test_a_model_comes_back_with_its_classes_preprocessing_and_outputs(tmp_path):
+    model = build_model(ABOUT).eval()
+    save_tensors(tmp_path / "model.safetensors", model.state_dict(), ABOUT)
+    for place in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        loaded = load(place)
+        assert not loaded.training
+        assert loaded.classes == ("cat", "dog")
+        assert loaded.preprocess == Preprocess((20, 18), 3)
+        images = torch.rand(2, 3, 20, 18)
+        assert torch.equal(loaded(images), model(images))
+
+
+def test_equal_content_gives_equal_bytes(tmp_path):
+    tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.ones(3)}
+    save_tensors(tmp_path / "one", tensors, {"x": 1, "y": 2})
+    save_tensors(tmp_path / "two", dict(reversed(tensors.items())), {"y": 2, "x": 1})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_channels_last_weights_are_stored_by_value(tmp_path):
+    weight = torch.arange(48.0).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
+    save_tensors(tmp_path / "x", {"w": weight}, {})
+    assert torch.equal(load_tensors(tmp_path / "x")[0]["w"], weight)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(TrainingError) as raised, atomic(path) as partial:
+        partial.write_text("half of")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(raised.value) == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "x.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(error), atomic(path) as partial:
+        partial.write_text("half of")
+        raise error
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_to_move_the_finished_file_leaves_no_partial_one(tmp_path):
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(TrainingError, match=r"x\.json: cannot be written \(Is a directory\)"):
+        write_json(tmp_path / "x.json", {})
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_place_below_a_file_is_named_with_the_reason(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for write in (lambda p: write_json(p, {}), lambda p: save_tensors(p, {"a": torch.ones(1)}, {})):
+        with pytest.raises(TrainingError, match=r"file/x: cannot be written \(Not a directory"):
+            write(tmp_path / "file" / "x")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_truncated_file_is_named(model_file):
+    whole = model_file.read_bytes()
+    for length in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        model_file.write_bytes(whole[:length])
+        with pytest.raises(RunError) as raised:
+            load(model_file)
+        assert str(raised.value).startswith(f"{model_file}: is no readable checkpoint (")
+        assert "\n" not in str(raised.value)
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path.joinpath("ran").touch, ())
+
+    path = tmp_path / "model.safetensors"
+    for write in (lambda: path.write_bytes(pickle.dumps(Bomb())), lambda: torch.save(Bomb(), path)):
+        write()
+        with pytest.raises(RunError, match="is no readable checkpoint"):
+            load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_stored_model_is_tensors_and_json(model_file):
+    with safe_open(model_file, "pt") as file:
+        assert json.loads(file.metadata()["torchcaps"]) == ABOUT
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"torchcaps": "[]"}])
+def test_a_foreign_safetensors_file_is_told_apart(tmp_path, metadata):
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": torch.ones(2)}, path, metadata=metadata)
+    with pytest.raises(RunError, match="was not written by torchcaps"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model": "capsnot"}, "unknown model 'capsnot'; did you mean 'capsnet'"),
+        ({"options": {"itertions": 2}}, "itertions"),
+        ({"options": TINY | {"decoder": False, "channels": 4}}, "size mismatch"),
+        ({"classes": ["cat", "dog", "owl"]}, "size mismatch"),
+        ({"preprocess": {"img_size": [20]}}, "expected img_size"),
+        ({"preprocess": {"img_size": [12, 12], "in_chans": 3}}, "at least 17x17 pixels"),
+    ],
+)
+def test_weights_that_do_not_fit_their_description_are_told(tmp_path, change, complaint):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, build_model(ABOUT).state_dict(), ABOUT | change)
+    with pytest.raises(RunError) as raised:
+        load(path)
+    assert str(raised.value).startswith(f"{path}: its weights do not fit the model it names (")
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_description_without_classes_is_told(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {}, {key: value for key, value in ABOUT.items() if key != "classes"})
+    with pytest.raises(RunError, match="'classes' is missing"):
+        load(path)
+
+
+def test_what_holds_no_model_is_told_from_what_is_not_there(tmp_path):
+    with pytest.raises(RunError, match="absent: no such run folder or model file"):
+        load(tmp_path / "absent")
+    with pytest.raises(RunError, match="there is no trained model here; was training stopped before its first epoch"):
+        load(tmp_path)
+    save_tensors(tmp_path / "last.safetensors", {"model.a": torch.ones(1)}, {"progress": {}})
+    with pytest.raises(RunError, match="holds the state of a training, not a model; load model.safetensors"):
+        load(tmp_path / "last.safetensors")
+    (tmp_path / "folder" / "model.safetensors").mkdir(parents=True)
+    with pytest.raises(RunError, match="is no readable checkpoint"):
+        load(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("options", [{"itertions": 2}, {"channels": "many"}])
+def test_an_option_that_a_model_does_not_take_is_named(options):
+    [(name, value)] = options.items()
+    with pytest.raises(OptionError) as raised:
+        build_model(ABOUT | {"options": options})
+    assert str(raised.value).startswith(f"capsnet takes no {name}={value!r} (")
+    assert "\n" not in str(raised.value)

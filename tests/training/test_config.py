@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchcaps.errors import UnknownNameError
+from torchcaps.training import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("epochs", 1.5, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("epochs", "ten", "a whole number"),
+        ("batch_size", 0, "at least 1"),
+        ("checkpoint_every", -1, "at least 1"),
+        ("lr", 0.0, "above 0"),
+        ("lr", float("nan"), "a finite number"),
+        ("lr", float("inf"), "a finite number"),
+        ("lr", "0.1", "a number"),
+        ("clip", 0.0, "above 0"),
+        ("clip", float("inf"), "a finite number"),
+        ("holdout", 0, "a fraction below 1 or a whole count"),
+        ("holdout", 2.5, "a fraction below 1 or a whole count"),
+        ("reconstruction", -0.1, "at least 0"),
+        ("shift", -1, "at least 0"),
+        ("degrees", -1.0, "at least 0"),
+        ("zoom", 0.95, "between 0 and 0.9"),
+        ("seed", -1, "at least 0"),
+        ("seed", 2**31, f"at most {2**31 - 1}"),
+        ("flip", 1, "true or false"),
+        ("img_size", (28,), "height and width in pixels"),
+        ("img_size", (0, 28), "height and width in pixels"),
+        ("img_size", "28", "height and width in pixels"),
+        ("device", None, "text"),
+        ("model_options", [1], "options by name"),
+        ("model_options", {"routing": object()}, "plain values that a file can hold"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expected):
+    with pytest.raises(ValueError) as raised:
+        TrainConfig(**{name: value})
+    assert str(raised.value).startswith(f"{name}: expected ")
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"lr": 1},
+        {"holdout": 1},
+        {"holdout": 5000.0},
+        {"seed": 2**31 - 1},
+        {"zoom": 0.9},
+        {"clip": 5.0},
+        {"reconstruction": 0},
+    ],
+)
+def test_the_ends_of_the_ranges_are_inside(values):
+    assert TrainConfig(**values).to_dict() | values == TrainConfig(**values).to_dict()
+
+
+@pytest.mark.parametrize(("name", "value", "near"), [("schedule", "shrot", "short"), ("precision", "bf32", "bf16")])
+def test_an_unknown_choice_suggests_the_nearest(name, value, near):
+    with pytest.raises(UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"):
+        TrainConfig(**{name: value})
+
+
+def test_an_unknown_key_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown setting 'epoch'; did you mean 'epochs'"):
+        TrainConfig.from_dict({"epoch": 3})
+
+
+@pytest.mark.parametrize("values", [[], None, "epochs", 3])
+def test_something_else_than_names_with_values_is_refused(values):
+    with pytest.raises(ValueError, match="expected names with values"):
+        TrainConfig.from_dict(values)
+
+
+def test_a_configuration_survives_json():
+    config = TrainConfig(
+        model_options={"iterations": 2}, img_size=(40, 28), clip=1.0, root="data", flip=True, schedule="paper", seed=7
+    )
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_paths_become_text_and_one_side_a_square():
+    config = TrainConfig(data=Path("photos"), root=Path("data"), img_size=28)
+    assert (config.data, config.root, config.img_size) == ("photos", "data", (28, 28))
+
+
+def test_updated_takes_what_is_not_none():
+    config = TrainConfig(epochs=3, lr=0.1).updated(epochs=None, lr=0.2, shift=0)
+    assert (config.epochs, config.lr, config.shift) == (3, 0.2, 0)

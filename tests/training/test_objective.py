@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps import create_model
+from torchcaps.functional import margin_loss, reconstruction_loss
+from torchcaps.training import MarginObjective
+
+from .makers import TINY
+
+LABELS = torch.tensor([2, 0, 1, 2])
+
+
+def model_of(size=20, channels=1, **options):
+    torch.manual_seed(0)
+    return create_model("capsnet", num_classes=3, in_chans=channels, img_size=size, **TINY, **options)
+
+
+def images_of(size=20, channels=1):
+    return torch.rand(4, channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labelled_capsules_picture():
+    model, images = model_of(28), images_of(28)
+    found = MarginObjective(model, reconstruction=0.0005)(images, LABELS)
+    capsules = model.capsules(images)
+    error = reconstruction_loss(model.reconstruct(capsules, LABELS), images)
+    torch.testing.assert_close(found.margin, margin_loss(capsules.activation, LABELS))
+    torch.testing.assert_close(found.reconstruction, error)
+    torch.testing.assert_close(found.total, found.margin + 0.0005 * error)  # 28 x 28 is the paper's size
+    torch.testing.assert_close(found.activation, capsules.activation)
+
+
+def test_training_masks_by_the_label_and_not_by_the_longest_capsule():
+    model, images = model_of(), images_of()
+    longest = model.capsules(images).activation.argmax(dim=1)
+    others = (longest + 1) % 3
+    found = MarginObjective(model, reconstruction=1.0)(images, others)
+    of_labels = reconstruction_loss(model.reconstruct(model.capsules(images), others), images)
+    of_longest = reconstruction_loss(model.reconstruct(model.capsules(images)), images)
+    torch.testing.assert_close(found.reconstruction, of_labels)
+    assert abs(of_labels - of_longest) > 1e-4
+
+
+@pytest.mark.parametrize(("size", "channels"), [(20, 1), (28, 3), (32, 3)])
+def test_the_weight_is_per_784_values_so_that_a_pixel_counts_the_same_at_every_size(size, channels):
+    found = MarginObjective(model_of(size, channels), reconstruction=0.5)(images_of(size, channels), LABELS)
+    weight = 0.5 * 784 / (channels * size * size)
+    torch.testing.assert_close(found.total, found.margin + weight * found.reconstruction)
+
+
+def test_a_weight_of_zero_leaves_the_decoder_without_gradient():
+    model = model_of()
+    found = MarginObjective(model, reconstruction=0)(images_of(), LABELS)
+    found.total.backward()
+    assert found.reconstruction == 0
+    assert found.total == found.margin
+    assert all(weight.grad is None for weight in model.decoder.parameters())
+    assert all(weight.grad.abs().sum() > 0 for weight in model.class_capsules.parameters())
+
+
+def test_a_weight_above_zero_reaches_every_parameter():
+    model = model_of()
+    MarginObjective(model, reconstruction=0.0005)(images_of(), LABELS).total.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_a_weight_without_a_decoder_is_refused():
+    model = model_of(decoder=False)
+    MarginObjective(model, reconstruction=0)
+    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 0.0005"):
+        MarginObjective(model, reconstruction=0.0005)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from torchcaps.errors import RunError
+from torchcaps.training import TrainConfig
+from torchcaps.training.optim import has_bf16, learning_rate, resolve_device, resolve_precision
+
+
+def rates(total, **settings):
+    config = TrainConfig(**settings)
+    return [learning_rate(config, step, total) for step in range(total)]
+
+
+def test_the_short_schedule_rises_for_a_twentieth_and_falls_to_almost_nothing():
+    found = rates(200, schedule="short", lr=0.5)
+    assert found[:10] == pytest.approx([0.05 * (k + 1) for k in range(10)])
+    assert found[9] == found[10] == max(found) == 0.5
+    assert all(later < earlier for earlier, later in zip(found[10:], found[11:], strict=False))
+    assert found[105] == pytest.approx(0.25)  # the middle of the fall
+    assert 0 < found[-1] == pytest.approx(0.5 * 0.5 * (1 + math.cos(math.pi * 189 / 190)))
+
+
+@pytest.mark.parametrize("total", [1, 2, 3])
+def test_the_shortest_runs_have_a_rate_above_zero_at_every_step(total):
+    assert all(0 < rate <= 1e-3 for rate in rates(total))
+
+
+def test_the_paper_schedule_is_the_authors_formula_with_its_floor():
+    config = TrainConfig(schedule="paper", lr=0.001)
+    for step in (0, 1, 1999, 2000, 100_000):
+        assert learning_rate(config, step, 300_000) == pytest.approx(0.001 * 0.96 ** (step / 2000), rel=1e-12)
+    assert learning_rate(config, 0, 10) == 0.001
+    assert learning_rate(config, 10**6, 10**6) == 1e-6
+
+
+def test_the_constant_schedule_is_constant():
+    assert set(rates(50, schedule="constant", lr=0.25)) == {0.25}
+
+
+def test_the_device_is_found_or_named_with_the_reason():
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("nonsense", "meta", "cuda:99"):
+        with pytest.raises(RunError, match=f"device: '{name}' cannot be used here"):
+            resolve_device(name)
+
+
+def test_auto_is_bf16_where_the_hardware_has_it(monkeypatch):
+    cpu = torch.device("cpu")
+    assert resolve_precision("fp32", cpu) == "fp32"
+    assert resolve_precision("bf16", cpu) == "bf16"
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    assert not has_bf16(cpu)
+    assert resolve_precision("auto", cpu) == "fp32"
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    assert resolve_precision("auto", cpu) == "bf16"
