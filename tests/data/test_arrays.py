@@ -152,7 +152,7 @@ def test_a_test_label_beyond_the_training_classes(tmp_path):
 
 
 def test_wrong_keys(tmp_path):
-    with pytest.raises(DataError, match="expected the arrays images and labels, .* got pictures"):
+    with pytest.raises(DataError, match=r"expected the arrays images and labels, .* got pictures"):
         load_dataset(saved(tmp_path, pictures=IMAGES))
 
 

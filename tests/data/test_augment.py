@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -70,20 +71,20 @@ def test_flip_is_the_loop(probability, seed):
 def affine_by_loop(images, amounts):
     """Every output pixel looks up A⁻¹(p - move) about the centre, bilinearly, zero outside."""
     _, _, height, width = images.shape
-    out = torch.zeros_like(images)
+    middle = np.array([(width - 1) / 2, (height - 1) / 2])
+    out = np.zeros(images.shape)
     for b, (turn, factor, slant, right, down) in enumerate(amounts):
-        rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-        inverse = torch.linalg.inv(factor * rotation @ torch.tensor([[1.0, slant], [0.0, 1.0]]))
+        rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        inverse = np.linalg.inv(factor * rotation @ np.array([[1, slant], [0, 1]]))
         for y in range(height):
             for x in range(width):
-                point = torch.tensor([x - (width - 1) / 2 - right, y - (height - 1) / 2 - down])
-                source_x, source_y = (inverse @ point + torch.tensor([(width - 1) / 2, (height - 1) / 2])).tolist()
-                out[b, :, y, x] = bilinear(images[b], source_x, source_y)
-    return out
+                source = inverse @ (np.array([x - right, y - down]) - middle) + middle
+                out[b, :, y, x] = bilinear(images[b].numpy(), *source)
+    return torch.from_numpy(out).float()
 
 
 def bilinear(image, x, y):
-    total = torch.zeros(image.shape[0])
+    total = np.zeros(image.shape[0])
     for row in (math.floor(y), math.floor(y) + 1):
         for column in (math.floor(x), math.floor(x) + 1):
             if 0 <= row < image.shape[1] and 0 <= column < image.shape[2]:

@@ -76,7 +76,9 @@ def test_a_pickle_with_code_is_refused_unexecuted(tmp_path, protocol):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("attack", [b"cos\nsystem\n(S'true'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"c_codecs\ndecode\n."])
+@pytest.mark.parametrize(
+    "attack", [b"cos\nsystem\n(S'true'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"c_codecs\ndecode\n."]
+)
 def test_hand_written_pickles(tmp_path, attack):
     (tmp_path / "test_batch").write_bytes(attack)
     with pytest.raises(DataError, match="refused: the pickle asks for"):

@@ -48,5 +48,5 @@ def test_seeds_differ():
 
 @pytest.mark.parametrize("bad", [0, 4, -1, 0.0, 1.0, 1.5, float("nan")])
 def test_bad_amounts(bad):
-    with pytest.raises(DataError, match="expected a (count from 1 to 3|fraction between 0 and 1)"):
+    with pytest.raises(DataError, match=r"expected a (count from 1 to 3|fraction between 0 and 1)"):
         holdout(torch.tensor([0, 1, 0, 1]), bad)

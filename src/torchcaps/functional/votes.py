@@ -15,7 +15,7 @@ def linear_votes(
     """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
 
     Args:
-        pose: `[batch, children, in_dim]`.
+        pose: `[batch, children, in_dim]`; taken in the type of the weight, as squash gives float32 for half precision.
         weight: `[children, parents, dim, in_dim]`.
 
     Returns:
@@ -26,4 +26,4 @@ def linear_votes(
     """
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("batch", "children", "in_dim"), children=children, in_dim=in_dim)
-    return torch.einsum("bid,ijkd->bijk", pose, weight)
+    return torch.einsum("bid,ijkd->bijk", pose.to(weight.dtype), weight)

@@ -13,7 +13,7 @@ from torchcaps.errors import UnknownNameError, check_range
 Precision = Literal["auto", "fp32", "bf16"]
 Schedule = Literal["short", "paper", "constant"]
 
-# Lowest values of the whole numbers; a larger seed would overflow those drawn from it.
+# Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
 _WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
 _LARGEST_SEED = 2**31 - 1
 _NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")

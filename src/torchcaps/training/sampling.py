@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -40,8 +42,9 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
 
 
 def _seed(config: TrainConfig, index: int, stream: int) -> int:
-    """A seed for one step or epoch; streams do not overlap below 2^31 steps."""
-    return ((config.seed * 2 + stream) << 31) + index
+    """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more."""
+    digest = hashlib.blake2b(f"{config.seed} {stream} {index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _on_device(images: ImageSet, device: torch.device) -> ImageSet:

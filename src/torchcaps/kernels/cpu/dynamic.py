@@ -30,18 +30,19 @@ def routed_dynamic(
     sums = pose.new_empty(iterations, batch, parents, dim)
     coupling = pose.new_empty((batch, children, parents) if want_coupling else (0,))
     scratch = _Scratch(batch, weight)
-    for block in scratch.blocks:
-        votes = scratch.votes(pose[block], weight)
-        reached = torch.zeros_like(sums[0, block])
-        for t in range(iterations):
-            c = _coupling(votes, reached, leaky, scratch) if t else None
-            s = _weighted_sum(votes, c, leaky)
-            if bias is not None:
-                s += bias
-            sums[t, block] = s
-            reached += squash(s)
-        if want_coupling:
-            coupling[block] = _uniform(votes, leaky) if c is None else c.transpose(1, 2)
+    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
+        for block in scratch.blocks:
+            votes = scratch.votes(pose[block], weight)
+            reached = torch.zeros_like(sums[0, block])
+            for t in range(iterations):
+                c = _coupling(votes, reached, leaky, scratch) if t else None
+                s = _weighted_sum(votes, c, leaky)
+                if bias is not None:
+                    s += bias
+                sums[t, block] = s
+                reached += squash(s)
+            if want_coupling:
+                coupling[block] = _uniform(votes, leaky) if c is None else c.transpose(1, 2)
     v, length = squash_with_length(sums[-1])
     return v, length, coupling, sums
 
@@ -73,17 +74,18 @@ def routed_dynamic_backward(
     grad_bias = weight.new_zeros((parents, dim) if has_bias else (0,))
     flat = weight.view(children, parents * dim, in_dim)
     scratch = _Scratch(len(p), weight)
-    for block in scratch.blocks:
-        votes = scratch.votes(p[block], weight)
-        outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
-        factors, against, grad_s = _block_backward(
-            votes, sums[:, block], grad_v[block], grad_length[block], outer, leaky, detach, scratch
-        )
-        columns = scratch.outer_products(factors, against)
-        grad_pose[block] = torch.bmm(columns, flat).transpose(0, 1)
-        grad_weight.baddbmm_(columns.transpose(1, 2), p[block].transpose(0, 1))
-        if has_bias:
-            grad_bias += grad_s.sum(dim=0)
+    with torch.autocast("cpu", enabled=False):
+        for block in scratch.blocks:
+            votes = scratch.votes(p[block], weight)
+            outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
+            factors, against, grad_s = _block_backward(
+                votes, sums[:, block], grad_v[block], grad_length[block], outer, leaky, detach, scratch
+            )
+            columns = scratch.outer_products(factors, against)
+            grad_pose[block] = torch.bmm(columns, flat).transpose(0, 1)
+            grad_weight.baddbmm_(columns.transpose(1, 2), p[block].transpose(0, 1))
+            if has_bias:
+                grad_bias += grad_s.sum(dim=0)
     return grad_pose.to(pose.dtype), grad_weight.view_as(weight), grad_bias
 
 

@@ -1,0 +1,193 @@
+"""Every GPU figure, by one command; it needs a CUDA device and Triton. Nothing in this file has been run on a GPU yet.
+
+    python -m benchmarks.gpu [--batches 128 1024] [--repeats 20]
+
+1. The kernels against the reference, in value and gradient: without that, no figure.
+2. The class-capsule layer of the MNIST network, forward and backward: textbook, einsum, torch.compile of the reference,
+   the Triton kernels, and the roofline: the larger of bytes over the measured copy rate and products over the measured
+   matrix-product rate, for the least work that this algorithm does (`least_work`).
+3. The whole training step, as it is and replayed as a CUDA graph; the tax over a plain linear layer; seconds per epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+
+from benchmarks.baselines import VARIANTS, Variant, library
+from benchmarks.measure import table, write
+from benchmarks.verify import TOLERANCE, outcome
+from torchcaps.models import create_model
+from torchcaps.nn import CapsuleLinear
+from torchcaps.training.objective import MarginObjective
+from torchcaps.types import Capsules
+
+EPOCH = 60_000
+LAYERS = {name: VARIANTS[name] for name in ("limit", "textbook", "einsum", "compiled", "reference")} | {
+    "triton": Variant(library("triton"), "this library, Triton kernels")
+}
+
+
+def milliseconds(run: Callable[[], object], repeats: int) -> float:
+    """Median time on the device, by events, after three runs to warm up and to tune."""
+    for _ in range(3):
+        run()
+    found = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(stop))
+    return median(found)
+
+
+def as_graph(run: Callable[[], object]) -> Callable[[], object]:
+    """The same work, recorded once and replayed without the host."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def rates(repeats: int) -> dict[str, float]:
+    """Measured rates: copies in bytes per second (read and written), matrix products in multiply-adds per second."""
+    x, y = torch.empty(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
+    found = {"copy": 2 * x.nbytes / (milliseconds(lambda: y.copy_(x), repeats) / 1e3)}
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.randn(8192, 8192, device="cuda", dtype=dtype)
+        found[str(dtype)] = 8192**3 / (milliseconds(partial(torch.mm, a, a), repeats) / 1e3)
+    return found
+
+
+def least_work(batch: int, layer: CapsuleLinear) -> tuple[float, float]:
+    """Bytes and multiply-adds of a forward and backward pass that recomputes votes in every pass, and reads no vote.
+
+    Forward: votes in each of T passes, and in all but the first <u, V> and c u. Backward: T - 1 passes with votes, two
+    inner products and a sum; then votes, two inner products a pass, dL/du, and the gradients of poses and weights.
+    Bytes: poses and weights once per pass, their gradients once.
+    """
+    passes = layer.router.iterations
+    pairs = layer.in_capsules * layer.out_capsules * layer.out_dim  # numbers of a sample's votes
+    votes = pairs * layer.in_dim
+    forward = passes * votes + (2 * passes - 1) * pairs
+    backward = (passes - 1) * (votes + 3 * pairs) + 3 * votes + 4 * (passes - 1) * pairs
+    once = 4 * (batch * layer.in_capsules * layer.in_dim + layer.weight.numel())
+    return once * (2 * passes + 2), batch * (forward + backward)
+
+
+def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> Callable[[], None]:
+    """A function that runs a layer forward and backward."""
+    pose = (torch.randn(batch, *sizes, device="cuda") * 0.1).requires_grad_()
+    children = Capsules(pose, pose.detach().norm(dim=-1))
+
+    def run() -> None:
+        layer.zero_grad(set_to_none=True)
+        pose.grad = None
+        parents = layer(children)
+        (parents.pose.square().sum() + parents.activation.sum()).backward()
+
+    return run
+
+
+def layer_rows(batch: int, repeats: int, measured: dict[str, float]) -> list[dict[str, object]]:
+    """A row for each layer at this batch size, and its share of the roofline."""
+    layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
+    work, products = least_work(batch, layer)
+    bound = 1e3 * max(work / measured["copy"], products / measured[str(torch.float32)])
+    rows = []
+    for name, variant in LAYERS.items():
+        built = variant.build(layer).cuda()
+        time = milliseconds(both_passes(built, batch, (1152, 8)), repeats)
+        peak = peak_mib(both_passes(built, batch, (1152, 8)))
+        rows.append({"layer": name, "batch": batch, "ms": time, "roofline ms": bound, "of roofline": bound / time, "MiB": peak})
+    return rows
+
+
+def peak_mib(run: Callable[[], object]) -> float:
+    """Most device memory that a run holds, over what was held before."""
+    run()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return (torch.cuda.max_memory_allocated() - before) / (1 << 20)
+
+
+def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
+    """One training step of the MNIST network with this class-capsule layer."""
+    torch.manual_seed(0)
+    model = create_model("capsnet")
+    model.class_capsules = LAYERS[name].build(model.class_capsules)
+    objective = MarginObjective(model).cuda()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    images, labels = torch.rand(batch, 1, 28, 28, device="cuda"), torch.randint(10, (batch,), device="cuda")
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            loss = objective(images, labels).total
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def step_rows(batch: int, repeats: int) -> list[dict[str, object]]:
+    """A row for each layer and precision: step time as it is and as a graph, tax, seconds per epoch."""
+    rows = []
+    for bf16 in (False, True):
+        steps = {name: step_of(name, batch, bf16) for name in ("limit", "triton", "compiled", "textbook")}
+        plain = {name: milliseconds(step, repeats) for name, step in steps.items()}
+        graphs = {name: milliseconds(as_graph(steps[name]), repeats) for name in ("limit", "triton")}
+        for name in steps:
+            best = graphs.get(name, plain[name])
+            rows.append({
+                "step": name, "batch": batch, "precision": "bf16" if bf16 else "fp32", "ms": plain[name],
+                "ms as graph": graphs.get(name), "tax": best / graphs["limit"], "s per epoch": best / 1e3 * EPOCH / batch,
+            })  # fmt: skip
+    return rows
+
+
+def verify(batch: int = 37) -> float:
+    """Largest relative error of the kernels.
+
+    Raises:
+        AssertionError: if it exceeds the tolerance.
+    """
+    layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
+    pose, upstream = torch.randn(batch, 1152, 8, device="cuda") * 0.1, torch.randn(batch, 10, 16, device="cuda")
+    truth = outcome(layer, pose, upstream)
+    found = outcome(LAYERS["triton"].build(layer).cuda(), pose, upstream)
+    worst = max(((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True))
+    if not worst <= TOLERANCE:
+        raise AssertionError(f"triton: differs from the reference by {worst:.1e}; nothing was timed")
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--repeats", type=int, default=20)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    error, measured = verify(), rates(chosen.repeats)
+    layers = [row for batch in chosen.batches for row in layer_rows(batch, chosen.repeats, measured)]
+    steps = [row for batch in chosen.batches for row in step_rows(batch, chosen.repeats)]
+    print(table(layers), table(steps), sep="\n\n")
+    print(f"written to {write('gpu', {'error': error, 'rates': measured, 'layers': layers, 'steps': steps})}")
+
+
+if __name__ == "__main__":
+    main()

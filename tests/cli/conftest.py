@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import shutil
+from typing import NamedTuple
+
+import pytest
+import torch
+from training.makers import tiny, write_bars
+
+from torchcaps.cli.main import main
+from torchcaps.report import run as report_run
+from torchcaps.training import train
+
+
+class Outcome(NamedTuple):
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Run a command line inside this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+
+    def run(*arguments):
+        torch.set_num_threads(1)
+        capsys.readouterr()
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status = stop.code
+        finally:
+            torch.set_num_threads(threads)
+        return Outcome(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Skip drawing, which takes most of the time of a tiny run."""
+    monkeypatch.setattr(report_run, "can_plot", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def bars(tmp_path_factory):
+    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
+
+
+@pytest.fixture(scope="session")
+def trained(bars, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(tiny(bars, epochs=3, lr=0.01), folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a trained run, to write into."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def start(bars):
+    """The words of a command that trains for a second."""
+    small = ("--option", "channels=8", "--option", "primary_types=2", "--batch-size", "16", "--holdout", "6")
+    return ("train", "capsnet", "--data", bars, "--epochs", "2", "--keep-memory", "no", "--threads", "1", *small)
+
+
+def the_sentence(outcome):
+    """The one line that a failed command says, without its beginning."""
+    assert outcome.out == ""
+    lines = outcome.err.splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("torchcaps: error: ")
+    return lines[0].removeprefix("torchcaps: error: ")

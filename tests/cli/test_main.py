@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from torchcaps.cli import main as main_module
+from torchcaps.cli.console import UsageError
+from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
+
+from .conftest import the_sentence
+
+
+@pytest.fixture
+def raising(monkeypatch, command):
+    """Run a command that raises this."""
+
+    def run(error):
+        def doctor() -> int:
+            """Raise."""
+            raise error
+
+        monkeypatch.setitem(main_module.COMMANDS, "doctor", doctor)
+        return command("doctor")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (UsageError("--steps: expected 2"), 2, "--steps: expected 2"),
+        (UnknownNameError("model", "capsnt", ["capsnet"]), 2, "unknown model 'capsnt'; did you mean 'capsnet'?"),
+        (DataError("x.npz: damaged"), 1, "x.npz: damaged"),
+        (RunError("runs/x: no run"), 1, "runs/x: no run"),
+        (TrainingError("over\n  two lines"), 1, "over two lines"),
+        (ValueError("bad value"), 1, "bad value"),
+        (ImportError("plots need matplotlib"), 1, "plots need matplotlib"),
+        (OSError(13, "Permission denied", "/a/b"), 1, "/a/b: Permission denied"),
+        (MemoryError(), 1, "out of memory; take a smaller --batch-size, --img-size or model"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+            1,
+            "out of memory; take a smaller --batch-size, --img-size or model",
+        ),
+    ],
+)
+def test_an_error_is_one_sentence_and_a_status(raising, error, status, sentence):
+    outcome = raising(error)
+    assert outcome.status == status
+    assert the_sentence(outcome) == sentence
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), TypeError("a mistake of ours"), KeyError("x")])
+def test_a_mistake_of_the_library_is_not_hidden(raising, error):
+    with pytest.raises(type(error)):
+        raising(error)
+
+
+def test_an_interruption_is_130(raising):
+    outcome = raising(KeyboardInterrupt())
+    assert (outcome.status, outcome.err) == (130, "torchcaps: interrupted\n")
+
+
+def test_a_termination_unwinds_and_is_143(monkeypatch, command):
+    unwound = []
+
+    def doctor() -> int:
+        """Be terminated."""
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            unwound.append(True)
+        return 0
+
+    monkeypatch.setitem(main_module.COMMANDS, "doctor", doctor)
+    before = signal.getsignal(signal.SIGTERM)
+    assert command("doctor").status == 143
+    assert unwound == [True]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("words", [(), ("trian",), ("doctor", "--nonsense"), ("train",), ("doctor", "--json", "maybe")])
+def test_a_wrong_command_line_is_2_with_a_word_on_it(command, words):
+    outcome = command(*words)
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert outcome.err
+
+
+def test_a_misspelt_command_and_flag_suggest_the_right_one(command):
+    assert "train" in command("trian").err
+    assert "--epochs" in command("train", "capsnet", "--epocs", "3").err
+
+
+@pytest.mark.parametrize("name", [None, *main_module.COMMANDS])
+def test_every_help_has_an_example_and_describes_every_flag(command, name):
+    outcome = command(*([] if name is None else [name]), "--help")
+    assert outcome.status == 0
+    assert outcome.err == ""
+    assert f"Example: torchcaps {'train' if name is None else name}" in outcome.out
+    if name is not None:
+        flags = [line for line in outcome.out.splitlines() if "--" in line and "usage" not in line]
+        assert flags

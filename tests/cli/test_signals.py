@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from torchcaps.cli.signals import noted, unwinding
+
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_the_first_signal_is_noted_and_the_second_acts_at_once(number, capfd):
+    with noted() as caught:
+        assert caught == []
+        signal.raise_signal(number)
+        assert caught == [number]
+        with pytest.raises(SystemExit) as stop:
+            signal.raise_signal(number)
+    assert stop.value.code == 128 + number
+    assert capfd.readouterr().err.count("stopping after this step") == 1
+
+
+def test_a_second_signal_of_the_other_kind_acts_at_once_too(capfd):
+    with noted() as caught, pytest.raises(SystemExit) as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert (caught, stop.value.code) == ([signal.SIGINT], 143)
+
+
+def test_the_former_handlers_come_back():
+    before = [signal.getsignal(number) for number in BOTH]
+    with unwinding(), noted():
+        pass
+    with pytest.raises(RuntimeError), noted():
+        raise RuntimeError
+    assert [signal.getsignal(number) for number in BOTH] == before
+
+
+def test_outside_the_main_thread_nothing_is_changed():
+    outcomes = []
+
+    def work():
+        with unwinding(), noted() as caught:
+            outcomes.append(caught)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert outcomes == [[]]

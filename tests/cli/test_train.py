@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import torch
+from training.makers import contents, left_behind
+
+from torchcaps.training import RunFolder
+from torchcaps.training.objective import MarginObjective
+
+from .conftest import the_sentence
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
+    outcome = command(*start)
+    assert outcome.status == 0
+    lines = outcome.out.splitlines()
+    assert lines[0].split() == ["class", "accuracy", "correct", "count", "precision"]
+    assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "all"]
+    assert lines[-1] == "run folder: runs/capsnet-bars"
+    assert "epoch 1/2" in outcome.err
+    assert "epoch 2/2" in outcome.err
+    assert "no plots" in outcome.err or not outcome.err.count("plots")
+    run = tmp_path / "runs" / "capsnet-bars"
+    assert {path.name for path in run.iterdir()} >= {"config.json", "model.safetensors", "evaluation.json"}
+    assert left_behind(run) == []
+
+
+def test_json_is_one_document_with_the_run(command, start):
+    outcome = command(*start, "--json")
+    found = json.loads(outcome.out)
+    assert {"accuracy", "error", "per_class", "num_samples", "run"} <= found.keys()
+    assert found["num_samples"] == 12
+
+
+def test_the_flags_reach_the_configuration(command, start, tmp_path):
+    flags = ("--seed", 3, "--lr", 0.01, "--schedule", "paper", "--shift", 1, "--flip", "True", "--clip", 2.5)
+    more = ("--reconstruction", 0.001, "--img-size", 20, 18, "--option", "iterations=2", "--option", "bias=True")
+    command(*start, *flags, *more, "--output", "out")
+    config = RunFolder.open(tmp_path / "out").config()
+    assert (config.seed, config.lr, config.schedule, config.shift, config.flip) == (3, 0.01, "paper", 1, True)
+    assert (config.clip, config.reconstruction, config.img_size, config.holdout) == (2.5, 0.001, (20, 18), 6)
+    assert config.model_options == {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True}
+
+
+def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, bars, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        f'title = "t"\npublished = "p"\n[run]\ndata = "{bars}"\nepochs = 1\nholdout = 6\nbatch_size = 16\n'
+        "[run.model_options]\nchannels = 8\nprimary_types = 2\n"
+    )
+    outcome = command("train", "mine.toml", "--keep-memory", "no", "--threads", 1)
+    assert outcome.status == 0
+    assert outcome.out.endswith("run folder: runs/mine-bars\n")
+
+
+def test_without_an_output_each_run_takes_the_next_free_name(command, start, tmp_path):
+    for name in ("capsnet-bars", "capsnet-bars-2", "capsnet-bars-3"):
+        assert command(*start, "--epochs", "1").out.endswith(f"run folder: runs/{name}\n")
+    assert command(*start, "--epochs", "1", "--resume").out.endswith("run folder: runs/capsnet-bars-3\n")
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_into_an_existing_run_without_resume_is_refused(command, start, run):
+    before = contents(run)
+    outcome = command(*start, "--output", run)
+    assert outcome.status == 1
+    assert the_sentence(outcome) == (
+        f"{run}: there is a run here already; continue it with --resume, or name another --output"
+    )
+    assert contents(run) == before
+
+
+def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, start):
+    first = command(*start, "--output", "out")
+    again = command(*start, "--output", "out", "--resume")
+    assert again.status == 0
+    assert again.out == first.out
+    assert "epoch" not in again.err
+
+
+def test_nothing_to_resume_starts(command, start):
+    outcome = command(*start, "--output", "out", "--resume")
+    assert outcome.status == 0
+    assert "out: nothing to resume; starting" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--epochs", 5), "--epochs: expected 2, as the run in out was started, got 5"),
+        (("--lr", 0.5), "--lr: expected 0.001, as the run in out was started, got 0.5"),
+        (("--seed", 1), "--seed: expected 0, as the run in out was started, got 1"),
+        (("--data", "digits"), "--data: expected "),
+        (("--option", "channels=16"), "--option channels: expected 8, as the run in out was started, got 16"),
+        (("--option", "iterations=2"), "--option iterations: expected none, as the run in out was started, got 2"),
+    ],
+)
+def test_a_resumed_run_refuses_other_settings(command, start, tmp_path, flags, sentence):
+    command(*start, "--output", "out")
+    before = contents(tmp_path / "out")
+    outcome = command("train", "capsnet", "--output", "out", "--resume", *flags)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(sentence)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherwise(command, start, monkeypatch):
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    command(*start, "--output", "out")
+    resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
+    threads.clear()
+    assert "--threads" not in command(*resume).err
+    started_with = json.loads((RunFolder("out").path / "environment.json").read_text())["threads"]
+    assert started_with in threads
+    err = command(*resume, "--threads", started_with + 1).err
+    assert f"--threads: the run was started with {started_with}; with {started_with + 1} it will not" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
+    command, start, tmp_path, monkeypatch, number
+):
+    command(*start, "--output", "whole")
+    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+
+    def interrupted(self, images, labels):
+        if next(count) == 4:
+            signal.raise_signal(number)
+        return forward(self, images, labels)
+
+    monkeypatch.setattr(MarginObjective, "forward", interrupted)
+    outcome = command(*start, "--output", "out of order")
+    assert outcome.status == 128 + number
+    assert outcome.out == ""
+    assert "stopped after step 4 of 6; the state is saved" in outcome.err
+    assert "continue with: torchcaps train capsnet --output 'out of order' --resume" in outcome.err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "capsnet", "--output", "out of order", "--resume", "--keep-memory", "no").status == 0
+    assert contents(tmp_path / "out of order") == contents(tmp_path / "whole")
+
+
+def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, tmp_path, monkeypatch):
+    command(*start, "--output", "whole")
+    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+
+    def interrupted(self, images, labels):
+        if next(count) == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return forward(self, images, labels)
+
+    monkeypatch.setattr(MarginObjective, "forward", interrupted)
+    outcome = command(*start, "--output", "out")
+    assert outcome.status == 130
+    assert "the state is saved" not in outcome.err
+    assert not (tmp_path / "out" / "checkpoints" / "last.safetensors").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no").status == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert left_behind(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--epochs", 0), "epochs: expected at least 1, got 0"),
+        (("--batch-size", -1), "batch_size: expected at least 1, got -1"),
+        (("--lr", 0), "lr: expected a number above 0, got 0.0"),
+        (("--lr", "nan"), "lr: expected a finite number, got nan"),
+        (("--holdout", 0), "holdout: expected a fraction below 1 or a whole count, got 0.0"),
+        (("--seed", -1), "seed: expected at least 0, got -1"),
+        (("--img-size", 0, 5), "img_size: expected height and width in pixels, got (0, 5)"),
+        (("--threads", 0), "--threads: expected at least 1, got 0"),
+        (("--option", "iterations"), "--option: expected name=value, got 'iterations'"),
+        (("--option", "=2"), "--option: expected name=value, got '=2'"),
+    ],
+)
+def test_a_wrong_flag_is_2_and_leaves_nothing(command, start, tmp_path, flags, sentence):
+    outcome = command(*start, *flags)
+    assert outcome.status == 2
+    assert the_sentence(outcome) == sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["itertions=2", "channels=many", "iterations=[1]"])
+def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(command, start, tmp_path, option):
+    outcome = command(*start, "--option", option)
+    assert outcome.status == 2
+    name, value = option.split("=")
+    assert the_sentence(outcome).startswith("--option: capsnet takes no ")
+    assert name in outcome.err
+    assert value in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("capsnt",), "unknown recipe or model 'capsnt'; did you mean 'capsnet'"),
+        (("capsnet-digit",), "unknown recipe or model 'capsnet-digit'; did you mean 'capsnet-digits'"),
+        (("capsnet", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'"),
+        (("capsnet", "--data", "fashion-mist"), "unknown data set 'fashion-mist'; did you mean 'fashion-mnist'"),
+    ],
+)
+def test_an_unknown_name_is_2_with_the_nearest(command, tmp_path, words, sentence):
+    outcome = command("train", *words)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_file_that_is_not_there_is_1(command, tmp_path):
+    outcome = command("train", "absent.toml")
+    assert outcome.status == 1
+    assert the_sentence(outcome) == "recipe absent.toml: cannot be read (No such file or directory)"

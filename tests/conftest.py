@@ -1,0 +1,22 @@
+"""Shared by all tests: few threads, and real data only where they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real data sets; tests that need it are skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no real data beside the checkout ({SHARED_DATA.name} folder is absent)")
+    return SHARED_DATA

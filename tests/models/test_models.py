@@ -1,0 +1,145 @@
+"""Every registered model, at sizes nobody published, and the registry."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps.errors import UnknownNameError
+from torchcaps.models import model_passport
+
+SMALL = {"channels": 8, "primary_types": 2}
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_passport_counts_the_parameters(name):
+    model = tc.create_model(name)
+    assert sum(p.numel() for p in model.parameters()) == model_passport(name).parameters
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_forward_at_the_published_size(name):
+    passport = model_passport(name)
+    model = tc.create_model(name).eval()
+    images = torch.rand(2, passport.in_chans, *passport.img_size)
+    capsules = model.capsules(images)
+    assert capsules.pose.shape[:2] == (2, passport.num_classes)
+    torch.testing.assert_close(model(images), capsules.activation)
+    assert 0 <= capsules.activation.min() <= capsules.activation.max() <= 1
+    assert model.reconstruct(capsules).shape == images.shape
+    torch.testing.assert_close(model(images[:1]), capsules.activation[:1])
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_a_step_reaches_every_parameter(name):
+    model = tc.create_model(name)
+    passport = model_passport(name)
+    images, labels = torch.rand(2, passport.in_chans, *passport.img_size), torch.tensor([0, 1])
+    tc.training.MarginObjective(model)(images, labels).total.backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+        assert parameter.grad.abs().max() > 0, parameter_name
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "in_chans", "img_size"), [(10, 1, 17), (3, 1, (40, 28)), (43, 3, 32), (2, 2, (17, 30)), (1, 1, 18)]
+)
+def test_any_size(num_classes, in_chans, img_size):
+    model = tc.create_model("capsnet", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **SMALL)
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    images = torch.rand(2, in_chans, height, width)
+    capsules = model.capsules(images)
+    assert capsules.pose.shape == (2, num_classes, 16)
+    assert model.reconstruct(capsules).shape == images.shape
+    assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
+
+
+@pytest.mark.parametrize("img_size", [16, (28, 16), (16, 28), 1])
+def test_too_small(img_size):
+    with pytest.raises(ValueError, match=r"img_size: the primary capsules .* at least 17x17 pixels, got"):
+        tc.create_model("capsnet", img_size=img_size)
+
+
+def test_wrong_images():
+    model = tc.create_model("capsnet", **SMALL)
+    expected = r"images: expected \[batch, channels=1, height=28, width=28\], got \[batch=2, channels=3"
+    with pytest.raises(ValueError, match=expected):
+        model(torch.rand(2, 3, 28, 28))
+
+
+def test_without_decoder():
+    model = tc.create_model("capsnet", decoder=False, **SMALL)
+    capsules = model.capsules(torch.rand(2, 1, 28, 28))
+    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
+        model.reconstruct(capsules)
+
+
+def test_reconstruct_by_label_or_by_length():
+    model = tc.create_model("capsnet", **SMALL).eval()
+    capsules = model.capsules(torch.rand(3, 1, 28, 28))
+    longest = capsules.activation.argmax(dim=1)
+    torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
+    assert (model.reconstruct(capsules) - model.reconstruct(capsules, (longest + 1) % 10)).abs().max() > 1e-4
+
+
+def test_registry():
+    assert "capsnet" in tc.list_models()
+    assert tc.list_models("caps*") == [name for name in tc.list_models() if name.startswith("caps")]
+    assert tc.list_models("no such*") == []
+    assert tc.list_models(pretrained=True) == []
+    with pytest.raises(UnknownNameError, match="unknown model 'capsnt'; did you mean 'capsnet'"):
+        tc.create_model("capsnt")
+    with pytest.raises(ValueError, match="pretrained: no weights are published"):
+        tc.create_model("capsnet", pretrained=True)
+    with pytest.raises(TypeError, match="takes no option 'itertions'"):
+        tc.create_model("capsnet", itertions=2)
+    with pytest.raises(ValueError, match="num_classes: expected at least 1, got 0"):
+        tc.create_model("capsnet", num_classes=0)
+
+
+def test_module_manners():
+    model = tc.create_model("capsnet", **SMALL).eval()
+    images = torch.rand(2, 1, 28, 28)
+    expected = model(images)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(images), expected)
+    fresh = tc.create_model("capsnet", **SMALL).eval()
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fresh(images), expected)
+    torch.testing.assert_close(model.double()(images.double()).float(), expected, rtol=1e-4, atol=1e-5)
+    model.float().to(memory_format=torch.channels_last)  # turns the capsule weights too: four axes
+    torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_keeps_routing_in_float32():
+    model = tc.create_model("capsnet", **SMALL).eval()
+    images = torch.rand(4, 1, 28, 28)
+    with torch.autocast("cpu", torch.bfloat16):
+        capsules = model.capsules(images)
+        drawn = model.reconstruct(capsules)
+    assert capsules.pose.dtype == capsules.activation.dtype == torch.float32
+    torch.testing.assert_close(capsules.activation, model(images), atol=0.02, rtol=0.05)
+    assert drawn.isfinite().all()
+
+
+def test_half_precision_weights():
+    model = tc.create_model("capsnet", **SMALL).eval()
+    images = torch.rand(2, 1, 28, 28)
+    expected = model(images)
+    half = model.bfloat16()
+    capsules = half.capsules(images.bfloat16())
+    torch.testing.assert_close(capsules.activation.float(), expected, atol=0.03, rtol=0.1)
+    assert half.reconstruct(capsules).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_compiles_whole_and_takes_another_batch_size():
+    model = tc.create_model("capsnet", **SMALL).eval()
+    compiled = torch.compile(model, fullgraph=True)
+    for batch in (4, 7):
+        images = torch.rand(batch, 1, 28, 28)
+        torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)

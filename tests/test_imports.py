@@ -1,0 +1,83 @@
+"""The order of the rooms, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchcaps
+
+SOURCE = Path(torchcaps.__file__).parent
+ROOMS = [
+    ("types", "errors"), ("functional",), ("kernels",), ("ops",), ("testing",), ("data",), ("nn",), ("models",),
+    ("training", "evaluation"), ("viz",), ("report",), ("cli",),
+]  # fmt: skip
+RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imported_rooms(path):
+    """Rooms that a file imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "torchcaps":
+            yield from (alias.name for alias in node.names if alias.name in RANK)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("torchcaps."))
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in RANK], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_imports_from_those_above_it(path):
+    room = room_of(path)
+    for other in imported_rooms(path):
+        assert other in RANK, f"{path} imports {other}, which is no room"
+        assert other == room or RANK[other] < RANK[room] or {room, other} == {"types", "errors"}, f"imports {other}"
+
+
+def test_every_room_has_its_place():
+    rooms = {room_of(path) for path in FILES} - {"__init__", "__main__"}
+    assert rooms == set(RANK)
+
+
+def test_data_knows_only_types_and_errors():
+    for path in (SOURCE / "data").rglob("*.py"):
+        assert set(imported_rooms(path)) <= {"types", "errors", "data"}, path
+
+
+def test_only_ops_imports_kernels():
+    for path in FILES:
+        if room_of(path) not in ("ops", "kernels"):
+            assert "kernels" not in set(imported_rooms(path)), path
+
+
+@pytest.mark.parametrize("statement", ["import torchcaps", "import torchcaps.cli.main"])
+def test_import_does_not_wait_for_torch(statement):
+    code = f"{statement}; import sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_library_code_reads_no_environment_and_no_torchvision():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "os.environ" not in text and "getenv" not in text, path
+        assert "import torchvision" not in text, path
+
+
+def test_version_is_that_of_the_package():
+    from importlib.metadata import version
+
+    assert torchcaps.__version__ == version("torchcaps")
+
+
+def test_public_names_resolve():
+    for name in torchcaps.__all__:
+        assert getattr(torchcaps, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = torchcaps.nothing

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps.data import load_dataset
+from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
+from torchcaps.training import Interrupted, OptionError, RunFolder, TrainConfig, load, train
+from torchcaps.training.checkpoint import load_tensors
+from torchcaps.training.loop import LOG_EVERY
+from torchcaps.training.objective import MarginObjective
+
+from .makers import contents, left_behind, tiny, write_bars
+
+
+def stop_after(step):
+    """A `should_stop` that says so once, after this many steps."""
+    count = iter(range(1, 10_000))
+    return lambda: next(count) == step
+
+
+@pytest.fixture(scope="module")
+def whole(bars, tmp_path_factory):
+    """A run of 6 steps that nothing stopped."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny(bars), folder)
+    return folder
+
+
+def test_the_data_set_of_these_tests_has_the_steps_they_count_on(bars):
+    assert len(load_dataset(bars, "train")) == 48
+
+
+def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(whole, bars):
+    rows = RunFolder.open(whole).rows()
+    assert [(row["kind"], row["step"], row.get("epoch")) for row in rows] == [("epoch", 3, 1), ("epoch", 6, 2)]
+    for row in rows:
+        assert 0 <= row["val_accuracy"] <= 1
+        assert math.isfinite(row["val_loss"])
+        assert row["images_per_second"] > 0
+    model = load(whole)
+    assert model.classes == ("0", "1", "2")
+    assert model(load_dataset(bars, "test").float_images()).shape == (12, 3)
+    assert left_behind(whole) == []
+
+
+def test_the_kept_model_is_the_one_of_the_best_epoch(bars, tmp_path):
+    kept = {}
+
+    def listener(row):
+        if row["kind"] == "epoch":
+            kept[row["epoch"]] = (row["best"], (tmp_path / "run" / "model.safetensors").read_bytes(), row)
+
+    train(tiny(bars, epochs=4, lr=0.05), tmp_path / "run", listener=listener)
+    best, changed = None, []
+    for epoch, (is_best, model, row) in kept.items():
+        better = best is None or (row["val_accuracy"], -row["val_loss"]) > best
+        assert is_best == better
+        best = (row["val_accuracy"], -row["val_loss"]) if better else best
+        changed.append(epoch == 1 or model != kept[epoch - 1][1])
+        assert changed[-1] == is_best
+    assert contents(tmp_path / "run")["model.safetensors"] == kept[max(e for e in kept if kept[e][0])][1]
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+def test_stopped_after_any_step_and_resumed_it_ends_in_the_same_bytes(bars, whole, tmp_path, step):
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of 6; the state is saved"):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(step))
+    train(TrainConfig(), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+    assert left_behind(tmp_path / "run") == []
+
+
+def test_stopped_after_every_step_it_ends_in_the_same_bytes(bars, whole, tmp_path):
+    for done in range(6):
+        with pytest.raises(Interrupted):
+            train(tiny(bars), tmp_path / "run", resume=done > 0, should_stop=lambda: True)
+    train(tiny(bars), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+class PowerCut(BaseException):
+    """What no handler of errors catches."""
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+def test_a_crash_in_any_step_loses_only_what_the_last_checkpoint_lacks(bars, whole, tmp_path, step):
+    def crash(row):
+        if row["kind"] == "tick" and row["step"] == step:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        train(tiny(bars), tmp_path / "run", listener=crash)
+    ticks = []
+    train(tiny(bars), tmp_path / "run", resume=True, listener=lambda row: ticks.append(row["step"]))
+    last_saved = max(saved for saved in (0, 2, 3, 4, 6) if saved < step)  # every 2nd step, and each epoch
+    assert ticks[0] == last_saved + 1
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_crash_between_the_model_and_the_checkpoint_of_an_epoch_is_made_good(bars, whole, tmp_path, monkeypatch):
+    def crash(row):
+        if row["kind"] == "epoch":
+            raise PowerCut  # the model and the metrics of this epoch are written, the checkpoint is not
+
+    with pytest.raises(PowerCut):
+        train(tiny(bars), tmp_path / "run", listener=crash)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    train(tiny(bars), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_finished_run_resumes_to_itself(bars, whole, tmp_path):
+    run = train(tiny(bars), tmp_path / "run")
+    steps = []
+    train(tiny(bars), run.path, resume=True, listener=lambda row: steps.append(row))
+    assert steps == []
+    assert contents(run.path) == contents(whole)
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_does(bars, whole, tmp_path):
+    torch.manual_seed(99)
+    for seed in (0, 1):
+        train(tiny(bars, seed=seed), tmp_path / str(seed))
+    assert contents(tmp_path / "0") == contents(whole)
+    for file in ("model.safetensors", "checkpoints/last.safetensors"):
+        assert contents(tmp_path / "1")[file] != contents(whole)[file]
+
+
+def test_the_callers_random_numbers_stay_as_they_were(bars, tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    train(tiny(bars, epochs=1), tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_of_steps_come_every_so_many(bars, tmp_path):
+    run = train(tiny(bars, batch_size=2, epochs=2), tmp_path / "run")
+    steps = [row for row in run.rows() if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == [LOG_EVERY, 2 * LOG_EVERY]
+    assert all({"loss", "accuracy", "lr"} <= row.keys() for row in steps)
+
+
+def test_colour_images_that_are_not_square_train(tmp_path):
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    images, labels = random.random((20, 3, 24, 18), dtype=np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "colour.npz", images=images, labels=labels)
+    train(tiny(tmp_path / "colour.npz", epochs=1, holdout=0.2, flip=True, degrees=5.0, zoom=0.1), tmp_path / "run")
+    assert load(tmp_path / "run").preprocess.to_dict() == {"img_size": [24, 18], "in_chans": 3}
+
+
+def test_clipping_changes_the_steps_and_bf16_trains(bars, whole, tmp_path):
+    train(tiny(bars, clip=1e-3), tmp_path / "clipped")
+    assert contents(tmp_path / "clipped")["model.safetensors"] != contents(whole)["model.safetensors"]
+    run = train(tiny(bars, precision="bf16"), tmp_path / "bf16")
+    assert all(math.isfinite(row["val_loss"]) for row in run.rows())
+    assert {tensor.dtype for tensor in load_tensors(run.model)[0].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"data": "no/such/file.npz"}, DataError, "no such file or folder"),
+        ({"data": "digit"}, UnknownNameError, "unknown data set 'digit'; did you mean 'digits'"),
+        ({"model": "capsnot"}, UnknownNameError, "unknown model 'capsnot'; did you mean 'capsnet'"),
+        ({"model_options": {"itertions": 2}}, OptionError, "itertions"),
+        ({"model_options": {"iterations": 0}}, ValueError, "iterations: expected at least 1, got 0"),
+        ({"model_options": {"decoder": False}}, ValueError, "reconstruction: expected 0 for a model without a decoder"),
+        ({"img_size": (16, 16)}, ValueError, "at least 17x17 pixels, got 16x16"),
+        ({"holdout": 48}, DataError, "holdout: expected a count from 1 to 47, got 48"),
+        ({"device": "nonsense"}, RunError, "device: 'nonsense' cannot be used here"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder(bars, tmp_path, changes, error, complaint):
+    with pytest.raises(error, match=complaint):
+        train(tiny(bars).updated(**changes), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_in_the_same_folder_is_refused_before_anything_is_read(whole):
+    before = contents(whole)
+    with pytest.raises(RunError, match="there is a run here already"):
+        train(tiny("no/such/data.npz"), whole)
+    assert contents(whole) == before
+
+
+def test_a_loss_that_diverges_before_the_first_checkpoint_leaves_nothing(bars, tmp_path):
+    with pytest.raises(TrainingError) as raised:
+        train(tiny(bars, lr=1e30, schedule="constant", checkpoint_every=100), tmp_path / "run")
+    assert "became" in str(raised.value)
+    assert "there was no checkpoint yet; start again with a lower lr, or with clip" in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def poison(monkeypatch, step):
+    """Make the loss of one step infinite or NaN, as a bad batch would."""
+    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+
+    def poisoned(self, images, labels):
+        losses = forward(self, images, labels)
+        return losses._replace(total=losses.total * math.nan) if next(count) == step else losses
+
+    monkeypatch.setattr(MarginObjective, "forward", poisoned)
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(bars, whole, tmp_path, monkeypatch):
+    poison(monkeypatch, step=4)
+    with pytest.raises(TrainingError) as raised:
+        train(tiny(bars), tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    assert f"the loss became nan after step 3; the last good state is kept in {last}" in str(raised.value)
+    assert all(tensor.isfinite().all() for tensor in load_tensors(last)[0].values())
+    monkeypatch.undo()
+    train(tiny(bars), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_weights_that_are_no_numbers_never_replace_a_checkpoint_or_a_model(bars, whole, tmp_path, monkeypatch):
+    step_of = torch.optim.Adam.step
+    count = iter(range(1, 10_000))
+
+    def ruin(self, *args, **kwargs):
+        step_of(self, *args, **kwargs)
+        if next(count) == 3:  # the last step of the epoch: nothing after it would show a loss
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].fill_(math.inf)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", ruin)
+    with pytest.raises(TrainingError, match=r"the weights conv\.weight became infinite or NaN; the last good state is"):
+        train(tiny(bars), tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert load_tensors(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["progress"]["step"] == 2
+    monkeypatch.undo()
+    train(tiny(bars), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_resumed_run_refuses_data_that_changed(tmp_path):
+    data = write_bars(tmp_path / "bars.npz")
+    with pytest.raises(Interrupted):
+        train(tiny(data), tmp_path / "run", should_stop=lambda: True)
+    before = (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes()
+    for changes in ({"count": 66}, {"classes": 4}):
+        write_bars(data, **changes)
+        with pytest.raises(RunError, match=r"data was .*'train': 42.* when the run was stopped, and is"):
+            train(tiny(data), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "model", "empty"])
+def test_a_damaged_checkpoint_is_named_and_stays(bars, whole, tmp_path, damage):
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=lambda: True)
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    bad = {"truncated": last.read_bytes()[:5000], "model": (whole / "model.safetensors").read_bytes(), "empty": b""}
+    last.write_bytes(bad[damage])
+    with pytest.raises(RunError, match=f"{last}: "):
+        train(tiny(bars), tmp_path / "run", resume=True)
+    assert last.read_bytes() == bad[damage]
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no run folder"):
+        train(TrainConfig(), tmp_path / "absent", resume=True)
+
+
+def test_layers_keep_their_modes_and_the_model_is_in_evaluation_mode_when_loaded(whole):
+    assert not any(module.training for module in load(whole).modules() if isinstance(module, nn.Module))
