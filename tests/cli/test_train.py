@@ -24,7 +24,6 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
     assert lines[-1] == "run folder: runs/capsnet-bars"
     assert "epoch 1/2" in outcome.err
     assert "epoch 2/2" in outcome.err
-    assert "no plots" in outcome.err or not outcome.err.count("plots")
     run = tmp_path / "runs" / "capsnet-bars"
     assert {path.name for path in run.iterdir()} >= {"config.json", "model.safetensors", "evaluation.json"}
     assert left_behind(run) == []
@@ -133,14 +132,13 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
             signal.raise_signal(number)
         return forward(self, images, labels)
 
-    monkeypatch.setattr(MarginObjective, "forward", interrupted)
-    outcome = command(*start, "--output", "out of order")
+    with monkeypatch.context() as patch:
+        patch.setattr(MarginObjective, "forward", interrupted)
+        outcome = command(*start, "--output", "out of order")
     assert outcome.status == 128 + number
     assert outcome.out == ""
     assert "stopped after step 4 of 6; the state is saved" in outcome.err
     assert "continue with: torchcaps train capsnet --output 'out of order' --resume" in outcome.err
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
     assert command("train", "capsnet", "--output", "out of order", "--resume", "--keep-memory", "no").status == 0
     assert contents(tmp_path / "out of order") == contents(tmp_path / "whole")
 
@@ -155,13 +153,12 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
             signal.raise_signal(signal.SIGINT)
         return forward(self, images, labels)
 
-    monkeypatch.setattr(MarginObjective, "forward", interrupted)
-    outcome = command(*start, "--output", "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(MarginObjective, "forward", interrupted)
+        outcome = command(*start, "--output", "out")
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err
     assert not (tmp_path / "out" / "checkpoints" / "last.safetensors").exists()
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
     assert command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no").status == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert left_behind(tmp_path / "out") == []

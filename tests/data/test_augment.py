@@ -123,6 +123,19 @@ def test_affine_of_bytes_is_the_rounded_affine():
     assert torch.equal(moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
+    images = torch.randint(0, 256, (9, 2, 7, 6), generator=drawn(0)).to(dtype)
+    for change in (shift, flip):
+        there = change(images.cuda(), generator=drawn(1))
+        assert there.is_cuda
+        assert torch.equal(there.cpu(), change(images, generator=drawn(1)))
+    expected = affine(images, degrees=20, generator=drawn(1))
+    there = affine(images.cuda(), degrees=20, generator=drawn(1)).cpu()
+    torch.testing.assert_close(there, expected, rtol=0, atol=1 if dtype == torch.uint8 else 0.01)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -105,6 +105,13 @@ def test_one_class_only(tmp_path, levels):
         load_dataset(root)
 
 
+def test_too_few_to_split(tmp_path):
+    root = write_folder(tmp_path / "own", count=1)
+    with pytest.raises(DataError, match="own: no class has two images, so that none can be held out"):
+        load_dataset(root)
+    assert len(load_dataset(write_folder(tmp_path / "two", count=2), "test")) == 2
+
+
 def test_no_class_folders(tmp_path):
     picture().save(tmp_path / "0.png")
     with pytest.raises(DataError, match=r"no class folders in it; expected .*/<class>/<image>"):

@@ -67,7 +67,7 @@ def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets: StubData) -> Non
         "classes",
     }  # fmt: skip
     assert document["classes"] == list(CLASSES)
-    assert document["calibration_error"] == document["calibration"]["normalised"]["error"]
+    assert document["calibration_error"] == document["calibration"]["length"]["error"]
     assert sum(document["calibration"]["length"]["count"]) == 6
 
 

@@ -45,7 +45,7 @@ def evaluate(
         print_json(found.to_dict())
     else:
         print_table(found.table())
-        calibration = found.calibration.normalised.error
+        calibration = found.calibration.length.error
         print(f"\nmargin loss {found.loss:.4f}, calibration error {calibration:.4f}, {found.num_samples} images")
     folder = output if output is not None else report.evaluation_folder(run, data, split)
     report.write_evaluation(folder, found, model, images)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import ImageSet, check_labels
-from torchcaps.data.entries import SPLIT_SEED, TEST_FRACTION, natural
+from torchcaps.data.entries import natural
 from torchcaps.data.pixels import array_images
-from torchcaps.data.split import holdout
+from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
 WHOLE = (("images", "labels"), ("x", "y"))
@@ -44,7 +44,7 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
         DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
     """
     path = Path(path)
-    arrays = _load_npz(path) if path.suffix == ".npz" else _load_npy(path)
+    arrays = _load_npz(path) if path.suffix.lower() == ".npz" else _load_npy(path)
     pairs = _pairs(path, arrays)
     key = split if split in pairs else "all"
     if key not in pairs:
@@ -56,7 +56,7 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     if len(images) != len(labels):
         raise DataError(f"{path}: {len(labels)} labels for {len(images)} images")
     if key == "all":
-        index = holdout(labels, TEST_FRACTION, SPLIT_SEED)[split == "test"]
+        index = default_split(str(path), labels, split)
         images, labels = images[index], labels[index]
     return ImageSet(images, labels, classes, path.stem)
 

@@ -73,7 +73,10 @@ class ImageSet:
         return replace(self, images=self.images[index], labels=self.labels[index.to(self.labels.device)])
 
     def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
-        """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`."""
+        """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`.
+
+        A set of floats gives its own tensor when `indices` is None, not a copy.
+        """
         images = self.images
         if indices is not None:
             images = images[torch.as_tensor(indices, dtype=torch.int64, device=images.device)]

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.images import decode_image, is_grey
-from torchcaps.data.split import holdout
+from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
-
-TEST_FRACTION = 0.2
-SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,11 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
     if any(e.split for e in ordered):
         chosen = [e for e in ordered if e.split == split]
     else:
-        chosen = _hold_out(ordered, index, split)
+        labels = torch.tensor([index[e.label] for e in ordered])
+        chosen = [ordered[i] for i in default_split(name, labels, split)]
     if not chosen:
         raise DataError(f"{name}: no image of the {split!r} split in it")
     return chosen, classes, torch.tensor([index[e.label] for e in chosen])
-
-
-def _hold_out(ordered: list[Entry], index: dict[str, int], split: str) -> list[Entry]:
-    kept, held = holdout(torch.tensor([index[e.label] for e in ordered]), TEST_FRACTION, SPLIT_SEED)
-    return [ordered[i] for i in (kept if split == "train" else held)]
 
 
 def read_entries(

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from torchcaps.errors import DataError
 
+TEST_FRACTION = 0.2
+
 
 def holdout(labels: Tensor, fraction_or_count: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
@@ -37,6 +39,23 @@ def holdout(labels: Tensor, fraction_or_count: float, seed: int = 0) -> tuple[Te
     if held.all() or not held.any():
         raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def default_split(name: str, labels: Tensor, split: str) -> Tensor:
+    """Indices of "train" or "test" for a set that has no split of its own: 80 : 20, class by class, by seed 0.
+
+    Args:
+        name: the set's name or path, for errors.
+        labels: `[n]`, integers, the class of each image.
+        split: "train" or "test".
+
+    Raises:
+        DataError: no class has two images.
+    """
+    try:
+        return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
+    except DataError:
+        raise DataError(f"{name}: no class has two images, so that none can be held out to test on") from None
 
 
 def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:

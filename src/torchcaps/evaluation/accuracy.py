@@ -66,7 +66,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors per sample, ready for JSON.
 
-        `calibration_error` is the expected calibration error of the normalised activations; `calibration` holds both
+        `calibration_error` is the expected calibration error of the longest capsule's length; `calibration` holds both
         readings, `normalised` and `length`, with their tables.
         """
         return {
@@ -76,7 +76,7 @@ class Evaluation:
             "num_samples": self.num_samples,
             "confusion_matrix": self.confusion.tolist(),
             "loss": self.loss,
-            "calibration_error": self.calibration.normalised.error,
+            "calibration_error": self.calibration.length.error,
             "calibration": asdict(self.calibration),
             "classes": list(self.classes),
         }

