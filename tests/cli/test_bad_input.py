@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 from training.makers import contents
 
+from torchcaps.training.checkpoint import load_tensors
+
 from .conftest import the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -92,7 +94,9 @@ def test_wrong_magic(refused, idx_folder):
     refused(idx_folder, path, "wrong magic number 0x00000d03")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:40] + bytes(60) + b[100:], lambda b: b"no"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:40] + bytes(60) + b[100:], lambda b: b"no"]
+)
 def test_a_corrupt_png_in_either_split(refused, trains, photos, damage):
     trains(photos)
     for file in sorted((photos / "cat").iterdir()):
@@ -114,7 +118,13 @@ def test_classes_of_one_image_each_leave_nothing_to_validate_with(refused, photo
     for file in photos.glob("*/*.png"):
         if file.stem != "0":
             file.unlink()
-    refused(photos, "holdout")
+    refused(photos, "no class has two images")
+
+
+def test_a_training_split_of_one_image_each_leaves_nothing_to_validate_with(refused, tmp_path):
+    images, labels = np.zeros((2, 20, 20), dtype=np.uint8), np.arange(2)
+    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    refused(tmp_path / "few.npz", "holdout: 0.2 of 2 images leaves nothing on one side")
 
 
 def test_one_class_of_one_image_trains(trains, photos):
@@ -181,12 +191,15 @@ def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_that_diverges_later_keeps_the_run(command, start, tmp_path):
-    command(*start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1)
-    outcome = command(*start, "--lr", "1e25", "--schedule", "constant", "--output", "two", "--checkpoint-every", 1)
+def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, tmp_path):
+    outcome = command(*start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1)
     assert outcome.status == 1
-    kept = tmp_path / "two" / "checkpoints" / "last.safetensors"
-    assert (f"the last good state is kept in {kept}" in outcome.err) == kept.exists()
+    kept = tmp_path / "out" / "checkpoints" / "last.safetensors"
+    assert "the last good state is kept in out/checkpoints/last.safetensors" in the_sentence(outcome)
+    before = kept.read_bytes()
+    assert all(tensor.isfinite().all() for tensor in load_tensors(kept)[0].values())
+    assert command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no") == outcome
+    assert kept.read_bytes() == before
 
 
 @pytest.mark.parametrize("place", ["file/run", "file"])

@@ -13,7 +13,11 @@ from .conftest import the_sentence
 
 @pytest.mark.parametrize(
     ("words", "known", "heading"),
-    [(["models"], list_models, "model"), (["recipes"], list_recipes, "recipe"), (["data", "list"], list_datasets, "data")],
+    [
+        (["models"], list_models, "model"),
+        (["recipes"], list_recipes, "recipe"),
+        (["data", "list"], list_datasets, "data"),
+    ],
 )
 def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, known, heading):
     outcome = command(*words)

@@ -66,9 +66,7 @@ class TestEvaluate:
     def test_data_of_other_classes_are_refused(self, command, run):
         outcome = command("evaluate", run, "--data", "digits")
         assert outcome.status == 1
-        assert the_sentence(outcome) == (
-            "digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)"
-        )
+        assert the_sentence(outcome) == ("digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)")
         assert not (run / "evaluations").exists()
 
 
@@ -141,7 +139,9 @@ class TestPredict:
         assert complaint in outcome.err
 
 
-@pytest.mark.parametrize("words", [["evaluate", "RUN"], ["predict", "RUN", "x.png"], ["reconstruct", "RUN"], ["perturb", "RUN"]])
+@pytest.mark.parametrize(
+    "words", [["evaluate", "RUN"], ["predict", "RUN", "x.png"], ["reconstruct", "RUN"], ["perturb", "RUN"]]
+)
 class TestDamagedRuns:
     def check(self, command, words, place, complaint):
         outcome = command(*(place if word == "RUN" else word for word in words))
@@ -164,7 +164,9 @@ class TestDamagedRuns:
         self.check(command, words, run, "is no readable checkpoint")
 
     def test_the_state_of_a_training(self, command, words, run):
-        self.check(command, words, run / "checkpoints" / "last.safetensors", "holds the state of a training, not a model")
+        self.check(
+            command, words, run / "checkpoints" / "last.safetensors", "holds the state of a training, not a model"
+        )
 
 
 @pytest.mark.parametrize("name", ["evaluate", "reconstruct", "perturb"])

@@ -64,7 +64,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(TrainingError) as raised, atomic(path) as partial:
         partial.write_text("half of")
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert str(raised.value) == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
+    assert (
+        str(raised.value) == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
+    )
     assert json.loads(path.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [path]
 

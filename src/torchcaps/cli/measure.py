@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
 
 
 def evaluate(
@@ -74,6 +74,8 @@ def predict(
     from torchcaps import evaluation, load
     from torchcaps.training.optim import resolve_device
 
+    if not images:
+        raise UsageError("images: expected image files or folders after the run, got none")
     found = evaluation.predict(load(run, device=resolve_device(device)), images)
     if json:
         print_json([prediction.to_dict() for prediction in found])

@@ -1,0 +1,106 @@
+"""`kill -9` at any moment, then --resume: the run ends in the same bytes as one that nothing stopped."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+
+import pytest
+from training.makers import contents, left_behind
+
+from .commands import PLAIN, SMALL, begun, typed, until
+
+STEPS = 320  # of the run below: 40 epochs of 8 steps
+RUN = ("train", "capsnet", "--output", "run", "--epochs", 40, "--batch-size", 6, "--holdout", 6, *SMALL)
+SEED = 20_171_026
+
+
+def words(bars):
+    return (*RUN, "--data", bars, "--checkpoint-every", 5)
+
+
+@pytest.fixture(scope="module")
+def whole(bars, tmp_path_factory):
+    """The run that nothing stopped."""
+    cwd = tmp_path_factory.mktemp("whole")
+    done = typed(*words(bars), cwd=cwd, command=PLAIN)
+    assert done.returncode == 0, done.stderr
+    return contents(cwd / "run")
+
+
+def kill(bars, cwd, trigger, delay):
+    """Start or resume the run, and kill it some milliseconds after the trigger; whether that came before its end."""
+    process = begun(*words(bars), "--resume", cwd=cwd)
+    came = until(lambda: trigger(cwd / "run"), process)
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+    return came and process.returncode == -signal.SIGKILL
+
+
+def rows(run):
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def check_kills(bars, whole, cwd, kills):
+    """Kill one run so many times, further on each time, then let it end."""
+    luck = random.Random(SEED + kills)
+    for _ in range(5):
+        # Rows come every step of 20 and every epoch of 8 steps. The last fifth is left, for the run not to end first.
+        targets = sorted(luck.sample(range(1, int(0.8 * (STEPS // 20 + STEPS // 8))), kills))
+        if all(kill(bars, cwd, lambda run, t=target: rows(run) >= t, luck.uniform(0, 0.03)) for target in targets):
+            break
+        shutil.rmtree(cwd / "run")
+    else:
+        pytest.fail("the run ended before it could be killed, five times")
+    done = typed(*words(bars), "--resume", cwd=cwd, command=PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert contents(cwd / "run") == whole
+    assert left_behind(cwd) == []
+
+
+def test_killed_three_times_and_resumed_it_ends_in_the_same_bytes(bars, whole, tmp_path):
+    check_kills(bars, whole, tmp_path, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, 11])
+def test_killed_ten_times_and_resumed_it_ends_in_the_same_bytes(bars, whole, tmp_path, kills):
+    check_kills(bars, whole, tmp_path, kills)
+
+
+def test_killed_before_the_first_checkpoint_it_starts_again(bars, whole, tmp_path):
+    assert kill(bars, tmp_path, lambda run: (run / "config.json").exists(), delay=0)
+    done = typed(*words(bars), "--resume", cwd=tmp_path, command=PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "run") == whole
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.2 * k for k in range(1, 11)])
+def test_killed_at_any_time_after_the_start_it_ends_in_the_same_bytes(bars, whole, tmp_path, delay):
+    kill(bars, tmp_path, lambda run: True, delay=delay)
+    done = typed(*words(bars), "--resume", cwd=tmp_path, command=PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "run") == whole
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_by_a_signal_it_saves_and_resumes_to_the_same_bytes(bars, whole, tmp_path, number, status):
+    process = begun(*words(bars), cwd=tmp_path)
+    assert until(lambda: rows(tmp_path / "run") >= 5, process)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == status
+    assert "the state is saved; continue with: torchcaps train capsnet --output run --resume" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
+    assert left_behind(tmp_path) == []
+    done = typed("train", "capsnet", "--output", "run", "--resume", cwd=tmp_path, command=PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "run") == whole
