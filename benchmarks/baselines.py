@@ -114,6 +114,7 @@ def compiled(build: Callable[[CapsuleLinear], nn.Module]) -> Callable[[CapsuleLi
 VARIANTS = {
     "limit": Variant(LinearLimit, "plain linear layer, no routing", exact=False),
     "auto": Variant(library("auto"), "this library, implementation chosen by itself"),
+    "numba": Variant(library("numba"), "this library, compiled loops"),
     "cpu": Variant(library("cpu"), "this library, blocked torch operations"),
     "reference": Variant(library("reference"), "this library's readable reference, eager"),
     "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),

@@ -110,7 +110,9 @@ def layer_rows(batch: int, repeats: int, measured: dict[str, float]) -> list[dic
         built = variant.build(layer).cuda()
         time = milliseconds(both_passes(built, batch, (1152, 8)), repeats)
         peak = peak_mib(both_passes(built, batch, (1152, 8)))
-        rows.append({"layer": name, "batch": batch, "ms": time, "roofline ms": bound, "of roofline": bound / time, "MiB": peak})
+        rows.append(
+            {"layer": name, "batch": batch, "ms": time, "roofline ms": bound, "of roofline": bound / time, "MiB": peak}
+        )
     return rows
 
 

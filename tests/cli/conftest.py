@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from training.makers import tiny, write_bars
 
 from torchcaps.cli.main import main
 from torchcaps.report import run as report_run
 from torchcaps.training import train
+from training.makers import tiny, write_bars
 
 
 class Outcome(NamedTuple):

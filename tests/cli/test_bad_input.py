@@ -6,9 +6,9 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from training.makers import contents
 
 from torchcaps.training.checkpoint import load_tensors
+from training.makers import contents
 
 from .conftest import the_sentence
 

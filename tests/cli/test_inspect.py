@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from PIL import Image
-from training.makers import tiny
 
 from torchcaps.training import train
+from training.makers import tiny
 
 from .conftest import the_sentence
 

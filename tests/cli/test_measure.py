@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from training.makers import left_behind, write_bars
 
 from torchcaps.data import load_dataset
+from training.makers import left_behind, write_bars
 
 from .conftest import the_sentence
 

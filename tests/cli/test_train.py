@@ -5,10 +5,10 @@ import signal
 
 import pytest
 import torch
-from training.makers import contents, left_behind
 
 from torchcaps.training import RunFolder
 from torchcaps.training.objective import MarginObjective
+from training.makers import contents, left_behind
 
 from .conftest import the_sentence
 

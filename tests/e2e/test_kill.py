@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+
 from training.makers import contents, left_behind
 
 from .commands import PLAIN, SMALL, begun, typed, until

@@ -11,6 +11,17 @@ from torchcaps.testing import assert_close, random_capsules, seeded
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
+def usable(impl):
+    """Whether an implementation can run here, on the CPU."""
+    try:
+        return ops.choose("routed_dynamic", torch.rand(1, 2, 2), torch.rand(2, 2, 2, 2), None, impl=impl)[0] == impl
+    except ValueError:
+        return False
+
+
+FAST = [impl for impl in ("cpu", "numba") if usable(impl)]
+
+
 @pytest.fixture(autouse=True)
 def _uninitialised_memory_is_nan():
     """A cell that a kernel leaves unwritten then shows."""
@@ -38,11 +49,16 @@ def values_and_gradients(tensors, impl, through=("pose", "activation", "coupling
     return list(routed) + [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, leaves, strict=True)]
 
 
-def compare(tensors, tolerance, **options):
+def compare(tensors, tolerance, impls=FAST, **options):
     names = ["pose", "activation", "coupling", "gradient of pose", "gradient of weight", "gradient of bias"]
-    fast, truth = (values_and_gradients(tensors, impl, **options) for impl in ("cpu", "reference"))
-    for name, a, b in zip(names, fast, truth, strict=False):
-        assert_close(name, a, b, tolerance, floor=1e-7)
+    truth = values_and_gradients(tensors, "reference", **options)
+    for impl in impls:
+        for name, a, b in zip(names, values_and_gradients(tensors, impl, **options), truth, strict=False):
+            assert_close(f"{impl}: {name}", a, b, tolerance, floor=1e-7)
+
+
+def test_the_blocked_path_is_always_there():
+    assert "cpu" in FAST
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -83,17 +99,19 @@ def test_memory_layouts():
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8, 1e8])
 def test_sizes(scale):
     tensors = inputs(3, 9, 5, 4, 3, dtype=torch.float32, scale=scale)
-    for tensor in values_and_gradients(tensors, "cpu"):
-        assert tensor.isfinite().all()
+    for impl in FAST:
+        for tensor in values_and_gradients(tensors, impl):
+            assert tensor.isfinite().all()
     if scale <= 1:  # beyond, the softmax is a hard choice and ties are decided by rounding
         compare(tensors, 1e-5, iterations=3)
 
 
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_pose(dtype):
+def test_half_precision_pose(dtype, impl):
     pose, weight, _ = inputs(4, 9, 5, 3, 2, dtype=torch.float32)
     half = pose.detach().to(dtype).requires_grad_()
-    routed = ops.routed_dynamic(half, weight, impl="cpu")
+    routed = ops.routed_dynamic(half, weight, impl=impl)
     expected = ops.routed_dynamic(half.float(), weight, impl="reference")
     assert routed.pose.dtype == torch.float32
     torch.testing.assert_close(routed.pose, expected.pose)
@@ -102,26 +120,29 @@ def test_half_precision_pose(dtype):
     assert half.grad.isfinite().all()
 
 
-def test_autocast_changes_nothing():
+@pytest.mark.parametrize("impl", FAST)
+def test_autocast_changes_nothing(impl):
     pose, weight, _ = inputs(4, 9, 5, 3, 2, dtype=torch.float32)
-    plain = ops.routed_dynamic(pose, weight, impl="cpu")
+    plain = ops.routed_dynamic(pose, weight, impl=impl)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = ops.routed_dynamic(pose, weight, impl="cpu")
+        cast = ops.routed_dynamic(pose, weight, impl=impl)
     torch.testing.assert_close(cast.pose, plain.pose, rtol=0, atol=0)
 
 
-def test_batch_of_one_and_repetition():
+@pytest.mark.parametrize("impl", FAST)
+def test_batch_of_one_and_repetition(impl):
     pose, weight, _ = inputs(5, 30, 5, 4, 3, dtype=torch.float32)
-    whole = ops.routed_dynamic(pose, weight, impl="cpu")
-    torch.testing.assert_close(ops.routed_dynamic(pose[2:3], weight, impl="cpu").pose, whole.pose[2:3])
-    again = ops.routed_dynamic(pose, weight, impl="cpu")
+    whole = ops.routed_dynamic(pose, weight, impl=impl)
+    torch.testing.assert_close(ops.routed_dynamic(pose[2:3], weight, impl=impl).pose, whole.pose[2:3])
+    again = ops.routed_dynamic(pose, weight, impl=impl)
     assert torch.equal(again.pose, whole.pose)
 
 
-def test_coupling_on_request():
+@pytest.mark.parametrize("impl", FAST)
+def test_coupling_on_request(impl):
     pose, weight, _ = inputs(2, 4, 3, 2, 2)
-    assert ops.routed_dynamic(pose, weight, impl="cpu").coupling is None
-    assert ops.routed_dynamic(pose, weight, impl="cpu", want_coupling=True).coupling.shape == (2, 4, 3)
+    assert ops.routed_dynamic(pose, weight, impl=impl).coupling is None
+    assert ops.routed_dynamic(pose, weight, impl=impl, want_coupling=True).coupling.shape == (2, 4, 3)
 
 
 def test_asked_for_by_name_it_works_or_says_why():

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
-from training.makers import tiny, write_bars
 
 from torchcaps.training import train
+from training.makers import tiny, write_bars
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from training.makers import left_behind, write_bars
 
 from torchcaps.errors import DataError, RunError
 from torchcaps.report import evaluation_folder, finish_run, open_run, write_evaluation
 from torchcaps.report import run as run_module
 from torchcaps.training import RunFolder
+from training.makers import left_behind, write_bars
 
 PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class", "reconstructions")
 

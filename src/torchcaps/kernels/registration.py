@@ -1,4 +1,4 @@
-"""What every implementation of `routed_dynamic` shares as an operator: shapes of its outcome, and its gradient's way."""
+"""What all implementations of `routed_dynamic` share as operators: shapes of the outcome, and the gradient's way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def connect(forward: Operator, backward: Operator) -> None:
         return grads[0], grads[1], grads[2] if ctx.has_bias else None, None, None, None, None
 
     forward.register_autograd(pass_on, setup_context=_remember)
-    backward.register_autograd(_refuse)
+    backward.register_autograd(refuse)
 
 
 def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
@@ -77,7 +77,8 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.has_bias, ctx.leaky, ctx.detach, ctx.want_coupling = bias is not None, leaky, detach, want_coupling
 
 
-def _refuse(_ctx: Any, *_grads: Tensor) -> Any:
+def refuse(_ctx: Any, *_grads: Tensor) -> Any:
+    """Say that there is no second derivative; for the autograd of a backward operator."""
     raise NotImplementedError(
-        "routed_dynamic: the fast implementations have no second derivative; impl='reference' has one"
+        "torchcaps: the fast implementations of routing have no second derivative; impl='reference' has one"
     )

@@ -2,29 +2,112 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+# Looked for once, without importing them: numba alone takes half a second.
+HAS_NUMBA, HAS_TRITON = (find_spec(name) is not None for name in ("numba", "triton"))
+# Weights below which compiled loops gain less than the seconds that compiling them takes.
+NUMBA_WORTH = 1 << 16
+# Numbers of a GPU program's block of votes, for 16 samples: parents x dimensions, each rounded up to a power of two.
+TRITON_BLOCK, TRITON_IN_DIM = 1024, 128
+
 
 class Support(NamedTuple):
-    """Whether an implementation can run, and in words why (not)."""
+    """Whether an implementation can run, in words why (not), and whether "auto" should take it."""
 
     usable: bool
     reason: str
+    worth_it: bool = True
+
+
+def cpu_dynamic_routing(votes: Tensor, *others: Tensor | None) -> Support:
+    """Whether the blocked CPU path of `dynamic_routing` can take these tensors."""
+    named = {"votes": votes} | {f"argument {n}": other for n, other in enumerate(others, 2) if other is not None}
+    reason = _elsewhere(named) or _other_type("votes", votes, (torch.float32, torch.float64))
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "blocked over samples: nothing but the votes is kept for the backward pass")
 
 
 def cpu_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
     """Whether the blocked CPU path of `routed_dynamic` can take these tensors."""
-    tensors = {"pose": pose, "weight": weight} | ({"bias": bias} if bias is not None else {})
-    for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
-            return Support(False, f"{name} is on {tensor.device}, not on the CPU")
-    if weight.dtype not in (torch.float32, torch.float64):
-        return Support(False, f"weight is {weight.dtype}; float32 and float64 are supported")
-    if pose.dtype not in (weight.dtype, torch.bfloat16, torch.float16):
-        return Support(False, f"pose is {pose.dtype} where weight is {weight.dtype}")
-    if bias is not None and bias.dtype != weight.dtype:
-        return Support(False, f"bias is {bias.dtype} where weight is {weight.dtype}")
+    reason = _not_on_cpu(pose, weight, bias)
+    if reason is not None:
+        return Support(False, reason)
     return Support(True, "blocked over samples: the votes of a batch are never stored")
+
+
+def numba_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
+    """Whether the compiled loops of `routed_dynamic` can take these tensors."""
+    if not HAS_NUMBA:
+        return Support(False, "numba is not installed (pip install 'torchcaps[fast]')")
+    reason = _not_on_cpu(pose, weight, bias)
+    if reason is not None:
+        return Support(False, reason)
+    if weight.numel() < NUMBA_WORTH:
+        return Support(True, f"fewer than {NUMBA_WORTH} weights do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
+
+
+def triton_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
+    """Whether the GPU kernels of `routed_dynamic` can take these tensors."""
+    if not HAS_TRITON:
+        return Support(False, "Triton is not installed")
+    device = weight.device.type
+    if device != "cuda" and not (device == "cpu" and _interpreting()):
+        return Support(False, f"weight is on {weight.device}, not on a GPU")
+    tensors = {"pose": pose} | ({"bias": bias} if bias is not None else {})
+    reason = _elsewhere(tensors, weight.device) or _other_type(
+        "weight", weight, (torch.float32, torch.bfloat16, torch.float16)
+    )
+    if reason is None and pose.dtype == torch.float64:
+        reason = "pose is torch.float64; at most float32 is supported"
+    if reason is None:
+        reason = _too_large(*weight.shape[1:])
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "GPU kernels: votes never leave the registers", worth_it=device == "cuda")
+
+
+def _too_large(parents: int, dim: int, in_dim: int) -> str | None:
+    block = (1 << (parents - 1).bit_length()) * (1 << (dim - 1).bit_length())
+    if block > TRITON_BLOCK:
+        return f"parents x dim, rounded up to powers of two, is {block}; at most {TRITON_BLOCK} fit in registers"
+    return f"in_dim is {in_dim}; at most {TRITON_IN_DIM} is supported" if in_dim > TRITON_IN_DIM else None
+
+
+def _interpreting() -> bool:
+    """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def _not_on_cpu(pose: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    """What keeps these tensors from the CPU paths."""
+    tensors = {"pose": pose, "weight": weight} | ({"bias": bias} if bias is not None else {})
+    reason = _elsewhere(tensors) or _other_type("weight", weight, (torch.float32, torch.float64))
+    if reason is None:
+        reason = _other_type("pose", pose, (weight.dtype, torch.bfloat16, torch.float16))
+    if reason is None and bias is not None:
+        reason = _other_type("bias", bias, (weight.dtype,))
+    return reason
+
+
+def _elsewhere(tensors: dict[str, Tensor], device: torch.device | None = None) -> str | None:
+    """The first tensor that is not on that device; on the CPU without one."""
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu" if device is None else tensor.device != device:
+            return f"{name} is on {tensor.device}, not on {device or 'the CPU'}"
+    return None
+
+
+def _other_type(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> str | None:
+    """Why a tensor of another type than these cannot be taken."""
+    if tensor.dtype in types:
+        return None
+    return f"{name} is {tensor.dtype}; supported here: {', '.join(dict.fromkeys(str(t) for t in types))}"

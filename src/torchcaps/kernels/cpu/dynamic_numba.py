@@ -1,9 +1,9 @@
 """Votes and routing by agreement in compiled loops: votes are recomputed where they are needed and never stored.
 
 Samples are laid out in groups of LANES, one to each lane of a vector register (see `lanes.py`, which needs numba and is
-imported at the first call). Groups are shared out among threads; no sum crosses a group, so the outcome does not depend
-on the number of threads. Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each;
-then, a few children at a time, dL/du, which becomes the gradient of the poses at once and of the weights by one product.
+imported at the first call). Groups are shared out among threads, and every sum is made by one of them in one order.
+Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each; then, child by child, dL/du
+of all samples, which becomes the gradient of their poses and of the child's weights before it leaves the cache.
 Letters: b batch, g groups, i children, j parents, d and k dimensions of a parent and a child, t the pass.
 """
 
@@ -21,8 +21,8 @@ from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.kernels.registration import connect, squash_backward
 
 LANES = 16
-# Couplings and gradients of logits of a block of samples, and gradients of the votes of a few children, in bytes.
-FACTORS_BYTES, VOTES_BYTES = 24 << 20, 8 << 20
+# Couplings and gradients of logits of a block of samples, in bytes.
+FACTORS_BYTES = 24 << 20
 
 
 @torch.library.custom_op("torchcaps::routed_dynamic_numba", mutates_args=())
@@ -30,6 +30,7 @@ def routed_dynamic(
     pose: Tensor, weight: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, want_coupling: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass `[iterations, b, j, d]`."""
+    del detach  # concerns gradients only
     layer = _Layer.of(pose, weight, leaky)
     sums = weight.new_empty((iterations, len(pose), *weight.shape[1:3]))
     coupling = layer.pairs() if want_coupling and iterations > 1 else weight.new_empty(0)
@@ -59,10 +60,8 @@ def routed_dynamic_backward(
     for block in _blocks(len(pose), weight, len(sums)):
         layer = _Layer.of(pose[block], weight, leaky)
         outer = None if grad_coupling is None else grad_coupling[block]
-        factors, against, grad_s = _factors(
-            layer, sums[:, block], grad_v[block], grad_length[block], outer, detach
-        )  # fmt: skip
-        grad_pose[block] = _spread(layer, pose[block], factors, against, grad_weight)
+        factors, against, grad_s = _factors(layer, sums[:, block], grad_v[block], grad_length[block], outer, detach)
+        grad_pose[block] = layer.spread(factors, against, grad_weight)
         if has_bias:
             grad_bias += grad_s.sum(dim=0)
     return grad_pose, grad_weight, grad_bias
@@ -111,16 +110,23 @@ class _Layer(NamedTuple):
         return self.by_sample(sums) * self.uniform
 
     def route(self, reached: Tensor, coupling: Tensor) -> Tensor:
-        """s `[b, j, d]` of a later pass, after parents that sum up to `reached`; fills `coupling` unless it is empty."""
+        """s `[b, j, d]` of a later pass, after parents that sum up to `reached`; fills `coupling` unless empty."""
         sums = self.parents()
         self.run("routed_pass", int(self.leaky), self.pose, self.weight, by_lane(reached), sums, coupling)
         return self.by_sample(sums)
 
-    def run(self, name: str, *arguments: Tensor | int) -> None:
-        """Run a loop of `lanes.py` on all groups, shared out among as many threads as torch uses."""
+    def spread(self, factors: Tensor, against: Tensor, grad_weight: Tensor) -> Tensor:
+        """From dL/du to the gradient of the poses `[b, i, k]`, and of the weights, which is added to `grad_weight`."""
+        grad_pose = torch.empty_like(self.pose)
+        arguments = (self.groups, self.pose, self.weight, factors, against, grad_pose, grad_weight)
+        self.run("gradient_pass", *arguments, of=len(self.weight))
+        return self.by_sample(grad_pose)
+
+    def run(self, name: str, *arguments: Tensor | int, of: int | None = None) -> None:
+        """Run a loop of `lanes.py` on all groups (or `of` children), shared out among as many threads as torch uses."""
         sizes = tuple(self.weight.shape)
         flat = [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in arguments]
-        in_threads(_loop(name), self.groups, sizes, *flat)
+        in_threads(_loop(name), self.groups if of is None else of, sizes, *flat)
 
 
 def by_lane(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -133,10 +139,10 @@ def by_lane(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return lanes
 
 
-def in_threads(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
-    """loop(first, last, ...) for all groups, in equal parts. Threads are made anew: they survive no fork, and cost 0.1 ms."""
-    threads = min(torch.get_num_threads(), groups)
-    parts = list(pairwise(groups * n // threads for n in range(threads + 1))) if threads else []
+def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
+    """loop(first, last, ...) for all of `count`, in equal parts. Threads are made anew: none survives a fork."""
+    threads = min(torch.get_num_threads(), count)
+    parts = list(pairwise(count * n // threads for n in range(threads + 1))) if threads else []
     if len(parts) < 2:
         for part in parts:
             loop(*part, *arguments)
@@ -206,20 +212,3 @@ def _pass_backward(layer: _Layer, grad_s: Tensor, reached: Tensor, grad_coupling
         coupling, grad_logits, grad_reached,
     )  # fmt: skip
     return layer.by_sample(grad_reached)
-
-
-def _spread(layer: _Layer, pose: Tensor, factors: Tensor, against: Tensor, grad_weight: Tensor) -> Tensor:
-    """From dL/du to the gradient of the poses `[b, i, k]`, and of the weights, which is added to `grad_weight`."""
-    children, parents, dim, in_dim = layer.weight.shape
-    rows, wide = parents * dim, layer.groups * LANES
-    count = max(1, min(children, VOTES_BYTES // max(1, rows * wide * factors.element_size())))
-    grad_votes, grad_pose = factors.new_empty(count * rows * wide), torch.empty_like(layer.pose)
-    total = grad_weight.view(children, rows, in_dim)
-    by_child = pose.detach().to(factors.dtype).transpose(0, 1)
-    for start in range(0, children, count):
-        some = slice(start, min(start + count, children))
-        found = some.stop - start
-        layer.run("votes_gradient", start, found, layer.groups, factors, against, layer.weight, grad_votes, grad_pose)
-        chunk = grad_votes[: found * rows * wide].view(found, rows, wide)[..., : layer.batch]
-        total[some].baddbmm_(chunk, by_child[some])
-    return layer.by_sample(grad_pose)

@@ -1,10 +1,11 @@
 """Vector instructions for compiled loops: LANES numbers at once, one of each sample. Needs numba.
 
 numba has no vector type, and whether its compiler finds one in a loop is luck; these few operations say what they mean.
-Each takes flat arrays and the position of the first number in each. Nothing is summed across lanes. Names: `x[n]` is the
-n-th vector of LANES numbers from a position.
+Each takes flat arrays and the position of the first number in each. Only `multiply_tile` sums across lanes. Names:
+`x[n]` is the n-th vector of LANES numbers from a position.
 """
 
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from numba.extending import intrinsic
 
 LANES = 16
 ROWS = 4  # rows that `multiply_rows` does at once: each x is loaded once for all of them
+TILE = 4  # rows and columns of `multiply_tile`: TILE x TILE sums fill a vector
 
 # A product may be fused with a sum (one rounding less); no sum is reordered; NaN and infinity are respected.
 _FLAGS = ("contract",)
@@ -73,6 +75,21 @@ class _Code:
         """variable += a b."""
         self.builder.store(self.multiply_add(a, b, self.builder.load(place)), place)
 
+    def lane_sums(self, vectors: list[Any]) -> Any:
+        """Lane n is the sum of the lanes of the n-th of LANES vectors: halves are added, pair by pair."""
+        width = LANES
+        while len(vectors) > 1:
+            half, starts = width // 2, range(0, 2 * LANES, width)
+            low = [start + n for start in starts for n in range(half)]
+            high = [start + half + n for start in starts for n in range(half)]
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [self.builder.fadd(self._picked(a, b, low), self._picked(a, b, high)) for a, b in pairs]
+            width = half
+        return vectors[0]
+
+    def _picked(self, a: Any, b: Any, lanes: list[int]) -> Any:
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
+
     def exp(self, x: Any) -> Any:
         """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
         single = self.bits == 32
@@ -106,7 +123,9 @@ def _operation(write: Callable[..., None]) -> Callable[..., Any]:
     return typed
 
 
-def _multiply(code: _Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any) -> None:
+def _multiply(
+    code: _Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+) -> None:
     each = [code.integer(r) for r in range(rows)]
     totals = [code.variable(code.load(out, out0, r)) for r in each]
     starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
@@ -120,13 +139,13 @@ def _multiply(code: _Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n:
 
 
 @intrinsic
-def multiply_rows(typingctx, w, w0, row, column, n, x, x0, out, out0):  # type: ignore[no-untyped-def]
+def multiply_rows(typingctx, w, w0, row, column, n, x, x0, out, out0):
     """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
     return _operation(lambda code, *a: _multiply(code, ROWS, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
 
 
 @intrinsic
-def multiply_row(typingctx, w, w0, row, column, n, x, x0, out, out0):  # type: ignore[no-untyped-def]
+def multiply_row(typingctx, w, w0, row, column, n, x, x0, out, out0):
     """The same for one row."""
     return _operation(lambda code, *a: _multiply(code, 1, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
 
@@ -139,7 +158,7 @@ def _dot(code: _Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: 
 
 
 @intrinsic
-def dot(typingctx, a, a0, b, b0, n, out, out0):  # type: ignore[no-untyped-def]
+def dot(typingctx, a, a0, b, b0, n, out, out0):
     """out = sum_n a[n] b[n]."""
     return _operation(_dot)(typingctx, a, a0, b, b0, n, out, out0)
 
@@ -152,9 +171,60 @@ def _accumulate(code: _Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out:
 
 
 @intrinsic
-def accumulate(typingctx, factor, f0, a, a0, n, out, out0):  # type: ignore[no-untyped-def]
+def accumulate(typingctx, factor, f0, a, a0, n, out, out0):
     """out[n] += factor a[n]."""
     return _operation(_accumulate)(typingctx, factor, f0, a, a0, n, out, out0)
+
+
+def _accumulate_two(
+    code: _Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
+) -> None:
+    times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
+    with cgutils.for_range(code.builder, n) as loop:
+        total = code.load(out, out0, loop.index)
+        for one, at in zip(times, (a0, a1), strict=True):
+            total = code.multiply_add(one, code.load(a, at, loop.index), total)
+        code.store(total, out, out0, loop.index)
+
+
+@intrinsic
+def accumulate_two(typingctx, factor, f0, f1, a, a0, a1, n, out, out0):
+    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
+    return _operation(_accumulate_two)(typingctx, factor, f0, f1, a, a0, a1, n, out, out0)
+
+
+def _multiply_tile(
+    code: _Code, a: Any, a0: Any, a_row: Any, a_step: Any, rows: Any,
+    b: Any, b0: Any, b_row: Any, b_step: Any, columns: Any, n: Any, out: Any, out0: Any,
+) -> None:  # fmt: skip
+    builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
+
+    def starts(first: Any, row: Any, count: Any) -> list[Any]:
+        """Positions of the rows; the last again in the place of those that there are not."""
+        last = builder.sub(count, code.integer(1))
+        each = [code.integer(r) for r in range(TILE)]
+        real = [builder.select(builder.icmp_signed("<", r, count), r, last) for r in each]
+        return [builder.add(first, builder.mul(row, r)) for r in real]
+
+    a_starts, b_starts, none = starts(a0, a_row, rows), starts(b0, b_row, columns), code.integer(0)
+    with cgutils.for_range(builder, n) as loop:
+        at = [builder.mul(loop.index, step) for step in (a_step, b_step)]
+        left = [code.load(a, builder.add(start, at[0]), none) for start in a_starts]
+        right = [code.load(b, builder.add(start, at[1]), none) for start in b_starts]
+        for index, total in enumerate(totals):
+            code.add_product(total, left[index // TILE], right[index % TILE])
+    code.store(code.lane_sums([builder.load(total) for total in totals]), out, out0, none)
+
+
+@intrinsic
+def multiply_tile(typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0):
+    """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
+
+    a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
+    """
+    return _operation(_multiply_tile)(
+        typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0
+    )
 
 
 def _softmax(code: _Code, x: Any, x0: Any, n: Any) -> None:
@@ -173,7 +243,7 @@ def _softmax(code: _Code, x: Any, x0: Any, n: Any) -> None:
 
 
 @intrinsic
-def softmax(typingctx, x, x0, n):  # type: ignore[no-untyped-def]
+def softmax(typingctx, x, x0, n):
     """x[n] = exp(x[n]) / sum_m exp(x[m])."""
     return _operation(_softmax)(typingctx, x, x0, n)
 
@@ -189,6 +259,6 @@ def _softmax_gradient(code: _Code, c: Any, c0: Any, grad: Any, grad0: Any, n: An
 
 
 @intrinsic
-def softmax_gradient(typingctx, c, c0, grad, grad0, n):  # type: ignore[no-untyped-def]
+def softmax_gradient(typingctx, c, c0, grad, grad0, n):
     """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
     return _operation(_softmax_gradient)(typingctx, c, c0, grad, grad0, n)

@@ -1,0 +1,1 @@
+"""GPU paths in Triton."""

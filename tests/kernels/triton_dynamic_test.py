@@ -1,0 +1,109 @@
+"""The Triton kernels against the reference, in Triton's interpreter or, where there is one, on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from torchcaps import ops
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    pytest.importorskip("triton")  # the operator takes CPU tensors only where the interpreter is known to be at work
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+runs_kernels = pytest.mark.skipif(
+    DEVICE == "cpu" and not INTERPRETED, reason="no GPU, and the interpreter must be chosen before Triton is imported"
+)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the tests below run in this process")
+def test_in_a_process_with_the_interpreter():
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def outcome(inputs, upstream, impl, **options):
+    """Poses, lengths, coupling, and the gradient of each input."""
+    leaves = [x.clone().requires_grad_() if x is not None else None for x in inputs]
+    found = ops.routed_dynamic(*leaves, want_coupling=True, impl=impl, **options)
+    pairs = [(f, u.to(f.dtype)) for f, u in zip(found, upstream, strict=True) if f.requires_grad]
+    torch.autograd.backward(*zip(*pairs, strict=True))
+    return [*(f.detach() for f in found), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+
+def relative(found, truth):
+    return ((found.float() - truth.float()).square().mean().sqrt() / truth.float().square().mean().sqrt()).item()
+
+
+def case(batch, children, parents, dim, in_dim, *, bias=False, dtype=torch.float32, **options):
+    """Largest relative error over outcomes and gradients; the reference computes in float32 from the same numbers."""
+    random = torch.Generator().manual_seed(batch + children)
+    draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
+    pose, weight = draw(batch, children, in_dim).to(dtype), (0.3 * draw(children, parents, dim, in_dim)).to(dtype)
+    inputs = [pose, weight, draw(parents, dim) if bias else None]
+    upstream = [draw(batch, parents, dim), draw(batch, parents), draw(batch, children, parents)]
+    truth = outcome([x if x is None else x.float() for x in inputs], upstream, "reference", **options)
+    found = outcome(inputs, upstream, "triton", **options)
+    for result, expected in zip(found, truth, strict=True):
+        assert result.shape == expected.shape
+        error = relative(result, expected)
+        assert error <= TOLERANCE[dtype], f"relative error {error:.1e} at shape {tuple(expected.shape)}"
+
+
+@runs_kernels
+@pytest.mark.parametrize("sizes", [(3, 5, 4, 8, 8), (1, 1, 1, 1, 1), (17, 7, 3, 5, 3), (2, 33, 10, 16, 8)])
+def test_value_and_gradients_equal_the_reference(sizes):
+    case(*sizes)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"iterations": 1},
+        {"iterations": 2},
+        {"iterations": 4, "leaky": True},
+        {"detach": True},
+        {"leaky": True, "detach": True},
+    ],
+)
+def test_options_equal_the_reference(options):
+    case(5, 6, 3, 4, 2, bias=True, **options)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    case(4, 9, 3, 8, 4, dtype=dtype)
+
+
+@runs_kernels
+def test_inputs_of_any_strides():
+    pose, weight = (
+        torch.randn(4, 6, 5, device=DEVICE).transpose(1, 2),
+        torch.randn(3, 5, 4, 6, device=DEVICE).transpose(0, 1),
+    )
+    found, truth = (ops.routed_dynamic(pose, weight, impl=impl).pose for impl in ("triton", "reference"))
+    assert relative(found, truth) <= TOLERANCE[torch.float32]
+
+
+@runs_kernels
+def test_too_many_parents_are_refused_with_the_reason():
+    pose, weight = torch.zeros(1, 1, 2, device=DEVICE), torch.zeros(1, 1000, 16, 2, device=DEVICE)
+    with pytest.raises(ValueError, match="parents x dim"):
+        ops.routed_dynamic(pose, weight, impl="triton")
+
+
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the kernels run here")
+def test_without_a_gpu_it_is_refused_by_name():
+    with pytest.raises(ValueError, match="not on a GPU|not installed"):
+        ops.routed_dynamic(torch.zeros(1, 1, 2), torch.zeros(1, 1, 1, 2), impl="triton")
