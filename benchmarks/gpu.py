@@ -154,8 +154,9 @@ def step_rows(batch: int, repeats: int) -> list[dict[str, object]]:
         for name in steps:
             best = graphs.get(name, plain[name])
             rows.append({
-                "step": name, "batch": batch, "precision": "bf16" if bf16 else "fp32", "ms": plain[name],
-                "ms as graph": graphs.get(name), "tax": best / graphs["limit"], "s per epoch": best / 1e3 * EPOCH / batch,
+                "step": name, "batch": batch, "precision": "bf16" if bf16 else "fp32",
+                "ms": plain[name], "ms as graph": graphs.get(name),
+                "tax": best / graphs["limit"], "s per epoch": best / 1e3 * EPOCH / batch,
             })  # fmt: skip
     return rows
 

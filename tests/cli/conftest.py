@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from typing import NamedTuple
 
 import pytest
@@ -70,6 +71,31 @@ def start(bars):
     """The words of a command that trains for a second."""
     small = ("--option", "channels=8", "--option", "primary_types=2", "--batch-size", "16", "--holdout", "6")
     return ("train", "capsnet", "--data", bars, "--epochs", "2", "--keep-memory", "no", "--threads", "1", *small)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a disk of a few kilobytes; it can be called again to resize it or to make it read-only."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = []
+
+    def mount(size, mode="rw"):
+        options = f"size={size},{mode}" + (",remount" if mounted else "")
+        try:
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            pytest.skip(f"a small disk cannot be mounted here ({error})")
+        if done.returncode:
+            pytest.skip(f"a small disk cannot be mounted here ({done.stderr.strip()})")
+        mounted.append(True)
+        return place
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", place], check=True)
 
 
 def the_sentence(outcome):

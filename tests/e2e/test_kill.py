@@ -47,12 +47,15 @@ def rows(run):
 
 
 def check_kills(bars, whole, cwd, kills):
-    """Kill one run so many times, further on each time, then let it end."""
+    """Kill one run so many times, further on each time and first before its first checkpoint, then let it end."""
     luck = random.Random(SEED + kills)
     for _ in range(5):
-        # Rows come every step of 20 and every epoch of 8 steps. The last fifth is left, for the run not to end first.
-        targets = sorted(luck.sample(range(1, int(0.8 * (STEPS // 20 + STEPS // 8))), kills))
-        if all(kill(bars, cwd, lambda run, t=target: rows(run) >= t, luck.uniform(0, 0.03)) for target in targets):
+        # Rows come every 20 steps and every epoch of 8. The last fifth is left, for the run not to end first.
+        last = int(0.8 * (STEPS // 20 + STEPS // 8))
+        targets = sorted(luck.sample(range(1, last), kills - 1))
+        begins = [lambda run: (run / "config.json").exists(), *(lambda run, t=t: rows(run) >= t for t in targets)]
+        delays = [0, *(luck.uniform(0, 0.03) for _ in targets)]
+        if all(kill(bars, cwd, begin, delay) for begin, delay in zip(begins, delays, strict=True)):
             break
         shutil.rmtree(cwd / "run")
     else:
@@ -73,14 +76,6 @@ def test_killed_ten_times_and_resumed_it_ends_in_the_same_bytes(bars, whole, tmp
     check_kills(bars, whole, tmp_path, kills)
 
 
-def test_killed_before_the_first_checkpoint_it_starts_again(bars, whole, tmp_path):
-    assert kill(bars, tmp_path, lambda run: (run / "config.json").exists(), delay=0)
-    done = typed(*words(bars), "--resume", cwd=tmp_path, command=PLAIN)
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "run") == whole
-    assert left_behind(tmp_path) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.2 * k for k in range(1, 11)])
 def test_killed_at_any_time_after_the_start_it_ends_in_the_same_bytes(bars, whole, tmp_path, delay):
@@ -91,17 +86,24 @@ def test_killed_at_any_time_after_the_start_it_ends_in_the_same_bytes(bars, whol
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_by_a_signal_it_saves_and_resumes_to_the_same_bytes(bars, whole, tmp_path, number, status):
-    process = begun(*words(bars), cwd=tmp_path)
-    assert until(lambda: rows(tmp_path / "run") >= 5, process)
+def stop(number, cwd, after, *line):
+    """Start or resume a run, send it a signal after so many rows, and return its status and what it said."""
+    process = begun(*line, cwd=cwd)
+    assert until(lambda: rows(cwd / "run") >= after, process)
     process.send_signal(number)
     _, err = process.communicate()
-    assert process.returncode == status
-    assert "the state is saved; continue with: torchcaps train capsnet --output run --resume" in err
-    assert "Traceback" not in err
-    assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
-    assert left_behind(tmp_path) == []
-    done = typed("train", "capsnet", "--output", "run", "--resume", cwd=tmp_path, command=PLAIN)
+    return process.returncode, err
+
+
+def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, whole, tmp_path):
+    again = ("train", "capsnet", "--output", "run", "--resume")
+    for number, after, line in ((signal.SIGINT, 5, words(bars)), (signal.SIGTERM, 20, again)):
+        status, err = stop(number, tmp_path, after, *line)
+        assert status == 128 + number
+        assert "the state is saved; continue with: torchcaps train capsnet --output run --resume" in err
+        assert "Traceback" not in err
+        assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
+        assert left_behind(tmp_path) == []
+    done = typed(*again, cwd=tmp_path, command=PLAIN)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "run") == whole

@@ -1,0 +1,63 @@
+"""A disk that is full or read-only: one sentence, status 1, and nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.makers import contents, left_behind
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def sentence(outcome):
+    """The one error that a failed command said, after the lines of its epochs."""
+    assert outcome.status == 1
+    *lines, last = outcome.err.splitlines()
+    assert all(line.startswith("epoch ") for line in lines)
+    assert last.startswith("torchcaps: error: ")
+    return last
+
+
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
+    command, start, tmp_path, small_disk
+):
+    start = (*start, "--checkpoint-every", 2)
+    assert command(*start, "--output", "whole").status == 0
+    state = (tmp_path / "whole" / "checkpoints" / "last.safetensors").stat().st_size
+    disk = small_disk(int(1.6 * state))  # one state fits, the next beside it does not
+    last = disk / "run" / "checkpoints" / "last.safetensors"
+    full = f"{last}: cannot be written (No space left on device); what was there before is unchanged"
+    assert full in sentence(command(*start, "--output", disk / "run"))
+    assert left_behind(disk) == []
+    kept = last.read_bytes()
+    resume = ("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no", "--threads", 1)
+    assert full in sentence(command(*resume))
+    assert last.read_bytes() == kept
+    small_disk(8 * state)
+    assert command(*resume).status == 0
+    assert contents(disk / "run") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_at_the_start_has_no_run_on_it_afterwards(command, start, small_disk):
+    disk = small_disk("8k")
+    (disk / "filler").write_bytes(bytes(4096))
+    assert "No space left on device" in sentence(command(*start, "--output", disk / "run"))
+    assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+def test_a_read_only_disk_is_named(command, start, small_disk):
+    disk = small_disk("1m", "ro")
+    error = sentence(command(*start, "--output", disk / "run"))
+    assert error.endswith(f"{disk / 'run'}: the run folder cannot be made (Read-only file system)")
+
+
+def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewhere(command, start, small_disk):
+    disk = small_disk("64m")
+    assert command(*start, "--output", disk / "run").status == 0
+    small_disk("64m", "ro")
+    outcome = command("evaluate", disk / "run")
+    assert "all " in outcome.out
+    assert f"{disk / 'run' / 'evaluation.json'}: cannot be written (Read-only file system)" in sentence(outcome)
+    resumed = sentence(command("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no"))
+    assert "cannot be written (Read-only file system)" in resumed
+    assert command("evaluate", disk / "run", "--output", "here").status == 0

@@ -1,0 +1,77 @@
+"""The commands of a first hour, as typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from torchcaps.data import load_dataset
+from training.makers import left_behind
+
+from .commands import PLAIN, SMALL, TORCHCAPS, environment, typed
+
+NO_TORCH = """
+import sys
+from torchcaps.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    assert stop.code == {status}, stop.code
+print(sorted(name for name in ("torch", "numpy", "matplotlib", "PIL") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["train", "--help"], 0), (["trian"], 2)])
+def test_help_and_a_wrong_command_line_do_not_wait_for_torch(words, status, tmp_path):
+    line = [sys.executable, "-c", NO_TORCH.format(status=status), *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_train_evaluate_and_predict(bars, tmp_path):
+    trained = typed("train", "capsnet", "--data", bars, "--epochs", 3, "--batch-size", 8, *SMALL, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
+    assert trained.stderr.count("\n") == trained.stderr.count("epoch ") == 3
+    run = tmp_path / "runs" / "capsnet-bars"
+    assert len(list((run / "plots").glob("*.png"))) == 6
+    assert left_behind(run) == []
+
+    evaluated = typed("evaluate", "runs/capsnet-bars", "--json", cwd=tmp_path, command=PLAIN)
+    found = json.loads(evaluated.stdout)
+    assert found == json.loads((run / "evaluation.json").read_text())
+    assert f"{100 * found['accuracy']:.2f} %" in trained.stdout
+    assert "no plots: they need matplotlib" in evaluated.stderr  # this one ran without it
+
+    images = load_dataset(bars, "test")
+    Image.fromarray(images.images[0, 0].numpy()).save(tmp_path / "own.png")
+    predicted = typed("predict", "runs/capsnet-bars", "own.png", "--json", cwd=tmp_path)
+    assert (predicted.returncode, predicted.stderr) == (0, "")
+    [one] = json.loads(predicted.stdout)
+    assert one["path"] == "own.png"
+    assert one["label"] in images.classes
+
+
+def test_a_plot_without_matplotlib_says_how_to_get_it(tmp_path):
+    done = typed("perturb", "runs/x", cwd=tmp_path, command=PLAIN)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'torchcaps[plots]'" in done.stderr
+
+
+@pytest.mark.parametrize("reader", ["full", "gone"])
+def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
+    line = [*TORCHCAPS, "recipes", "--json"]
+    if reader == "full":
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment())
+        assert (done.returncode, done.stderr) == (1, "torchcaps: error: output: No space left on device\n")
+    else:
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
