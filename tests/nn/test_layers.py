@@ -160,7 +160,8 @@ def test_record_routing_closes_after_an_error_and_nests():
             layer(torch.rand(2, 6, 4))
         layer(torch.rand(2, 6, 4))
     assert len(inner[""]) == len(outer[""]) == 1
-    with pytest.raises(ValueError, match="record_routing: Linear has no routed layer"), tc.record_routing(
-        torch.nn.Linear(2, 2)
+    with (
+        pytest.raises(ValueError, match="record_routing: Linear has no routed layer"),
+        tc.record_routing(torch.nn.Linear(2, 2)),
     ):
         pass

@@ -60,10 +60,11 @@ def routed_dynamic_backward(
     for block in _blocks(len(pose), weight, len(sums)):
         layer = _Layer.of(pose[block], weight, leaky)
         outer = None if grad_coupling is None else grad_coupling[block]
-        factors, against, grad_s = _factors(layer, sums[:, block], grad_v[block], grad_length[block], outer, detach)
-        grad_pose[block] = layer.spread(factors, against, grad_weight)
+        grad_pose[block], found = _block_backward(
+            layer, sums[:, block], grad_v[block], grad_length[block], outer, detach, grad_weight
+        )
         if has_bias:
-            grad_bias += grad_s.sum(dim=0)
+            grad_bias += found.sum(dim=0)
     return grad_pose, grad_weight, grad_bias
 
 
@@ -167,6 +168,16 @@ def _blocks(batch: int, weight: Tensor, iterations: int) -> Iterator[slice]:
     per_group = max(1, 2 * (iterations - 1) * children * parents * LANES * weight.element_size())
     size = LANES * max(torch.get_num_threads(), FACTORS_BYTES // per_group)
     return (slice(start, min(start + size, batch)) for start in range(0, batch, size))
+
+
+def _block_backward(
+    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None, detach: bool,
+    grad_weight: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of a block's poses `[b, i, k]` and, per sample, of the bias `[b, j, d]`; adds that of the weights."""
+    # A function of its own, so that the factors of a block are freed before those of the next are made.
+    factors, against, grad_bias = _factors(layer, sums, grad_v, grad_length, grad_coupling, detach)
+    return layer.spread(factors, against, grad_weight), grad_bias
 
 
 def _factors(

@@ -40,6 +40,7 @@ def _votes(
     inside = ((j < PARENTS) & (d < DIM))[:, None] & (k < IN_DIM)[None, :]
     at = (i * PARENTS + j[:, None]) * DIM + d[:, None]
     w = tl.load(weight + at * IN_DIM + k[None, :], inside, 0.0)
+    p, w = p.to(tl.float32), w.to(tl.float32)  # exact; the interpreter cannot multiply bfloat16
     u = tl.dot(p, tl.trans(w), input_precision="ieee")
     return tl.reshape(u, (BLOCK_B, BLOCK_J, BLOCK_D)), p, w
 
@@ -162,10 +163,10 @@ def gradients(
                     grad_logits = _gradient_of_logits(c, u, grad, grad_coupling, pairs, pair_in, own)
                     grad_u += grad_logits[:, :, None] * before
         flat = tl.reshape(grad_u, (BLOCK_B, BLOCK_J * BLOCK_D))
-        found = tl.dot(flat, w.to(tl.float32), input_precision="ieee")
+        found = tl.dot(flat, w, input_precision="ieee")
         to = (rows[:, None] * children + i) * IN_DIM + k[None, :]
         tl.store(grad_pose + to, found, row_in[:, None] & (k < IN_DIM)[None, :])
-        total += tl.dot(tl.trans(flat), p.to(tl.float32), input_precision="ieee")
+        total += tl.dot(tl.trans(flat), p, input_precision="ieee")
     own_j, own_d = (n // BLOCK_D).to(tl.int64), n % BLOCK_D
     to = ((i * PARENTS + own_j[:, None]) * DIM + own_d[:, None]) * IN_DIM + k[None, :]
     tl.store(grad_weight + to, total, ((own_j < PARENTS) & (own_d < DIM))[:, None] & (k < IN_DIM)[None, :])
