@@ -9,6 +9,19 @@ torch.set_num_threads(1)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--typecheck", action="store_true", help="check the shapes in signatures of torchcaps.functional")
+
+
+def pytest_configure(config):
+    # Annotations cost nothing in use; here jaxtyping and beartype hold every call to them. Not by default: compiled
+    # functions cannot be traced through the checks.
+    if config.getoption("--typecheck"):
+        from jaxtyping import install_import_hook
+
+        install_import_hook("torchcaps.functional", "beartype.beartype")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -92,7 +92,7 @@ class DynamicRouting(Router):
         iterations: at least 1; the paper uses 3.
         leaky: give each child a "none of the above" parent.
         detach: send no gradient through the coupling.
-        impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
+        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class UniformRouting(Router):
     """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
 
     Args:
-        impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
+        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
     """
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:

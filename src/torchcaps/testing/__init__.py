@@ -1,7 +1,7 @@
 """Property checks and makers of random capsules, shipped so that a router of one's own can prove itself.
 
-    from torchcaps.testing import check_router
-    check_router(my_router)
+from torchcaps.testing import check_router
+check_router(my_router)
 """
 
 from torchcaps.testing.compare import PropertyError as PropertyError

@@ -25,10 +25,11 @@ def routed_dynamic(
     sums = pose.new_empty(iterations, batch, parents, dim)
     coupling = pose.new_empty((batch, children, parents) if want_coupling else (0,))
     scratch = Scratch(batch, children, parents, dim, weight)
-    for block in scratch.blocks:
-        c = route_block(scratch.votes(pose[block], weight), bias, leaky, sums[:, block], scratch)
-        if want_coupling:
-            coupling[block] = c.transpose(1, 2) if isinstance(c, Tensor) else c
+    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
+        for block in scratch.blocks:
+            c = route_block(scratch.votes(pose[block], weight), bias, leaky, sums[:, block], scratch)
+            if want_coupling:
+                coupling[block] = c.transpose(1, 2) if isinstance(c, Tensor) else c
     v, length = squash_with_length(sums[-1])
     return v, length, coupling, sums
 
@@ -46,17 +47,18 @@ def routed_dynamic_backward(
     grad_bias = weight.new_zeros((parents, dim) if has_bias else (0,))
     flat = weight.view(children, parents * dim, in_dim)
     scratch = Scratch(len(p), children, parents, dim, weight)
-    for block in scratch.blocks:
-        votes = scratch.votes(p[block], weight)
-        outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
-        factors, against, grad_s = block_backward(
-            votes, sums[:, block], grad_v[block], grad_length[block], outer, leaky, detach, scratch
-        )
-        columns = scratch.by_child(scratch.outer_products(factors, against))
-        grad_pose[block] = torch.bmm(columns, flat).transpose(0, 1)
-        grad_weight.baddbmm_(columns.transpose(1, 2), p[block].transpose(0, 1))
-        if has_bias:
-            grad_bias += grad_s.sum(dim=0)
+    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
+        for block in scratch.blocks:
+            votes = scratch.votes(p[block], weight)
+            outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
+            factors, against, grad_s = block_backward(
+                votes, sums[:, block], grad_v[block], grad_length[block], outer, leaky, detach, scratch
+            )
+            columns = scratch.by_child(scratch.outer_products(factors, against))
+            grad_pose[block] = torch.bmm(columns, flat).transpose(0, 1)
+            grad_weight.baddbmm_(columns.transpose(1, 2), p[block].transpose(0, 1))
+            if has_bias:
+                grad_bias += grad_s.sum(dim=0)
     return grad_pose.to(pose.dtype), grad_weight.view_as(weight), grad_bias
 
 

@@ -26,10 +26,11 @@ def dynamic_routing(
     sums = votes.new_empty(iterations, batch, parents, dim)
     coupling = votes.new_empty((batch, children, parents) if want_coupling else (0,))
     scratch = Scratch(batch, children, parents, dim, votes)
-    for block in scratch.blocks:
-        c = route_block(scratch.arranged(votes[block]), bias, leaky, sums[:, block], scratch)
-        if want_coupling:
-            coupling[block] = c.transpose(1, 2) if isinstance(c, Tensor) else c
+    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
+        for block in scratch.blocks:
+            c = route_block(scratch.arranged(votes[block]), bias, leaky, sums[:, block], scratch)
+            if want_coupling:
+                coupling[block] = c.transpose(1, 2) if isinstance(c, Tensor) else c
     v, length = squash_with_length(sums[-1])
     return v, length, coupling, sums
 
@@ -57,20 +58,22 @@ def dynamic_routing_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the votes, and of the bias for each sample `[b, j, d]`."""
     grad_votes, grad_bias = torch.empty_like(votes, memory_format=torch.contiguous_format), torch.empty_like(sums[0])
-    scratch = Scratch(*votes.shape, votes)
-    for block in scratch.blocks:
-        outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
-        factors, against, grad_bias[block] = block_backward(
-            scratch.arranged(votes[block]),
-            sums[:, block],
-            grad_v[block],
-            grad_length[block],
-            outer,
-            leaky,
-            detach,
-            scratch,
-        )
-        grad_votes[block] = scratch.outer_products(factors, against).transpose(1, 2)
+    batch, children, parents, dim = votes.shape
+    scratch = Scratch(batch, children, parents, dim, votes)
+    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
+        for block in scratch.blocks:
+            outer = None if grad_coupling is None else grad_coupling[block].transpose(1, 2)
+            factors, against, grad_bias[block] = block_backward(
+                scratch.arranged(votes[block]),
+                sums[:, block],
+                grad_v[block],
+                grad_length[block],
+                outer,
+                leaky,
+                detach,
+                scratch,
+            )
+            grad_votes[block] = scratch.outer_products(factors, against).transpose(1, 2)
     return grad_votes, grad_bias
 
 
