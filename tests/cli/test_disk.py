@@ -26,8 +26,8 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     state = (tmp_path / "whole" / "checkpoints" / "last.safetensors").stat().st_size
     disk = small_disk(int(1.6 * state))  # one state fits, the next beside it does not
     last = disk / "run" / "checkpoints" / "last.safetensors"
-    full = f"{last}: cannot be written (No space left on device); what was there before is unchanged"
-    assert full in sentence(command(*start, "--output", disk / "run"))
+    full = "cannot be written (No space left on device); what was there before is unchanged"
+    assert f"{last}: {full}" in sentence(command(*start, "--output", disk / "run"))
     assert left_behind(disk) == []
     kept = last.read_bytes()
     resume = ("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no", "--threads", 1)

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from training.makers import left_behind
 
 from torchcaps.training import load
+from training.makers import left_behind
 
 
 def write_signs(folder, classes, per_class, size, colour):

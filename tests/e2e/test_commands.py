@@ -71,7 +71,7 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
             done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment())
         assert (done.returncode, done.stderr) == (1, "torchcaps: error: output: No space left on device\n")
     else:
-        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 1
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 1

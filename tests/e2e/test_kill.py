@@ -13,8 +13,8 @@ from training.makers import contents, left_behind
 
 from .commands import PLAIN, SMALL, begun, typed, until
 
-STEPS = 320  # of the run below: 40 epochs of 8 steps
-RUN = ("train", "capsnet", "--output", "run", "--epochs", 40, "--batch-size", 6, "--holdout", 6, *SMALL)
+EPOCHS, STEPS = 40, 280  # of the run below
+RUN = ("train", "capsnet", "--output", "run", "--epochs", EPOCHS, "--batch-size", 6, "--holdout", 6, *SMALL)
 SEED = 20_171_026
 
 
@@ -50,8 +50,8 @@ def check_kills(bars, whole, cwd, kills):
     """Kill one run so many times, further on each time and first before its first checkpoint, then let it end."""
     luck = random.Random(SEED + kills)
     for _ in range(5):
-        # Rows come every 20 steps and every epoch of 8. The last fifth is left, for the run not to end first.
-        last = int(0.8 * (STEPS // 20 + STEPS // 8))
+        # Rows come every 20 steps and every epoch. The last fifth is left, for the run not to end first.
+        last = int(0.8 * (STEPS // 20 + EPOCHS))
         targets = sorted(luck.sample(range(1, last), kills - 1))
         begins = [lambda run: (run / "config.json").exists(), *(lambda run, t=t: rows(run) >= t for t in targets)]
         delays = [0, *(luck.uniform(0, 0.03) for _ in targets)]

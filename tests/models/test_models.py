@@ -57,6 +57,15 @@ def test_any_size(num_classes, in_chans, img_size):
     assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
 
 
+@pytest.mark.parametrize(("num_classes", "has_bias"), [(2, False), (10, False), (11, True), (43, True)])
+def test_bias_by_default_from_eleven_classes_on(num_classes, has_bias):
+    model = tc.create_model("capsnet", num_classes=num_classes, **SMALL)
+    assert (model.class_capsules.bias is not None) == has_bias
+    for asked in (False, True):
+        model = tc.create_model("capsnet", num_classes=num_classes, bias=asked, **SMALL)
+        assert (model.class_capsules.bias is not None) == asked
+
+
 @pytest.mark.parametrize("img_size", [16, (28, 16), (16, 28), 1])
 def test_too_small(img_size):
     with pytest.raises(ValueError, match=r"img_size: the primary capsules .* at least 17x17 pixels, got"):

@@ -20,6 +20,7 @@ from torchcaps.nn.routers import RouteFunction
 from torchcaps.types import Capsules
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
+MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
 class CapsNet(nn.Module):
@@ -34,7 +35,9 @@ class CapsNet(nn.Module):
         primary_dim: their dimensions.
         class_dim: dimensions of a class capsule.
         decoder: whether to build the decoder.
-        bias: whether the class capsules have the bias of the authors' code.
+        bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
+            the many absent classes push every length to zero before the right ones rise, and without a bias nothing
+            wakes them again.
         routing: a name, module or function; see `CapsuleLinear`.
         routing_options: such as `iterations=3`.
 
@@ -57,7 +60,7 @@ class CapsNet(nn.Module):
         primary_dim: int = 8,
         class_dim: int = 16,
         decoder: bool = True,
-        bias: bool = False,
+        bias: bool | None = None,
         routing: str | nn.Module | RouteFunction = "dynamic",
         **routing_options: Any,
     ) -> None:
@@ -70,6 +73,7 @@ class CapsNet(nn.Module):
         children = primary_types * _positions(height, width)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
+        bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
         self.class_capsules = CapsuleLinear(
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
         )

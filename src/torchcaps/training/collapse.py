@@ -26,7 +26,7 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"]
     classes = activation.shape[1]
     if activation.max() < DEAD:
         return [
-            f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on, "
+            f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on (--option bias=true), "
             "or raise the learning rate"
         ]
     if activation.min() > SATURATED:
