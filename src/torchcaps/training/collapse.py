@@ -26,8 +26,8 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"]
     classes = activation.shape[1]
     if activation.max() < DEAD:
         return [
-            f"every class capsule is dead (lengths below {DEAD}): raise init_std, switch the bias on (--option bias=true), "
-            "or raise the learning rate"
+            f"every class capsule is dead (lengths below {DEAD}): switch the bias on (option bias=true), raise "
+            "init_std, or the learning rate"
         ]
     if activation.min() > SATURATED:
         return [f"every class capsule is saturated (lengths above {SATURATED}): lower init_std, or the learning rate"]
