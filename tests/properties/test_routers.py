@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from torchcaps import functional, testing
-from torchcaps.nn import CapsuleLinear, create_router, list_routers
-from torchcaps.testing import PropertyError, check_router, random_capsules
+from torchcaps.nn import create_router
+from torchcaps.testing import PropertyError, check_router
 from torchcaps.types import Routed
 
+from .variants import ROUTERS, named
+
 CHECKS = [
-    testing.check_ranges,
     testing.check_permutations,
     testing.check_batch_independence,
+    testing.check_purity,
     testing.check_extremes,
     testing.check_gradients,
     testing.check_precision,
@@ -19,29 +21,24 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("name", list_routers())
+@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_router(name, check):
-    check(create_router(name))
+def test_router(name, options, check):
+    if options.get("detach") and check is testing.check_gradients:
+        with pytest.raises(PropertyError, match="finite differences"):
+            check(create_router(name, **options))
+    else:
+        check(create_router(name, **options))
 
 
-def test_leaky_routing():
-    check_router(create_router("dynamic", leaky=True), leaky=True)
+@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
+def test_ranges(name, options):
+    testing.check_ranges(create_router(name, **options), leaky=options.get("leaky", False))
 
 
-@pytest.mark.parametrize("name", list_routers())
-@pytest.mark.parametrize("bias", [False, True])
-def test_layer(name, bias):
-    layer = CapsuleLinear(6, 4, 5, 3, name, bias=bias)
-    children = random_capsules(3, 6, 4)
-    whole = layer(children)
-    torch.testing.assert_close(whole.activation, whole.pose.norm(dim=-1), atol=1e-3, rtol=1e-3)
-    alone = layer(type(children)(*(t[1:2] for t in children)))
-    torch.testing.assert_close(alone.pose, whole.pose[1:2])
-    order = torch.tensor([2, 0, 1, 5, 3, 4])
-    layer.weight.data = layer.weight.data[order]
-    moved = layer(type(children)(*(t[:, order] for t in children)))
-    torch.testing.assert_close(moved.pose, whole.pose)
+def test_all_checks_at_once():
+    check_router(create_router("dynamic"))
+    check_router(create_router("dynamic", leaky=True, detach=True), leaky=True, detached=True)
 
 
 def children_softmax(votes, activation):
@@ -75,15 +72,68 @@ def bare_root(votes, activation):
     return Routed(pose / n * n, pose.norm(dim=-1), torch.full_like(votes[..., 0], 1 / votes.shape[-2]))
 
 
+class Hoarder(torch.nn.Module):
+    """Keeps its logits from one call to the next."""
+
+    logits = 0.0
+
+    def forward(self, votes, activation):
+        c = (torch.zeros_like(votes[..., 0]) + self.logits).softmax(dim=-1)
+        v, length = functional.squash_with_length(torch.einsum("...ij,...ijd->...jd", c, votes))
+        self.logits = torch.einsum("...ijd,...jd->...ij", votes, v).detach()
+        return Routed(v, length, c)
+
+
+def overwriting(votes, activation):
+    """Scales the caller's votes in place."""
+    with torch.no_grad():
+        return functional.uniform_routing(votes.mul_(1.5))
+
+
+def half_way(votes, activation):
+    """Stays in half precision."""
+    routed = functional.dynamic_routing(votes)
+    return Routed(*(t.to(votes.dtype) for t in routed))
+
+
+def cut_off(votes, activation):
+    """Says nothing of the gradient that it drops."""
+    return functional.dynamic_routing(votes, detach=True)
+
+
+class Copied(torch.nn.Module):
+    """Forgets its parameters when it is copied."""
+
+    def __init__(self, scale=0.5):
+        super().__init__()
+        self.scale = scale
+
+    def __deepcopy__(self, memo):
+        return Copied(1.0)
+
+    def forward(self, votes, activation):
+        return functional.dynamic_routing(votes * self.scale)
+
+
 @pytest.mark.parametrize(
-    ("broken", "check"),
+    ("broken", "check", "message"),
     [
-        (children_softmax, testing.check_ranges),
-        (parents_apart, testing.check_permutations),
-        (batch_mixed, testing.check_batch_independence),
-        (bare_root, testing.check_extremes),
+        (children_softmax, testing.check_ranges, "sum of couplings over parents"),
+        (parents_apart, testing.check_permutations, "parents: pose"),
+        (batch_mixed, testing.check_batch_independence, "batch of one: pose"),
+        (Hoarder(), testing.check_purity, "second call"),
+        (overwriting, testing.check_purity, "votes after the call"),
+        (bare_root, testing.check_extremes, "votes of size 0: .* not finite"),
+        (cut_off, testing.check_gradients, "gradient against finite differences"),
+        (half_way, testing.check_precision, "torch.bfloat16: pose: expected torch.float32, got torch.bfloat16"),
+        (Copied(), testing.check_copies, "deepcopy: pose"),
     ],
 )
-def test_checks_catch_what_public_code_gets_wrong(broken, check):
-    with pytest.raises(PropertyError):
+def test_checks_catch_what_public_code_gets_wrong(broken, check, message):
+    with pytest.raises(PropertyError, match=message):
         check(broken)
+
+
+def test_a_router_without_coupling_is_told_so():
+    with pytest.raises(ValueError, match="router: expected a coupling"):
+        check_router(lambda votes, activation: functional.dynamic_routing(votes)._replace(coupling=None))

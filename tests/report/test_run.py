@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from torchcaps import viz
 from torchcaps.errors import DataError, RunError
-from torchcaps.report import evaluation_folder, finish_run, open_run, write_evaluation
+from torchcaps.report import evaluation_folder, finish_run, open_run, plot_training, write_evaluation
 from torchcaps.report import run as run_module
 from torchcaps.training import RunFolder
 from training.makers import left_behind, write_bars
@@ -80,6 +81,16 @@ def test_finishing_writes_the_figures_and_every_plot(run):
             assert image.format == "PNG"
             assert min(image.size) > 100
     assert left_behind(run) == []
+
+
+def test_the_curves_compare_like_with_like(run, monkeypatch):
+    given = []
+    monkeypatch.setattr(viz, "curves", lambda rows: given.extend(rows) or viz.canvas.new_figure(1, 1))
+    plot_training(RunFolder.open(run))
+    assert [row["epoch"] for row in given] == [1, 2, 3]
+    rows = [row for row in RunFolder.open(run).rows() if row["kind"] == "epoch"]
+    assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
+    assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):

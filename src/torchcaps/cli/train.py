@@ -109,9 +109,9 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
 
 def _epoch_line(row: dict[str, Any]) -> str:
     line = (
-        f"epoch {row['epoch']}/{row['epochs']}  loss {row['train_loss']:.4f}  accuracy {row['train_accuracy']:.2%}  "
-        f"validation: loss {row['val_loss']:.4f}  accuracy {row['val_accuracy']:.2%}  "
-        f"{row['images_per_second']:.0f} images/s"
+        f"epoch {row['epoch']}/{row['epochs']}  training: margin loss {row['train_margin']:.4f}, "
+        f"accuracy {row['train_accuracy']:.2%}  validation: margin loss {row['val_loss']:.4f}, "
+        f"accuracy {row['val_accuracy']:.2%}  {row['images_per_second']:.0f} images/s"
     )
     return "\n".join([line, *(f"warning: {text}" for text in row["warnings"])])
 

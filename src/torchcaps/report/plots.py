@@ -28,14 +28,14 @@ def can_plot() -> bool:
 
 
 def plot_training(run: RunFolder) -> Path:
-    """Write curves of loss and accuracy over epochs.
+    """Write curves of margin loss and accuracy over epochs; the loss of reconstruction is measured in training alone.
 
     Raises:
         RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
     """
     from torchcaps import viz
 
-    epochs = [row for row in run.rows() if row["kind"] == "epoch"]
+    epochs = [row | {"train_loss": row.get("train_margin")} for row in run.rows() if row["kind"] == "epoch"]
     return save_figure(viz.curves(epochs), run.path / PLOTS / "curves.png")
 
 

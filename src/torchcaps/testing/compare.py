@@ -56,7 +56,7 @@ def assert_finite(name: str, tensor: Tensor) -> None:
 
 def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: float = 0.0) -> None:
     """Raise PropertyError unless every value lies in [low - slack, high + slack]."""
-    smallest, largest = float(tensor.min()), float(tensor.max())
+    smallest, largest = tensor.detach().min().item(), tensor.detach().max().item()
     if not (smallest >= low - slack and largest <= high + slack):
         raise PropertyError(f"{name}: expected values in [{low:g}, {high:g}], got {smallest:g} to {largest:g}")
 

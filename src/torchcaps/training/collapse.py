@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 DEAD, SATURATED, CONSTANT = 0.05, 0.95, 0.01
+NAMED = 5  # silent classes that a warning names
 
 
 def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5) -> float:
@@ -48,5 +49,6 @@ def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:
     still = (activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT) & occurs
     if not still.any():
         return []
-    which = ", ".join(str(k) for k in still.nonzero().flatten().tolist())
-    return [f"class capsules {which} never change (dead or saturated): train longer, or raise init_std"]
+    which = [str(k) for k in still.nonzero().flatten().tolist()]
+    named = ", ".join(which[:NAMED]) + (f" and {len(which) - NAMED} more" if len(which) > NAMED else "")
+    return [f"class capsules {named} never change (dead or saturated): train longer, or raise init_std"]

@@ -43,7 +43,7 @@ def routed_dynamic(
         reached += squash(s)
     if want_coupling:
         uniform = weight.new_full((len(pose), *weight.shape[:2]), layer.uniform)
-        coupling = layer.by_sample(coupling) if iterations > 1 else uniform
+        coupling = layer.by_sample(coupling).contiguous() if iterations > 1 else uniform
     v, length = squash_with_length(sums[-1])
     return v, length, coupling, sums
 

@@ -1,0 +1,117 @@
+"""Every layer with every registered router, put to the checks that ship with the library."""
+
+import pytest
+import torch
+
+from torchcaps import testing
+from torchcaps.nn import CapsuleLinear, PrimaryCaps
+from torchcaps.testing import PropertyError, random_capsules
+from torchcaps.types import Capsules
+
+from .variants import ROUTERS, named
+
+CHECKS = [
+    testing.check_module_rows,
+    testing.check_module_copies,
+    testing.check_module_zeros,
+    testing.check_module_precision,
+    testing.check_module_parameters,
+]
+CHILDREN = random_capsules(3, 6, 4)
+
+
+@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_capsule_linear(name, options, bias, check):
+    check(CapsuleLinear(6, 4, 5, 3, name, bias=bias, **options), CHILDREN)
+
+
+@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_gradients(name, options, bias):
+    layer, children = CapsuleLinear(3, 2, 3, 2, name, bias=bias, init_std=1.0, **options), random_capsules(2, 3, 2)
+    if options.get("detach"):
+        with pytest.raises(PropertyError, match="finite differences"):
+            testing.check_module_gradients(layer, children)
+    else:
+        testing.check_module_gradients(layer, children)
+
+
+@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
+def test_permuting_children_with_their_weights_changes_nothing(name, options):
+    layer = CapsuleLinear(6, 4, 5, 3, name, **options)
+    whole = layer(CHILDREN)
+    order = torch.tensor([2, 0, 1, 5, 3, 4])
+    layer.weight.data = layer.weight.data[order]
+    moved = layer(Capsules(*(t[:, order] for t in CHILDREN)))
+    torch.testing.assert_close(moved.pose, whole.pose)
+    torch.testing.assert_close(whole.activation, whole.pose.norm(dim=-1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_primary_capsules(check):
+    images = torch.rand(3, 2, 7, 6)
+    check(PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=2), images)
+
+
+def test_gradients_of_primary_capsules():
+    testing.check_module_gradients(PrimaryCaps(1, types=2, dim=3, kernel_size=2, stride=2), torch.rand(2, 1, 4, 5))
+
+
+def test_two_layers_in_a_row():
+    testing.check_module(torch.nn.Sequential(CapsuleLinear(6, 4, 5, 3), CapsuleLinear(5, 3, 2, 6)), CHILDREN)
+
+
+class BatchNormed(torch.nn.Module):
+    """Mixes the samples of a batch."""
+
+    def forward(self, x):
+        return torch.sigmoid(x - x.mean(dim=0))
+
+
+class BareLength(torch.nn.Module):
+    """The root of a sum of squares, which has no gradient at zero."""
+
+    def forward(self, x):
+        n = x.square().sum(dim=-1).sqrt()
+        return n / (1 + n)
+
+
+class Unused(torch.nn.Linear):
+    """A bias that nothing reads."""
+
+    def forward(self, x):
+        return torch.sigmoid(x @ self.weight.T).float()
+
+
+class Rounded(torch.nn.Linear):
+    """A product that autocast leaves in bfloat16."""
+
+    def forward(self, x):
+        return torch.sigmoid(super().forward(x))
+
+
+class Deaf(torch.nn.Linear):
+    """Loading fails, and it goes on with the parameters that it has."""
+
+    def forward(self, x):
+        return torch.sigmoid(super().forward(x)).float()
+
+    def load_state_dict(self, state, *options):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "message"),
+    [
+        (BatchNormed(), testing.check_module_rows, "batch of one: activation"),
+        (BareLength(), testing.check_module_zeros, "gradient at an input of zeros: .* not finite"),
+        (Unused(4, 4), testing.check_module_parameters, "bias: no gradient reaches"),
+        (Rounded(4, 4), testing.check_module_precision, "activation under autocast: expected torch.float32"),
+        (Deaf(4, 4), testing.check_module_copies, "loaded parameters: activation: relative RMS error"),
+    ],
+)
+def test_checks_catch_broken_modules(broken, check, message):
+    with pytest.raises(PropertyError, match=message):
+        check(broken, torch.rand(3, 4))

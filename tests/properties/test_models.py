@@ -1,0 +1,68 @@
+"""Every registered model at its published size, put to the checks that ship with the library."""
+
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps import testing
+from torchcaps.models import model_passport
+
+
+@pytest.fixture(scope="module", params=tc.list_models())
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(name):
+    return tc.create_model(name).eval()
+
+
+@pytest.fixture(scope="module")
+def images(name):
+    passport = model_passport(name)
+    return torch.rand(3, passport.in_chans, *passport.img_size, generator=testing.seeded())
+
+
+def test_rows(model, images):
+    testing.check_module_rows(model, images)
+
+
+def test_copies(model, images):
+    testing.check_module_copies(model, images)
+
+
+def test_zeros(model, images):
+    testing.check_module_zeros(model, images)
+
+
+def test_precision(model, images):
+    testing.check_module_precision(model, images)
+
+
+def test_parameters(model, images):
+    testing.check_module_parameters(model, images, unused=("decoder",))
+
+
+def test_it_is_a_classifier_that_opens_up(model, images):
+    lengths, capsules = model(images), model.capsules(images)
+    torch.testing.assert_close(lengths, capsules.activation)
+    assert capsules.pose.shape[:2] == lengths.shape == (len(images), model.num_classes)
+    drawn = model.reconstruct(capsules)
+    assert drawn.shape == images.shape
+    testing.assert_between("reconstruction", drawn, 0.0, 1.0)
+    most_active = capsules.activation.argmax(dim=1)
+    torch.testing.assert_close(drawn, model.reconstruct(capsules, most_active))
+    other = model.reconstruct(capsules, (most_active + 1) % model.num_classes)
+    assert (other - drawn).abs().max() > 1e-4
+
+
+def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
+    plain = model(images)
+    with tc.record_routing(model) as record:
+        torch.testing.assert_close(model(images), plain)
+    for recorded in record.last().values():
+        share = recorded.coupling.sum(dim=-1)
+        torch.testing.assert_close(share, torch.ones_like(share))
+        assert recorded.coupling.shape[-2:] == (recorded.child_activation.shape[-1], recorded.activation.shape[-1])
+        assert not any(tensor.requires_grad for tensor in recorded)

@@ -1,0 +1,24 @@
+"""What the property tests run over: registries, and the options that a signature shows."""
+
+import inspect
+
+from torchcaps.nn import create_router, list_routers
+
+
+def variants(name):
+    """A router's default, each of its switches turned on, and few and many iterations where it iterates."""
+    parameters = inspect.signature(type(create_router(name))).parameters
+    yield {}
+    yield from ({option: True} for option, p in parameters.items() if p.default is False)
+    if "iterations" in parameters:
+        yield from ({"iterations": count} for count in (1, 5))
+
+
+def named(value):
+    """A test's id from a name or from options."""
+    if isinstance(value, str):
+        return value
+    return ",".join(f"{key}={setting}" for key, setting in value.items()) or "default"
+
+
+ROUTERS = [(name, options) for name in list_routers() for options in variants(name)]
