@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torchcaps.models import create_model as create_model
     from torchcaps.models import list_models as list_models
     from torchcaps.nn import record_routing as record_routing
+    from torchcaps.nn import set_impl as set_impl
     from torchcaps.training import load as load
     from torchcaps.types import Capsules as Capsules
     from torchcaps.types import Routed as Routed
@@ -36,10 +37,11 @@ _NAMES = {
     "list_models": "models",
     "load": "training",
     "record_routing": "nn",
+    "set_impl": "nn",
 }
 __all__ = [
     "Capsules", "Routed", "__version__", "create_model", "data", "evaluation", "functional", "list_models", "load",
-    "models", "nn", "ops", "record_routing", "report", "testing", "training", "viz",
+    "models", "nn", "ops", "record_routing", "report", "set_impl", "testing", "training", "viz",
 ]  # fmt: skip
 
 

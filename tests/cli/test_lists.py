@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from torchcaps import ops
 from torchcaps.data import list_datasets
 from torchcaps.models import list_models
 from torchcaps.training import list_recipes
@@ -98,6 +99,9 @@ def test_the_doctor_names_versions_device_threads_and_kernels(command):
     assert outcome.status == 0
     facts = json.loads(command("doctor", "--json").out)
     assert {"torchcaps", "torch", "python", "device", "threads", "precision auto"} <= facts.keys()
-    assert "routed_dynamic runs as" in facts["kernel"]
+    for op in ops.operators():
+        name, reason = facts[f"kernel {op}"].split(": ", 1)
+        assert name in ops.implementations(op)
+        assert reason
     for name in facts:
         assert name in outcome.out

@@ -28,7 +28,8 @@ def test_forward_at_the_published_size(name):
     assert capsules.pose.shape[:2] == (2, passport.num_classes)
     torch.testing.assert_close(model(images), capsules.activation)
     assert 0 <= capsules.activation.min() <= capsules.activation.max() <= 1
-    assert model.reconstruct(capsules).shape == images.shape
+    if model.decoder is not None:
+        assert model.reconstruct(capsules).shape == images.shape
     torch.testing.assert_close(model(images[:1]), capsules.activation[:1])
 
 
@@ -37,7 +38,7 @@ def test_a_step_reaches_every_parameter(name):
     model = tc.create_model(name)
     passport = model_passport(name)
     images, labels = torch.rand(2, passport.in_chans, *passport.img_size), torch.tensor([0, 1])
-    tc.training.MarginObjective(model)(images, labels).total.backward()
+    tc.training.create_objective(model)(images, labels).total.backward()
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name

@@ -129,6 +129,20 @@ def test_batch_of_one_and_repetition(impl):
     assert torch.equal(again.pose, whole.pose)
 
 
+@pytest.mark.skipif("numba" not in FAST, reason="numba is not installed")
+def test_compiled_loops_do_not_depend_on_the_number_of_threads():
+    tensors, before = inputs(50, 40, 5, 6, 3, dtype=torch.float32), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(values_and_gradients(tensors, "numba"))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_coupling_on_request(impl):
     pose, weight, _ = inputs(2, 4, 3, 2, 2)

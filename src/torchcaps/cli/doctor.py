@@ -6,24 +6,20 @@ from torchcaps.cli.console import print_json
 
 
 def doctor(json: bool = False) -> int:
-    """Say what this machine offers: versions, device, threads, precision, and which routing kernel runs and why.
+    """Say what this machine offers: versions, device, threads, precision, and which kernels run and why.
 
     Example: torchcaps doctor
 
     Args:
         json: Print JSON.
     """
-    import torch
-
     from torchcaps import ops
     from torchcaps.training.environment import environment, package_version
     from torchcaps.training.optim import resolve_device, resolve_precision
 
     device = resolve_device("auto")
     facts = environment() | {"device": str(device), "precision auto": resolve_precision("auto", device)}
-    # The class capsules of the 2017 network: what suits them is what matters.
-    pose, weight = torch.zeros(1, 1152, 8, device=device), torch.zeros(1152, 10, 16, 8, device=device)
-    facts["kernel"] = ops.explain("routed_dynamic", pose, weight, None)
+    facts |= {f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in ops.survey(device).items()}
     for extra in ("matplotlib", "numba", "triton"):
         facts[extra] = package_version(extra)
     if json:

@@ -13,6 +13,8 @@ from torch import Tensor
 HAS_NUMBA, HAS_TRITON = (find_spec(name) is not None for name in ("numba", "triton"))
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
 NUMBA_WORTH = 1 << 16
+# Kernel and channels below which the frequency domain has no chance.
+CONV_KERNEL, CONV_CHANNELS = 4, 8
 # Numbers of a GPU program's block of votes, for 16 samples: parents x dimensions, each rounded up to a power of two.
 TRITON_BLOCK, TRITON_IN_DIM = 1024, 128
 
@@ -34,7 +36,23 @@ def cpu_dynamic_routing(votes: Tensor, *others: Tensor | None) -> Support:
     return Support(True, "blocked over samples: nothing but the votes is kept for the backward pass")
 
 
-def cpu_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
+def cpu_conv2d(x: Tensor, weight: Tensor) -> Support:
+    """Whether the frequency domain can take this convolution; sizes that do not pay there run directly within it."""
+    reason = _elsewhere({"x": x, "weight": weight}) or _other_type(
+        "weight", weight, (torch.float32, torch.float64, torch.bfloat16)
+    )
+    if reason is None and not torch.is_autocast_enabled("cpu"):
+        reason = _other_type("x", x, (weight.dtype,))
+    if reason is not None:
+        return Support(False, reason)
+    outputs, channels, *kernel = weight.shape
+    if min(kernel) < CONV_KERNEL or min(outputs, channels) < CONV_CHANNELS:
+        least = f"{CONV_KERNEL}x{CONV_KERNEL} pixels and {CONV_CHANNELS} channels"
+        return Support(True, f"kernels below {least} cost less directly", worth_it=False)
+    return Support(True, "frequency domain: a fraction of the products, in blocks that stay in the cache")
+
+
+def cpu_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None = None) -> Support:
     """Whether the blocked CPU path of `routed_dynamic` can take these tensors."""
     reason = _not_on_cpu(pose, weight, bias)
     if reason is not None:
@@ -42,7 +60,17 @@ def cpu_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Sup
     return Support(True, "blocked over samples: the votes of a batch are never stored")
 
 
-def numba_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
+def cpu_routed_em(pose: Tensor, activation: Tensor, weight: Tensor, *others: Tensor | None) -> Support:
+    """Whether the blocked CPU path of `routed_em` can take these tensors."""
+    named = {"pose": pose, "activation": activation, "weight": weight}
+    named |= {name: x for name, x in zip(("beta_u", "beta_a", "shift"), others, strict=False) if x is not None}
+    reason = _elsewhere(named)
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "blocked over samples: the votes of a batch are never stored")
+
+
+def numba_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None = None) -> Support:
     """Whether the compiled loops of `routed_dynamic` can take these tensors."""
     if not HAS_NUMBA:
         return Support(False, "numba is not installed (pip install 'torchcaps[fast]')")
@@ -54,7 +82,7 @@ def numba_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> S
     return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
 
 
-def triton_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None) -> Support:
+def triton_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None = None) -> Support:
     """Whether the GPU kernels of `routed_dynamic` can take these tensors."""
     if not HAS_TRITON:
         return Support(False, "Triton is not installed")

@@ -6,3 +6,4 @@ from torchcaps.models._registry import list_models as list_models
 from torchcaps.models._registry import model_passport as model_passport
 from torchcaps.models._registry import register_model as register_model
 from torchcaps.models.capsnet import CapsNet as CapsNet
+from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
 from torchcaps.nn.routers import RouteFunction
+from torchcaps.ops import Impl
 from torchcaps.types import Capsules
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
@@ -39,6 +40,7 @@ class CapsNet(nn.Module):
             the many absent classes push every length to zero before the right ones rise, and without a bias nothing
             wakes them again.
         routing: a name, module or function; see `CapsuleLinear`.
+        impl: "auto", or the implementation that its layers take where they have one of that name; see `torchcaps.ops`.
         routing_options: such as `iterations=3`.
 
     Shapes:
@@ -62,6 +64,7 @@ class CapsNet(nn.Module):
         decoder: bool = True,
         bias: bool | None = None,
         routing: str | nn.Module | RouteFunction = "dynamic",
+        impl: Impl = "auto",
         **routing_options: Any,
     ) -> None:
         super().__init__()
@@ -78,6 +81,8 @@ class CapsNet(nn.Module):
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
         )
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, height, width)) if decoder else None
+        if impl != "auto":
+            set_impl(self, impl)
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""

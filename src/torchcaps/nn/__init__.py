@@ -1,8 +1,14 @@
 """Layers with parameters. `forward` checks, calls `ops` or `functional`, and returns Capsules."""
 
+from torchcaps.nn.conv_caps import ClassCaps as ClassCaps
+from torchcaps.nn.conv_caps import ConvCaps as ConvCaps
+from torchcaps.nn.conv_caps import MatrixPrimaryCaps as MatrixPrimaryCaps
 from torchcaps.nn.decoder import FullyConnectedDecoder as FullyConnectedDecoder
 from torchcaps.nn.decoder import mask_capsules as mask_capsules
+from torchcaps.nn.em import EMRouting as EMRouting
+from torchcaps.nn.implementation import set_impl as set_impl
 from torchcaps.nn.linear import CapsuleLinear as CapsuleLinear
+from torchcaps.nn.primary import LargeKernelConv2d as LargeKernelConv2d
 from torchcaps.nn.primary import PrimaryCaps as PrimaryCaps
 from torchcaps.nn.primary import flatten_space as flatten_space
 from torchcaps.nn.recording import Recorded as Recorded

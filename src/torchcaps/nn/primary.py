@@ -1,12 +1,40 @@
-"""Primary capsules: a convolution whose channels at one pixel are grouped into vectors."""
+"""Primary capsules: a convolution with a large kernel, whose channels at one pixel are grouped into vectors."""
 
 from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps import ops
 from torchcaps.functional import squash_with_length
 from torchcaps.types import Capsules
+
+
+class LargeKernelConv2d(nn.Conv2d):
+    """`nn.Conv2d` without padding, computed by `torchcaps.ops.conv2d`; parameters and their names are torch's.
+
+    Args:
+        in_channels: channels of the input map.
+        out_channels: channels of the output map.
+        kernel_size: height and width of the kernel.
+        stride: in pixels, both ways.
+        bias: whether to add a learned number to each output channel.
+        impl: "auto", "reference" or "cpu"; see `torchcaps.ops.conv2d`.
+    """
+
+    operators = ("conv2d",)
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, *, bias: bool = True,
+        impl: ops.Impl = "auto",
+    ) -> None:  # fmt: skip
+        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias)
+        self.impl = impl
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, in_channels, height, width]` -> `[batch, out_channels, out_height, out_width]`."""
+        rows, columns = self.stride
+        return ops.conv2d(x, self.weight, self.bias, (rows, columns), impl=self.impl)
 
 
 class PrimaryCaps(nn.Module):
@@ -32,7 +60,7 @@ class PrimaryCaps(nn.Module):
     ) -> None:
         super().__init__()
         self.types, self.dim = types, dim
-        self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride)
+        self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
 
     def forward(self, x: Float[Tensor, "batch channels in_height in_width"]) -> Capsules:
         """Primary capsules of a feature map."""

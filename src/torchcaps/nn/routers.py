@@ -95,6 +95,8 @@ class DynamicRouting(Router):
         impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
     """
 
+    operators = ("routed_dynamic", "dynamic_routing")
+
     def __init__(
         self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
     ) -> None:
@@ -105,7 +107,9 @@ class DynamicRouting(Router):
     def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
         """Route votes `[batch, *space, children, parents, dim]`; the children's lengths are in the votes already."""
         del activation
-        return functional.dynamic_routing(votes, self.iterations, bias=bias, leaky=self.leaky, detach=self.detach)
+        return ops.dynamic_routing(
+            votes, self.iterations, bias=bias, leaky=self.leaky, detach=self.detach, want_coupling=True, impl=self.impl
+        )
 
     def linear(
         self,
@@ -135,6 +139,8 @@ class UniformRouting(Router):
     Args:
         impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
     """
+
+    operators = ("routed_dynamic",)
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__()

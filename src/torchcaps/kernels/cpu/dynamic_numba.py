@@ -1,7 +1,7 @@
 """Votes and routing by agreement in compiled loops: votes are recomputed where they are needed and never stored.
 
 Samples are laid out in groups of LANES, one to each lane of a vector register (see `lanes.py`, which needs numba and is
-imported at the first call). Groups are shared out among threads, and every sum is made by one of them in one order.
+imported at the first call). Threads take groups as they become free, and every sum is made by one of them in one order.
 Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each; then, child by child, dL/du
 of all samples, which becomes the gradient of their poses and of the child's weights before it leaves the cache.
 Letters: b batch, g groups, i children, j parents, d and k dimensions of a parent and a child, t the pass.
@@ -9,8 +9,10 @@ Letters: b batch, g groups, i children, j parents, d and k dimensions of a paren
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.kernels.registration import connect, squash_backward
 
 LANES = 16
+# Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
+PARTS = 4
 # Couplings and gradients of logits of a block of samples, in bytes.
 FACTORS_BYTES = 24 << 20
 
@@ -141,18 +145,45 @@ def by_lane(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
-    """loop(first, last, ...) for all of `count`, in equal parts. Threads are made anew: none survives a fork."""
+    """loop(first, last, ...) for all of `count`, in parts that threads take as they become free.
+
+    Threads are made anew: none survives a fork.
+    """
     threads = min(torch.get_num_threads(), count)
-    parts = list(pairwise(count * n // threads for n in range(threads + 1))) if threads else []
-    if len(parts) < 2:
+    bounds = pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1)) if threads else iter(())
+    parts = iter([part for part in bounds if part[0] < part[1]])  # next() of an iterator over a list is atomic
+
+    def work() -> None:
         for part in parts:
             loop(*part, *arguments)
+
+    if threads < 2:
+        work()
         return
-    with ThreadPoolExecutor(len(parts) - 1) as pool:
-        others = [pool.submit(loop, *part, *arguments) for part in parts[1:]]
-        loop(*parts[0], *arguments)
+    _let_go()
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        work()
         for other in others:
             other.result()
+
+
+def _let_go() -> None:
+    """Have OpenMP end its idle threads: they spin on a core for some 20 ms after torch's last operation.
+
+    It makes them anew at the next operation, in 0.1 ms. Without an OpenMP 5 runtime in this process, nothing happens.
+    """
+    pause = _omp_pause()
+    if pause is not None:
+        pause(1)  # omp_pause_soft
+
+
+@lru_cache(maxsize=1)
+def _omp_pause() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).omp_pause_resource_all
+    except (OSError, TypeError, AttributeError):  # Windows has no handle on the whole process
+        return None
 
 
 def _loop(name: str) -> Callable[..., None]:

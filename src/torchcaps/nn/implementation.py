@@ -1,0 +1,30 @@
+"""Which implementation the layers of a model take."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torchcaps import ops
+from torchcaps.errors import UnknownNameError
+
+
+def set_impl(model: nn.Module, impl: ops.Impl) -> None:
+    """Have every layer of a model take this implementation of its operators, where it has one of that name.
+
+    Layers whose operators know no such name stay as they are: "numba", say, routes and does not convolve.
+
+    Args:
+        model: any module; layers with an attribute `impl` and the names of their `operators` are set.
+        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`. Whether it can run is asked at the
+            next call, which raises the reason if it cannot.
+
+    Raises:
+        ValueError: for an unknown name, or one that no layer of this model knows.
+    """
+    if impl not in ops.IMPLS:
+        raise UnknownNameError("impl", impl, ops.IMPLS)
+    layers = [m for m in model.modules() if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
+    if not layers:
+        raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
+    for layer in layers:
+        layer.impl = impl

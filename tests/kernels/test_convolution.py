@@ -1,0 +1,181 @@
+"""Convolution in the frequency domain, forced and chosen, against torch's own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from torchcaps import ops
+from torchcaps.kernels.cpu import fourier
+from torchcaps.kernels.cpu.convolution import at_points, at_points_backward
+from torchcaps.testing import relative_rms
+from torchcaps.testing.random import seeded
+
+
+def draw(shape, seed, dtype=torch.float64):
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
+
+
+def truth(x, weight, stride, bias=None):
+    """Outcome and gradients of torch's own, in float64, for an upstream gradient that goes with them."""
+    x, weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    y = F.conv2d(x, weight, bias, stride)
+    upstream = draw(y.shape, 3)
+    return [y.detach(), *torch.autograd.grad(y, (x, weight), upstream)], upstream
+
+
+@st.composite
+def problems(draw_one):
+    kernel = draw_one(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    stride = draw_one(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    out = draw_one(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    over = draw_one(st.tuples(*(st.integers(0, s - 1) for s in stride)))  # pixels that no kernel reaches
+    size = tuple((o - 1) * s + k + r for o, s, k, r in zip(out, stride, kernel, over, strict=True))
+    tile = draw_one(st.tuples(*(st.integers(1, o) for o in out)))
+    counts = draw_one(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)))
+    return kernel, stride, out, size, tile, counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_every_plan_gives_what_torch_gives(problem):
+    kernel, stride, out, size, tile, (batch, channels, outputs) = problem
+    x, weight = draw((batch, channels, *size), 1), draw((outputs, channels, *kernel), 2)
+    expected, upstream = truth(x, weight, stride)
+    plan = fourier.Plan(kernel, stride, out, tile)
+    found = [at_points(x, weight, plan), *at_points_backward(upstream, x, weight, plan, (True, True))]
+    for actual, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, right, atol=1e-11, rtol=1e-11)
+
+
+PAPER = {"shape": (24, 32, 20, 20), "weight": (32, 32, 9, 9), "stride": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
+)
+def test_precision_of_the_papers_layer(dtype, tolerance):
+    """Inputs as after a ReLU: their mean is far from zero, which is what rounding in the frequency domain fears."""
+    x, weight = draw(PAPER["shape"], 1).relu().to(dtype), (draw(PAPER["weight"], 2) * 0.02).to(dtype)
+    expected, upstream = truth(x, weight, 2)
+    plan = fourier.Plan((9, 9), (2, 2), (6, 6), (6, 6))
+    found = [at_points(x, weight, plan), *at_points_backward(upstream.to(dtype), x, weight, plan, (True, True))]
+    assert all(t.dtype == dtype for t in found)
+    for actual, right in zip(found, expected, strict=True):
+        assert relative_rms(actual.double(), right) < tolerance
+
+
+def test_many_samples_and_channels_are_cut_into_parts(monkeypatch):
+    from torchcaps.kernels.cpu import convolution
+
+    monkeypatch.setattr(convolution, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(convolution, "MOST_WINDOWS", 9)
+    x, weight = draw((7, 40, 13, 13), 1), draw((3, 40, 5, 5), 2)
+    expected, upstream = truth(x, weight, 1)
+    plan = fourier.Plan((5, 5), (1, 1), (9, 9), (5, 5))
+    assert len(convolution._samples(7, plan)) == 4
+    found = [at_points(x, weight, plan), *at_points_backward(upstream, x, weight, plan, (True, True))]
+    for actual, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, right, atol=1e-10, rtol=1e-10)
+
+
+def test_only_what_is_wanted_is_made():
+    x, weight = draw((2, 3, 9, 9), 1), draw((2, 3, 5, 5), 2)
+    plan = fourier.Plan((5, 5), (1, 1), (5, 5), (5, 5))
+    upstream = draw((2, 2, 5, 5), 3)
+    grad_x, nothing = at_points_backward(upstream, x, weight, plan, (True, False))
+    assert nothing is None
+    nothing, grad_weight = at_points_backward(upstream, x, weight, plan, (False, True))
+    assert nothing is None
+    expected, _ = truth(x, weight, 1)
+    torch.testing.assert_close(grad_x, expected[1])
+    torch.testing.assert_close(grad_weight, expected[2])
+
+
+def test_the_plan_follows_the_cost():
+    paper = (256, 256, 9, 9)
+    assert fourier.plan(128, paper, (20, 20), (2, 2)) == fourier.Plan((9, 9), (2, 2), (6, 6), (6, 6))
+    assert fourier.plan(1, paper, (20, 20), (2, 2)) is None  # the taps' transform serves one image alone
+    assert fourier.plan(128, (256, 1, 9, 9), (28, 28), (1, 1)) is None
+    assert fourier.plan(128, (256, 256, 1, 1), (20, 20), (1, 1)) is None
+    large = fourier.plan(16, (128, 128, 9, 9), (200, 200), (1, 1))
+    assert large is not None
+    assert max(large.window) <= fourier.LARGEST_WINDOW
+    assert fourier.points((10, 10)) == 148
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("bias", [False, True])
+def test_operator_where_it_pays(memory_format, bias):
+    x = draw((64, 128, 20, 20), 1, torch.float32).contiguous(memory_format=memory_format).requires_grad_()
+    weight = (draw((128, 128, 9, 9), 2, torch.float32) * 0.02).requires_grad_()
+    added = draw((128,), 4, torch.float32).requires_grad_() if bias else None
+    assert fourier.plan(64, tuple(weight.shape), (20, 20), (2, 2)) is not None
+    expected, upstream = truth(x, weight, 2, added.detach().double() if bias else None)
+    y = ops.conv2d(x, weight, added, 2, impl="cpu")
+    y.backward(upstream.float())
+    for actual, right in zip((y, x.grad, weight.grad), expected, strict=True):
+        assert relative_rms(actual.double(), right) < 3e-6
+    if bias:
+        torch.testing.assert_close(added.grad, upstream.float().sum(dim=(0, 2, 3)))
+
+
+def test_autocast_rounds_products_only():
+    x, weight = draw((24, 32, 20, 20), 1, torch.float32), draw((32, 32, 9, 9), 2, torch.float32) * 0.02
+    weight.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ops.conv2d(x, weight, stride=2, impl="cpu")
+        direct = ops.conv2d(x, weight, stride=2, impl="reference")
+    assert y.dtype == direct.dtype == torch.bfloat16
+    assert relative_rms(y.double(), direct.double()) < 1e-2
+    y.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_an_input_of_zeros_and_of_huge_values():
+    weight = draw((128, 128, 9, 9), 2, torch.float32)
+    for scale in (0.0, 1e-30, 1e30):
+        x = (draw((64, 128, 20, 20), 1, torch.float32) * scale).requires_grad_()
+        y = ops.conv2d(x, weight, stride=2, impl="cpu")
+        assert y.isfinite().all()
+        (grad,) = torch.autograd.grad(y.mean(), x)
+        assert grad.isfinite().all()
+
+
+def test_a_second_derivative_is_refused():
+    x, weight = draw((1, 8, 9, 9), 1).requires_grad_(), draw((8, 8, 9, 9), 2).requires_grad_()
+    (grad,) = torch.autograd.grad(ops.conv2d(x, weight, impl="cpu").square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative; impl='reference' has one"):
+        grad.sum().backward()
+    (grad,) = torch.autograd.grad(ops.conv2d(x, weight, impl="reference").square().sum(), x, create_graph=True)
+    grad.sum().backward()
+
+
+def test_as_an_operator():
+    for count, channels in ((2, 8), (64, 128)):
+        x, weight = torch.rand(count, channels, 20, 20), torch.rand(channels, channels, 9, 9)
+        args = (x.requires_grad_(), weight.requires_grad_(), torch.rand(channels).requires_grad_(), [2, 2])
+        utils = ("test_schema", "test_faketensor", "test_autograd_registration")
+        torch.library.opcheck(torch.ops.torchcaps.conv2d_cpu.default, args, test_utils=utils)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "stride", "message"),
+    [
+        ((1, 8, 9), (8, 8, 9, 9), 1, r"x: expected \[batch, channels=8, height, width\]"),
+        ((1, 7, 9, 9), (8, 8, 9, 9), 1, r"x: expected \[batch, channels=8, height, width\]"),
+        ((1, 8, 8, 9), (8, 8, 9, 9), 1, "height of x: expected at least 9, got 8"),
+        ((1, 8, 9, 9), (8, 8, 9, 9), 0, "stride: expected at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(x, weight, stride, message):
+    with pytest.raises(ValueError, match=message):
+        ops.conv2d(torch.zeros(x), torch.zeros(weight), stride=stride)
+
+
+def test_small_kernels_are_left_to_torch():
+    name, reason = ops.choose("conv2d", torch.zeros(8, 64, 9, 9), torch.zeros(64, 64, 3, 3))
+    assert name == "reference"
+    assert "cost less directly" in reason
+    assert ops.choose("conv2d", torch.zeros(8, 64, 9, 9), torch.zeros(64, 64, 9, 9))[0] == "cpu"
