@@ -48,6 +48,10 @@ def test_it_is_a_classifier_that_opens_up(model, images):
     lengths, capsules = model(images), model.capsules(images)
     torch.testing.assert_close(lengths, capsules.activation)
     assert capsules.pose.shape[:2] == lengths.shape == (len(images), model.num_classes)
+    if model.decoder is None:
+        with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
+            model.reconstruct(capsules)
+        return
     drawn = model.reconstruct(capsules)
     assert drawn.shape == images.shape
     testing.assert_between("reconstruction", drawn, 0.0, 1.0)
@@ -63,6 +67,9 @@ def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
         torch.testing.assert_close(model(images), plain)
     for recorded in record.last().values():
         share = recorded.coupling.sum(dim=-1)
-        torch.testing.assert_close(share, torch.ones_like(share))
+        if share.dim() > 2:  # a child of a convolution has parents in several windows
+            testing.assert_between("sum of couplings in one window", share, 0.0, 1.0, slack=1e-5)
+        else:
+            torch.testing.assert_close(share, torch.ones_like(share))
         assert recorded.coupling.shape[-2:] == (recorded.child_activation.shape[-1], recorded.activation.shape[-1])
         assert not any(tensor.requires_grad for tensor in recorded)

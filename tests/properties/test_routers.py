@@ -8,7 +8,7 @@ from torchcaps.nn import create_router
 from torchcaps.testing import PropertyError, check_router
 from torchcaps.types import Routed
 
-from .variants import ROUTERS, named
+from .variants import ROUTERS, WITHOUT_LENGTHS, named
 
 CHECKS = [
     testing.check_permutations,
@@ -33,7 +33,8 @@ def test_router(name, options, check):
 
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
 def test_ranges(name, options):
-    testing.check_ranges(create_router(name, **options), leaky=options.get("leaky", False))
+    router, lengths = create_router(name, **options), name not in WITHOUT_LENGTHS
+    testing.check_ranges(router, leaky=options.get("leaky", False), lengths=lengths)
 
 
 def test_all_checks_at_once():

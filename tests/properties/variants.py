@@ -22,3 +22,6 @@ def named(value):
 
 
 ROUTERS = [(name, options) for name in list_routers() for options in variants(name)]
+
+# Routers whose activation is a probability of its own, not the length of the pose.
+WITHOUT_LENGTHS = {"em"}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.functional import margin_loss, reconstruction_loss
-from torchcaps.training import MarginObjective
+from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
+from torchcaps.training import MarginObjective, SpreadObjective, create_objective
 
 from .makers import TINY
 
@@ -71,3 +71,40 @@ def test_a_weight_without_a_decoder_is_refused():
     MarginObjective(model, reconstruction=0)
     with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 0.0005"):
         MarginObjective(model, reconstruction=0.0005)
+
+
+def matrix_model(**options):
+    torch.manual_seed(0)
+    return create_model("matrix_caps", num_classes=3, in_chans=1, img_size=20, types=(2, 2), **TINY, **options)
+
+
+def test_the_margin_of_the_spread_loss_rises_with_the_training():
+    objective = SpreadObjective(matrix_model())
+    margins = []
+    for progress in (0.0, 0.5, 1.0, 1.5):
+        objective.progress = progress
+        margins.append(objective.margin)
+    assert margins == pytest.approx([0.2, 0.55, 0.9, 0.9])
+    found = objective(images_of(), LABELS)
+    torch.testing.assert_close(found.total, spread_loss(found.activation, LABELS, 0.9))
+    torch.testing.assert_close(found.margin, found.total)
+    assert found.reconstruction == 0
+    with pytest.raises(ValueError, match="last: expected between 0.0 and 1.0, got 1.5"):
+        SpreadObjective(matrix_model(), last=1.5)
+
+
+def test_auto_is_what_the_model_was_published_with():
+    assert isinstance(create_objective(matrix_model()), SpreadObjective)
+    assert isinstance(create_objective(model_of()), MarginObjective)
+    assert isinstance(create_objective(model_of(), "spread"), SpreadObjective)
+    assert isinstance(create_objective(matrix_model(), "margin", reconstruction=0), MarginObjective)
+    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder"):
+        create_objective(matrix_model(), "margin")
+    with pytest.raises(ValueError, match="unknown loss 'spred'; did you mean 'spread'"):
+        create_objective(model_of(), "spred")
+
+
+def test_spread_reaches_every_parameter():
+    model = matrix_model()
+    create_objective(model)(images_of(), LABELS).total.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())

@@ -1,12 +1,18 @@
 """Pure functions of tensors: no parameters, no state, no I/O. They read like the papers."""
 
+from torchcaps.functional.geometry import coordinate_addition as coordinate_addition
+from torchcaps.functional.geometry import matrix_votes as matrix_votes
+from torchcaps.functional.geometry import receptive_centres as receptive_centres
 from torchcaps.functional.losses import margin_loss as margin_loss
 from torchcaps.functional.losses import reconstruction_loss as reconstruction_loss
 from torchcaps.functional.losses import spread_loss as spread_loss
 from torchcaps.functional.routed import routed_dynamic as routed_dynamic
+from torchcaps.functional.routed_em import routed_em as routed_em
 from torchcaps.functional.routing import dynamic_routing as dynamic_routing
+from torchcaps.functional.routing import em_routing as em_routing
 from torchcaps.functional.routing import uniform_routing as uniform_routing
 from torchcaps.functional.squash import safe_norm as safe_norm
 from torchcaps.functional.squash import squash as squash
 from torchcaps.functional.squash import squash_with_length as squash_with_length
 from torchcaps.functional.votes import linear_votes as linear_votes
+from torchcaps.functional.windows import Windows as Windows

@@ -7,6 +7,9 @@ from torchcaps.training.config import TrainConfig as TrainConfig
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.loop import train as train
 from torchcaps.training.objective import MarginObjective as MarginObjective
+from torchcaps.training.objective import Objective as Objective
+from torchcaps.training.objective import SpreadObjective as SpreadObjective
+from torchcaps.training.objective import create_objective as create_objective
 from torchcaps.training.recipes import Recipe as Recipe
 from torchcaps.training.recipes import list_recipes as list_recipes
 from torchcaps.training.recipes import load_recipe as load_recipe

@@ -12,6 +12,7 @@ from torchcaps.errors import UnknownNameError, check_range
 
 Precision = Literal["auto", "fp32", "bf16"]
 Schedule = Literal["short", "paper", "constant"]
+Loss = Literal["auto", "margin", "spread"]
 
 # Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
 _WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
@@ -35,8 +36,9 @@ class TrainConfig:
         schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "paper" is
             lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code; "constant".
         holdout: training images kept for validation: a fraction below 1, or a count.
+        loss: "margin", "spread" with a margin that rises from 0.2 to 0.9, or "auto", what the model's paper has.
         reconstruction: weight of the summed squared error per 784 values of an image; 0.0005 in the paper, 0 leaves it
-            out.
+            out. It goes with the margin loss.
         shift: largest shift in pixels, drawn per sample and axis, zero fill; 2 in the paper.
         flip: whether to mirror half of the images.
         degrees: largest rotation either way.
@@ -58,6 +60,7 @@ class TrainConfig:
     lr: float = 1e-3
     schedule: Schedule = "short"
     holdout: float = 0.1
+    loss: Loss = "auto"
     reconstruction: float = 0.0005
     shift: int = 2
     flip: bool = False
@@ -87,7 +90,7 @@ class TrainConfig:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
             raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
-        for name, choices in (("schedule", Schedule), ("precision", Precision)):
+        for name, choices in (("schedule", Schedule), ("precision", Precision), ("loss", Loss)):
             if getattr(self, name) not in get_args(choices):
                 raise UnknownNameError(name, getattr(self, name), get_args(choices))
 
@@ -98,7 +101,8 @@ class TrainConfig:
             _check_kind(name, getattr(self, name), (int, float), "a number")
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
-        for name in ("model", "data", "device", "schedule", "precision", *(() if self.root is None else ("root",))):
+        texts = ("model", "data", "device", "schedule", "precision", "loss", *(() if self.root is None else ("root",)))
+        for name in texts:
             _check_kind(name, getattr(self, name), str, "text")
         if not isinstance(self.flip, bool):
             raise ValueError(f"flip: expected true or false, got {self.flip!r}")

@@ -19,7 +19,7 @@ from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import TrainingError
 from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.objective import MarginObjective
+from torchcaps.training.objective import create_objective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
 from torchcaps.training.run_folder import RunFolder
 from torchcaps.training.sampling import augment, order, split
@@ -94,7 +94,7 @@ class Trainer:
         for module in self.model.modules():
             if isinstance(module, torch.nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.objective = MarginObjective(self.model, config.reconstruction)
+        self.objective = create_objective(self.model, config.loss, config.reconstruction)
         fused = self.device.type in ("cpu", "cuda")
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=fused)
         self.progress = Progress()
@@ -129,6 +129,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.objective.train()
+        self.objective.progress = step / self.total_steps
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             losses = self.objective(images, labels)

@@ -1,0 +1,93 @@
+"""Matrix poses: votes by matrix products, and coordinate addition (Hinton, Sabour, Frosst, ICLR 2018, section 4).
+
+A pose is a matrix, 4 x 4 in the paper, stored flat and row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.errors import check_range, check_shape
+
+
+def matrix_votes(
+    pose: Float[Tensor, "*batch children in_dim"], weight: Float[Tensor, "children parents inner outer"]
+) -> Float[Tensor, "*batch children parents dim"]:
+    """`V_ij = M_i W_ij`: the child's pose on the left, its transformation to a parent on the right.
+
+    Args:
+        pose: `[batch, *space, children, rows * inner]`, row-major matrices; taken in the type of the weight.
+        weight: `[children, parents, inner, outer]`; 4 x 4 in the paper, where poses have 4 rows.
+
+    Returns:
+        `[batch, *space, children, parents, rows * outer]`.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_shape("weight", weight, ("children", "parents", "inner", "outer"))
+    children, _, inner, _ = weight.shape
+    rows = pose.shape[-1] // inner
+    check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner)
+    matrices = pose.to(weight.dtype).unflatten(-1, (rows, inner))
+    return torch.einsum("...ipr,ijrq->...ijpq", matrices, weight).flatten(-2)
+
+
+def coordinate_addition(
+    votes: Float[Tensor, "*batch height width children parents dim"],
+    rows: Float[Tensor, " height"],
+    columns: Float[Tensor, " width"],
+    indices: tuple[int, int] = (3, 7),
+) -> Float[Tensor, "*batch height width children parents dim"]:
+    """Add a child's place to two elements of its votes: matrices that are shared over positions do not tell it.
+
+    Source: Hinton, Sabour, Frosst, ICLR 2018, section 4.
+
+    Args:
+        votes: `[batch, height, width, children, parents, dim]`.
+        rows: `[height]`, the row coordinate of each position, added to element `indices[0]`.
+        columns: `[width]`, the column coordinate, added to element `indices[1]`.
+        indices: elements of the flat pose. (3, 7) are the first two of the right-hand column, as in the paper; the
+            authors' code takes (0, 1).
+
+    Raises:
+        ValueError: for shapes that do not fit, or indices outside the pose.
+    """
+    height, width, dim = votes.shape[-5], votes.shape[-4], votes.shape[-1]
+    check_shape("rows", rows, ("height",), height=height)
+    check_shape("columns", columns, ("width",), width=width)
+    for index in indices:
+        check_range("indices", index, low=0, high=dim - 1)
+    place = votes.new_zeros(height, width, 1, 1, dim)
+    place[..., indices[0]] += rows.to(votes)[:, None, None, None]
+    place[..., indices[1]] += columns.to(votes)[None, :, None, None]
+    return votes + place
+
+
+def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
+    """Where the receptive fields of the last of these layers have their centres, in pixels from the image's centre.
+
+    Args:
+        size: of the image in pixels, along one axis.
+        layers: (kernel, stride) of each layer without padding, from the image on.
+
+    Returns:
+        One number per position; the pixel with index `size / 2` is 0, as in the authors' code.
+
+    Raises:
+        ValueError: if a kernel is larger than the map it slides over.
+
+    Example:
+        >>> receptive_centres(32, [(5, 2), (3, 2), (3, 1)])
+        [-8.0, -4.0, 0.0, 4.0]
+    """
+    positions, first, step = size, 0.0, 1
+    for kernel, stride in layers:
+        check_range("size of the map", positions, low=kernel)
+        first += step * (kernel - 1) / 2
+        positions, step = (positions - kernel) // stride + 1, step * stride
+    return [first + step * k - size / 2 for k in range(positions)]

@@ -1,0 +1,120 @@
+"""EM routing: each parent is a Gaussian that explains the votes of its children.
+
+Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, procedure 1. Letters:
+b batch, i children, j parents, h pose dimensions. Variances are used in place of the paper's standard deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.functional.squash import full_precision
+from torchcaps.types import Routed
+
+EPSILON = 1e-7  # added to a parent's share of data
+VAR_MIN = 5e-4  # added to variances: a parent with a single child has none
+Normalise = Callable[[Tensor], Tensor]
+
+
+def em_routing(
+    votes: Float[Tensor, "*batch children parents dim"],
+    activation: Float[Tensor, "*batch children"],
+    beta_u: Float[Tensor, " parents"] | Tensor | float,
+    beta_a: Float[Tensor, " parents"] | Tensor | float,
+    iterations: int = 3,
+    inverse_temperature: float | Sequence[float] = 0.01,
+    *,
+    normalise: Normalise | None = None,
+    start: Float[Tensor, "*batch children parents"] | None = None,
+) -> Routed:
+    """Fit one Gaussian per parent to the votes by expectation maximisation.
+
+        R_ij uniform;  repeat:  M-step;  E-step, except after the last M-step
+        M:  r_ij = R_ij a_i;  S_j = sum_i r_ij;  mu_jh = sum_i r_ij V_ijh / S_j;  var_jh likewise, + 5e-4;
+            cost_jh = (beta_u + log(var_jh) / 2) S_j;  a_j = sigmoid(lambda_t (beta_a - sum_h cost_jh))
+        E:  R_i = softmax over parents of  log a_j + log N(V_ij; mu_j, var_j)
+
+    beta_u, the cost of describing a dimension of a child's vote without a parent, stands inside the sum over h, as in
+    the procedure. The gradient flows through all iterations.
+
+    Args:
+        votes: V, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
+        activation: a_i, `[batch, *space, children]`, in [0, 1]. A child of activation 0 has no influence.
+        beta_u: a number, or one per parent `[parents]`.
+        beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
+        iterations: T, at least 1; the paper uses 3.
+        inverse_temperature: lambda after the last of many iterations: `lambda_t = value (1 - 0.95^(t+1))`, t from 0, as
+            in the authors' code; or one value per iteration.
+        normalise: maps log weights `[batch, *space, children, parents]` to R; a softmax over parents unless given. In a
+            convolution a child has parents at several positions: see `Windows.share`.
+        start: R before the first M-step; by default what `normalise` makes of zeros.
+
+    Returns:
+        Routed: pose mu `[batch, *space, parents, dim]`, activation a_j `[batch, *space, parents]` in [0, 1], coupling R
+        of the last M-step, which sums to one over the parents of a child.
+
+    Raises:
+        ValueError: for shapes that do not fit, fewer than one iteration, or another number of temperatures.
+    """
+    check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    if activation.shape != votes.shape[:-2]:
+        raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
+    for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
+        if isinstance(beta, Tensor) and beta.dim() > 0:
+            check_shape(name, beta, ("parents",), parents=votes.shape[-2])
+    V = full_precision(votes)
+    a_i = activation.to(V.dtype)
+    b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
+    normalise = normalise or _over_parents
+    first, *later = temperatures(iterations, inverse_temperature)
+    with torch.autocast(V.device.type, enabled=False):
+        R = normalise(torch.zeros_like(V[..., 0])) if start is None else start
+        mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
+        for inverse in later:
+            R = normalise(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var))
+            mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, inverse)
+    return Routed(mu, torch.sigmoid(logit), R)
+
+
+def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
+    """lambda of each iteration: the authors' schedule towards a number, or the numbers given.
+
+    Raises:
+        ValueError: for fewer than one iteration, or another number of values than iterations.
+    """
+    check_range("iterations", iterations, low=1)
+    if isinstance(inverse_temperature, int | float):
+        return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
+    if len(inverse_temperature) != iterations:
+        raise ValueError(
+            f"inverse_temperature: expected a number or {iterations} of them, got {len(inverse_temperature)}"
+        )
+    return list(inverse_temperature)
+
+
+def _m_step(
+    V: Tensor, r: Tensor, beta_u: Tensor | float, beta_a: Tensor | float, inverse: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j `[..., j]`."""
+    S = r.sum(dim=-2)
+    w = r / (S + EPSILON).unsqueeze(-2)
+    mu = torch.einsum("...ij,...ijh->...jh", w, V)
+    var = torch.einsum("...ij,...ijh->...jh", w, (V - mu.unsqueeze(-3)).square()) + VAR_MIN
+    cost = (beta_u * V.shape[-1] + 0.5 * var.log().sum(dim=-1)) * S
+    return mu, var, inverse * (beta_a - cost)
+
+
+def _log_density(V: Tensor, mu: Tensor, var: Tensor) -> Tensor:
+    """log N(V; mu, var) `[..., i, j]`, summed over h; without the constant of 2 pi, which no softmax sees."""
+    mu, var = mu.unsqueeze(-3), var.unsqueeze(-3)
+    return -0.5 * (var.log() + (V - mu).square() / var).sum(dim=-1)
+
+
+def _over_parents(log_weight: Tensor) -> Tensor:
+    return log_weight.softmax(dim=-1)

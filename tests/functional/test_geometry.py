@@ -1,0 +1,71 @@
+"""Matrix poses: votes, coordinate addition, centres of receptive fields."""
+
+import pytest
+import torch
+
+from torchcaps.functional import coordinate_addition, matrix_votes, receptive_centres
+from torchcaps.testing import seeded
+
+
+def test_votes_have_the_pose_on_the_left():
+    pose = torch.randn(2, 3, 5, 16, generator=seeded())
+    weight = torch.randn(5, 4, 4, 4, generator=seeded(1))
+    votes = matrix_votes(pose, weight)
+    assert votes.shape == (2, 3, 5, 4, 16)
+    for i in range(5):
+        for j in range(4):
+            torch.testing.assert_close(votes[1, 2, i, j].view(4, 4), pose[1, 2, i].view(4, 4) @ weight[i, j])
+
+
+def test_votes_of_poses_that_are_not_square():
+    pose, weight = torch.randn(2, 5, 6, generator=seeded()), torch.randn(5, 4, 3, 7, generator=seeded(1))
+    votes = matrix_votes(pose, weight)
+    torch.testing.assert_close(votes[1, 2, 3].view(2, 7), pose[1, 2].view(2, 3) @ weight[2, 3])
+
+
+def test_wrong_votes():
+    with pytest.raises(ValueError, match=r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, chil"):
+        matrix_votes(torch.rand(2, 4, 16), torch.rand(5, 3, 4, 4))
+    with pytest.raises(ValueError, match="pose: expected .*in_dim=12"):
+        matrix_votes(torch.rand(2, 5, 15), torch.rand(5, 3, 4, 4))
+
+
+def test_coordinates_go_to_the_right_hand_column():
+    votes = torch.randn(2, 3, 5, 6, 4, 16, generator=seeded())
+    rows, columns = torch.arange(3.0), 10 + torch.arange(5.0)
+    added = coordinate_addition(votes, rows, columns) - votes
+    matrix = added[1, 2, 4, 5, 3].view(4, 4)
+    expected = torch.zeros(4, 4)
+    expected[0, 3], expected[1, 3] = 2.0, 14.0
+    torch.testing.assert_close(matrix, expected, atol=1e-5, rtol=0)
+    assert (added - added[:1, :, :, :1, :1]).abs().max() < 1e-5  # equal for samples, children and parents
+
+
+def test_other_elements_and_wrong_ones():
+    votes, rows, columns = torch.zeros(2, 1, 6, 4, 16), torch.ones(2), torch.ones(1)
+    added = coordinate_addition(votes, rows, columns, indices=(0, 1))
+    assert added[1, 0, 2, 3].nonzero().flatten().tolist() == [0, 1]
+    assert coordinate_addition(votes, rows, columns, indices=(5, 5))[1, 0, 2, 3, 5] == 2
+    with pytest.raises(ValueError, match="indices: expected between 0 and 15, got 16"):
+        coordinate_addition(votes, rows, columns, indices=(3, 16))
+    with pytest.raises(ValueError, match=r"columns: expected \[width=1\], got \[width=2\]"):
+        coordinate_addition(votes, rows, rows)
+
+
+def test_centres():
+    assert receptive_centres(32, [(5, 2), (3, 2), (3, 1)]) == [-8.0, -4.0, 0.0, 4.0]
+    assert receptive_centres(4, []) == [-2.0, -1.0, 0.0, 1.0]
+    assert receptive_centres(28, [(5, 2)]) == [2 + 2 * k - 14 for k in range(12)]
+    with pytest.raises(ValueError, match="size of the map: expected at least 3, got 2"):
+        receptive_centres(8, [(5, 2), (3, 1)])
+
+
+def test_centres_are_where_a_pixel_moves_the_output():
+    """The gradient of one output of averaging layers is symmetrical about its centre."""
+    image = torch.zeros(1, 1, 32, requires_grad=True)
+    x = image
+    for kernel, stride in ((5, 2), (3, 2), (3, 1)):
+        x = torch.nn.functional.avg_pool1d(x, kernel, stride)
+    for k, centre in enumerate(receptive_centres(32, [(5, 2), (3, 2), (3, 1)])):
+        (weight,) = torch.autograd.grad(x[0, 0, k], image, retain_graph=True)
+        assert (weight[0, 0] * (torch.arange(32) - 16)).sum().item() == pytest.approx(centre, abs=1e-4)
