@@ -1,5 +1,7 @@
 """torch.compile and torch.export of whole models and of a training step."""
 
+import shutil
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -48,6 +50,8 @@ def test_a_training_step_compiles_whole_and_once():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("impl", ["reference", "cpu", "numba"])
 def test_machine_code_gives_the_same(impl):
     if impl == "numba":
