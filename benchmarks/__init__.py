@@ -1,1 +1,1 @@
-"""Speed and memory, side by side. Each script prints a table and writes JSON to `benchmarks/results/`."""
+"""What only a machine with a GPU can measure, and the results kept; all else is `torchcaps bench`."""

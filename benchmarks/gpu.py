@@ -5,31 +5,35 @@
 1. The kernels against the reference, in value and gradient: without that, no figure.
 2. The class-capsule layer of the MNIST network, forward and backward: textbook, einsum, torch.compile of the reference,
    the Triton kernels, and the roofline: the larger of bytes over the measured copy rate and products over the measured
-   matrix-product rate, for the least work that this algorithm does (`least_work`).
+   matrix-product rate, for the least work that this algorithm does (`torchcaps.bench.least_work`).
 3. The whole training step, as it is and replayed as a CUDA graph; the tax over a plain linear layer; seconds per epoch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
 
-from benchmarks.baselines import VARIANTS, Variant, library
-from benchmarks.measure import table, write
-from benchmarks.verify import TOLERANCE, outcome
+from torchcaps.bench.baselines import VARIANTS
+from torchcaps.bench.measure import cells, machine
+from torchcaps.bench.roofline import Rates, least_seconds, least_work
+from torchcaps.bench.verify import checked, largest_error, outcome
+from torchcaps.cli.console import print_table
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.training.objective import MarginObjective
 from torchcaps.types import Capsules
 
 EPOCH = 60_000
-LAYERS = {name: VARIANTS[name] for name in ("limit", "textbook", "einsum", "compiled", "reference")} | {
-    "triton": Variant(library("triton"), "this library, Triton kernels")
-}
+RESULT = Path(__file__).parent / "results" / "gpu.json"
+LAYERS = {name: VARIANTS[name] for name in ("limit", "textbook", "einsum", "compiled", "reference", "triton")}
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
@@ -70,22 +74,6 @@ def rates(repeats: int) -> dict[str, float]:
     return found
 
 
-def least_work(batch: int, layer: CapsuleLinear) -> tuple[float, float]:
-    """Bytes and multiply-adds of a forward and backward pass that recomputes votes in every pass, and reads no vote.
-
-    Forward: votes in each of T passes, and in all but the first <u, V> and c u. Backward: T - 1 passes with votes, two
-    inner products and a sum; then votes, two inner products a pass, dL/du, and the gradients of poses and weights.
-    Bytes: poses and weights once per pass, their gradients once.
-    """
-    passes = layer.router.iterations
-    pairs = layer.in_capsules * layer.out_capsules * layer.out_dim  # numbers of a sample's votes
-    votes = pairs * layer.in_dim
-    forward = passes * votes + (2 * passes - 1) * pairs
-    backward = (passes - 1) * (votes + 3 * pairs) + 3 * votes + 4 * (passes - 1) * pairs
-    once = 4 * (batch * layer.in_capsules * layer.in_dim + layer.weight.numel())
-    return once * (2 * passes + 2), batch * (forward + backward)
-
-
 def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> Callable[[], None]:
     """A function that runs a layer forward and backward."""
     pose = (torch.randn(batch, *sizes, device="cuda") * 0.1).requires_grad_()
@@ -103,8 +91,7 @@ def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> C
 def layer_rows(batch: int, repeats: int, measured: dict[str, float]) -> list[dict[str, object]]:
     """A row for each layer at this batch size, and its share of the roofline."""
     layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
-    work, products = least_work(batch, layer)
-    bound = 1e3 * max(work / measured["copy"], products / measured[str(torch.float32)])
+    bound = 1e3 * least_seconds(least_work(batch, layer), Rates(measured["copy"], measured[str(torch.float32)]))
     rows = []
     for name, variant in LAYERS.items():
         built = variant.build(layer).cuda()
@@ -165,16 +152,13 @@ def verify(batch: int = 37) -> float:
     """Largest relative error of the kernels.
 
     Raises:
-        AssertionError: if it exceeds the tolerance.
+        WrongResultError: if it exceeds the tolerance.
     """
     layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
     pose, upstream = torch.randn(batch, 1152, 8, device="cuda") * 0.1, torch.randn(batch, 10, 16, device="cuda")
     truth = outcome(layer, pose, upstream)
     found = outcome(LAYERS["triton"].build(layer).cuda(), pose, upstream)
-    worst = max(((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True))
-    if not worst <= TOLERANCE:
-        raise AssertionError(f"triton: differs from the reference by {worst:.1e}; nothing was timed")
-    return worst
+    return checked({"triton": largest_error(found, truth)})["triton"]
 
 
 def main() -> None:
@@ -188,8 +172,12 @@ def main() -> None:
     error, measured = verify(), rates(chosen.repeats)
     layers = [row for batch in chosen.batches for row in layer_rows(batch, chosen.repeats, measured)]
     steps = [row for batch in chosen.batches for row in step_rows(batch, chosen.repeats)]
-    print(table(layers), table(steps), sep="\n\n")
-    print(f"written to {write('gpu', {'error': error, 'rates': measured, 'layers': layers, 'steps': steps})}")
+    print_table(cells(layers))
+    print_table(cells(steps))
+    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    found = {"error": error, "rates": measured, "layers": layers, "steps": steps}
+    RESULT.write_text(json.dumps({"command": command, "machine": machine(), **found}, indent=2) + "\n")
+    print(f"written to {RESULT}")
 
 
 if __name__ == "__main__":

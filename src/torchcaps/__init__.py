@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from torchcaps import bench as bench
     from torchcaps import data as data
     from torchcaps import evaluation as evaluation
     from torchcaps import functional as functional
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torchcaps import testing as testing
     from torchcaps import training as training
     from torchcaps import viz as viz
+    from torchcaps.bench import MemoryEstimate as MemoryEstimate
+    from torchcaps.bench import estimate_memory as estimate_memory
     from torchcaps.models import create_model as create_model
     from torchcaps.models import list_models as list_models
     from torchcaps.nn import record_routing as record_routing
@@ -29,19 +32,22 @@ if TYPE_CHECKING:
     from torchcaps.types import Capsules as Capsules
     from torchcaps.types import Routed as Routed
 
-_ROOMS = ("data", "evaluation", "functional", "models", "nn", "ops", "report", "testing", "training", "viz")
+_ROOMS = ("bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "testing", "training", "viz")
 _NAMES = {
     "Capsules": "types",
+    "MemoryEstimate": "bench",
     "Routed": "types",
     "create_model": "models",
+    "estimate_memory": "bench",
     "list_models": "models",
     "load": "training",
     "record_routing": "nn",
     "set_impl": "nn",
 }
 __all__ = [
-    "Capsules", "Routed", "__version__", "create_model", "data", "evaluation", "functional", "list_models", "load",
-    "models", "nn", "ops", "record_routing", "report", "set_impl", "testing", "training", "viz",
+    "Capsules", "MemoryEstimate", "Routed", "__version__", "bench", "create_model", "data", "estimate_memory",
+    "evaluation", "functional", "list_models", "load", "models", "nn", "ops", "record_routing", "report", "set_impl",
+    "testing", "training", "viz",
 ]  # fmt: skip
 
 

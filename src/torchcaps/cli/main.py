@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from torchcaps.cli import data, doctor, inspect, lists, measure, train
+from torchcaps.cli import bench, data, doctor, inspect, lists, measure, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.signals import unwinding
 
@@ -22,6 +22,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": lists.models,
     "recipes": lists.recipes,
     "data": data.data,
+    "bench": bench.bench,
     "doctor": doctor.doctor,
 }
 

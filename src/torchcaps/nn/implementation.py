@@ -27,4 +27,4 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     if not layers:
         raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
     for layer in layers:
-        layer.impl = impl
+        layer.impl = impl  # type: ignore[assignment]

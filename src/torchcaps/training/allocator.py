@@ -6,7 +6,7 @@ import ctypes
 import platform
 
 # From glibc's malloc.h: never map large blocks apart, never give the heap's top back.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 
 
 def keep_memory() -> bool:
@@ -18,9 +18,23 @@ def keep_memory() -> bool:
     Returns:
         Whether the allocator is glibc's and took the settings.
     """
+    return _set((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
+
+
+def give_memory_back() -> bool:
+    """Undo `keep_memory`: what glibc comes to by itself once large blocks have come and gone.
+
+    Returns:
+        Whether the allocator is glibc's and took the settings.
+    """
+    return _set(
+        (_M_MMAP_MAX, 65536), (_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 17)
+    )
+
+
+def _set(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
     taken = [mallopt(key, value) == 1 for key, value in settings]
     return all(taken)

@@ -1,21 +1,28 @@
 """What the library is measured against: class-capsule layers that compute the same thing by other means.
 
-Every baseline but the limit holds the weight of the `CapsuleLinear` that it replaces and equals its reference in value
-and gradient (`benchmarks.verify` sees to it before anything is timed), so a table shows means and nothing else.
+Every baseline but the limit holds the weights of the `CapsuleLinear` that it replaces and equals its reference in value
+and gradient (`verify.py` sees to it before anything is timed), so a table shows means and nothing else.
 Letters: b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from shutil import which
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps import ops
+from torchcaps.errors import UnknownNameError
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear
+from torchcaps.nn.routers import DynamicRouting
 from torchcaps.types import Capsules
+
+COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 class TextbookCapsules(nn.Module):
@@ -27,16 +34,19 @@ class TextbookCapsules(nn.Module):
 
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
-        self.iterations = layer.router.iterations
+        self.iterations = iterations_of(layer)
         self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
+        self.bias = _copy_of(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
+        """Parents of these children."""
         x = children.pose
         priors = x[None, :, :, None, :] @ self.route_weights[:, None, :, :, :]  # [j, b, i, 1, d]
         logits = torch.zeros_like(priors)
         for step in range(self.iterations):
             probabilities = logits.softmax(dim=0)
-            outputs = self.squash((probabilities * priors).sum(dim=2, keepdim=True))  # [j, b, 1, 1, d]
+            s = (probabilities * priors).sum(dim=2, keepdim=True)  # [j, b, 1, 1, d]
+            outputs = self.squash(s if self.bias is None else s + self.bias[:, None, None, None, :])
             if step < self.iterations - 1:
                 logits = logits + (priors * outputs).sum(dim=-1, keepdim=True)
         pose = outputs.squeeze(3).squeeze(2).transpose(0, 1)
@@ -44,6 +54,7 @@ class TextbookCapsules(nn.Module):
 
     @staticmethod
     def squash(s: Tensor) -> Tensor:
+        """Equation 1, without care for zero."""
         squared_norm = s.square().sum(dim=-1, keepdim=True)
         return squared_norm / (1 + squared_norm) * s / squared_norm.sqrt()
 
@@ -53,14 +64,16 @@ class EinsumCapsules(nn.Module):
 
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
-        self.iterations = layer.router.iterations
-        self.weight = nn.Parameter(layer.weight.detach().clone())
+        self.iterations = iterations_of(layer)
+        self.weight, self.bias = nn.Parameter(layer.weight.detach().clone()), _copy_of(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
+        """Parents of these children."""
         votes = torch.einsum("bik,ijdk->bijd", children.pose, self.weight)
         logits = votes.new_zeros(votes.shape[:3])
         for step in range(self.iterations):
-            pose, length = squash_with_length(torch.einsum("bij,bijd->bjd", logits.softmax(dim=-1), votes))
+            s = torch.einsum("bij,bijd->bjd", logits.softmax(dim=-1), votes)
+            pose, length = squash_with_length(s if self.bias is None else s + self.bias)
             if step < self.iterations - 1:
                 logits = logits + torch.einsum("bijd,bjd->bij", votes, pose.to(votes.dtype))
         return Capsules(pose, length)
@@ -71,10 +84,11 @@ class LinearLimit(nn.Module):
 
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
-        self.sizes = (layer.out_capsules, layer.out_dim)
-        self.linear = nn.Linear(layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=False)
+        self.sizes, has_bias = (layer.out_capsules, layer.out_dim), layer.bias is not None
+        self.linear = nn.Linear(layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=has_bias)
 
     def forward(self, children: Capsules) -> Capsules:
+        """Parents of these children."""
         return Capsules(*squash_with_length(self.linear(children.pose.flatten(1)).unflatten(1, self.sizes)))
 
 
@@ -90,11 +104,8 @@ def library(impl: str) -> Callable[[CapsuleLinear], nn.Module]:
     """The library's own layer with a fixed implementation."""
 
     def build(layer: CapsuleLinear) -> nn.Module:
-        copy = CapsuleLinear(
-            layer.in_capsules, layer.in_dim, layer.out_capsules, layer.out_dim,
-            iterations=layer.router.iterations, impl=impl,
-        )  # fmt: skip
-        copy.load_state_dict(layer.state_dict())
+        copy = deepcopy(layer)
+        copy.router.impl = impl  # type: ignore[assignment]
         return copy
 
     return build
@@ -116,8 +127,46 @@ VARIANTS = {
     "auto": Variant(library("auto"), "this library, implementation chosen by itself"),
     "numba": Variant(library("numba"), "this library, compiled loops"),
     "cpu": Variant(library("cpu"), "this library, blocked torch operations"),
+    "triton": Variant(library("triton"), "this library, GPU kernels"),
     "reference": Variant(library("reference"), "this library's readable reference, eager"),
     "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),
     "compiled": Variant(compiled(library("reference")), "the reference under torch.compile"),
     "textbook": Variant(TextbookCapsules, "widely copied eager code"),
 }
+
+
+def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARIANTS) -> None:
+    """Raise UnknownNameError for the first of these variants that does not exist."""
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(argument, name, known)
+
+
+def unusable(layer: CapsuleLinear) -> dict[str, str]:
+    """Variants that cannot take the place of this layer on this machine, and why."""
+    pose = layer.weight.new_zeros(1, layer.in_capsules, layer.in_dim)
+    reasons = {}
+    for name in set(ops.IMPLS) & set(VARIANTS):
+        try:
+            ops.choose("routed_dynamic", pose, layer.weight, layer.bias, impl=name)
+        except ValueError as error:
+            reasons[name] = str(error)
+    if not any(map(which, COMPILERS)):
+        reasons["compiled"] = f"torch.compile needs one of {', '.join(COMPILERS)}"
+    return reasons
+
+
+def iterations_of(layer: CapsuleLinear) -> int:
+    """Iterations of its dynamic routing.
+
+    Raises:
+        ValueError: for another routing, or one with options that the baselines do not have.
+    """
+    router = layer.router
+    if not isinstance(router, DynamicRouting) or router.leaky or router.detach:
+        raise ValueError(f"routing: expected plain dynamic routing to compare with, got {router}")
+    return router.iterations
+
+
+def _copy_of(parameter: Tensor | None) -> nn.Parameter | None:
+    return None if parameter is None else nn.Parameter(parameter.detach().clone())

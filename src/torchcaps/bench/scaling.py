@@ -1,0 +1,60 @@
+"""How the time of a routed layer grows with each of its sizes, and the exponent that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+
+from torchcaps.bench.baselines import check_known
+from torchcaps.bench.layer import Sizes, passes_of
+from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
+
+AXES = tuple(field.name for field in fields(Sizes))
+QUICK = Sizes(batch=32, children=288)
+
+
+def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """p of seconds = c * size^p, by least squares between the logarithms.
+
+    Raises:
+        ValueError: for fewer than two different sizes, or values that are not above zero.
+    """
+    if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
+        raise ValueError(f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}")
+    x, y = np.log(sizes), np.log(seconds)
+    x = x - x.mean()
+    return float((x * y).sum() / (x * x).sum())
+
+
+def series(middle: int, count: int = 5) -> list[int]:
+    """Sizes that double from one to the next, around this one; at least 1, and none twice."""
+    return sorted({max(1, round(middle * 2.0 ** (n - count // 2))) for n in range(count)})
+
+
+def measure_scaling(
+    impls: Sequence[str], middle: Sizes, repeats: int, clock: Clock, count: int = 5, tell: Tell = silent
+) -> list[Row]:
+    """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
+
+    Raises:
+        UnknownNameError: for an implementation that does not exist.
+    """
+    check_known("impl", impls)
+    rows = []
+    for axis in AXES:
+        sizes = series(asdict(middle)[axis], count)
+        work = {
+            f"{axis} {size}, {impl}": passes_of(impl, replace(middle, **{axis: size}))[1]
+            for size in sizes
+            for impl in impls
+        }
+        found = alternate(work, repeats, clock=clock, tell=tell)
+        for impl in impls:
+            seconds = [spread(found[f"{axis} {size}, {impl}"])["median"] for size in sizes]
+            exponent = fitted_exponent(sizes, seconds)
+            rows.append({
+                "against": axis, "impl": impl, "exponent": exponent, "sizes": sizes, "ms": [1e3 * s for s in seconds],
+            })  # fmt: skip
+    return rows

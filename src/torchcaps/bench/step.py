@@ -1,0 +1,170 @@
+"""One training step of a network, the class-capsule layer being swapped: how much does routing cost?
+
+Step: the library's model and objective (margin loss and reconstruction), fused Adam, images in channels-last, as
+`torchcaps train` does it. Layers that are not this library's get torch's own convolution before them, and the C
+library's own allocator; this library's get what `torchcaps train` gives them. `limit` and `limit-torch` are the plain
+linear layer in either surrounding, and the tax is counted over the one in the same. `textbook-network` is another
+network of as many weights, with a step of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from torchcaps.bench import measure
+from torchcaps.bench.baselines import VARIANTS, check_known, unusable
+from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
+from torchcaps.bench.subject import Subject, objective_of, routed_layer
+from torchcaps.bench.textbook import TextbookNetwork, textbook_step
+from torchcaps.bench.verify import checked, largest_error, verify
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.nn import set_impl
+from torchcaps.training.allocator import give_memory_back, keep_memory
+
+NETWORK, TORCH_LIMIT = "textbook-network", "limit-torch"
+STEPS = (*VARIANTS, TORCH_LIMIT, NETWORK)
+FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
+"""Steps in the surroundings that other code has."""
+
+
+def step_variants(subject: Subject, asked: Sequence[str] = (), tell: Tell = silent) -> list[str]:
+    """The variants asked for, or without any all that can run here; which ones cannot, and why, is told.
+
+    Raises:
+        UnknownNameError: for one that does not exist. ValueError: for a model that none can be built for.
+    """
+    check_known("variant", asked, STEPS)
+    if asked:
+        return list(dict.fromkeys(asked))
+    model = subject.build()
+    reasons = unusable(routed_layer(model)[1])
+    if not _has_textbook(model):
+        reasons[NETWORK] = "the tutorials' network is a CapsNet with a decoder"
+    for name, reason in reasons.items():
+        tell(f"left out: {name} ({reason})")
+    return [name for name in STEPS if name not in reasons]
+
+
+def verify_steps(variants: Sequence[str], subject: Subject) -> dict[str, float]:
+    """Largest relative error of each exact variant, the textbook network among them.
+
+    Raises:
+        WrongResultError: if one exceeds the tolerance.
+    """
+    model = subject.build()
+    errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
+    if NETWORK in variants:
+        few = Subject(subject.model, subject.options, batch=2)
+        images, labels = few.data(model)
+        with torch.no_grad():
+            found = TextbookNetwork(model)(images, labels)
+            capsules = model.capsules(images)  # type: ignore[operator]
+            drawn = model.reconstruct(capsules, labels).flatten(1)  # type: ignore[operator]
+        errors |= checked({NETWORK: largest_error(found, (capsules.activation, drawn))})
+    return errors
+
+
+def step_of(variant: str, subject: Subject, precision: str) -> Callable[[], None]:
+    """A function that runs one training step with this class-capsule layer."""
+    model = subject.build()
+    images, labels = subject.data(model)
+    if variant == NETWORK:
+        return textbook_step(model, images, labels, precision)  # type: ignore[arg-type]
+    if variant in FOREIGN:
+        set_impl(model, "reference")
+    place, layer = routed_layer(model)
+    model.set_submodule(place, VARIANTS["limit" if variant == TORCH_LIMIT else variant].build(layer))
+    objective = objective_of(model)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = objective(images, labels).total
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def compare_steps(
+    subject: Subject,
+    variants: Sequence[str],
+    precisions: Sequence[str],
+    repeats: int,
+    memory: bool,
+    clock: Clock,
+    tell: Tell = silent,
+) -> list[Row]:
+    """A row for each variant and precision: time, images per second, ratios, peak memory of a process of its own."""
+    rows: list[Row] = []
+    for precision in precisions:
+        work = {name: step_of(name, subject, precision) for name in variants}
+        seconds = alternate(work, repeats, clock=clock, tell=_prefixed(tell, precision), settle=_surround)
+        give_memory_back()
+        del work
+        for name in variants:
+            found = spread(seconds[name])
+            row: Row = {"variant": name, "precision": precision}
+            row["ms"], row["q1"], row["q3"] = (1e3 * found[key] for key in ("median", "q1", "q3"))
+            rows.append(row | {"img/s": subject.batch / found["median"]})
+    _add_ratios(rows)
+    if memory and measure.can_measure_memory():
+        _add_memory(rows, subject, tell)
+    return rows
+
+
+def _surround(variant: str, run: Callable[[], object]) -> None:
+    """Set the allocator as this variant has it, and run it once, untimed, until it holds the memory it needs."""
+    if variant in FOREIGN:
+        give_memory_back()
+    else:
+        keep_memory()
+    run()
+
+
+def peak(variant: str, subject: dict[str, Any], precision: str) -> dict[str, float]:
+    """Resident memory in MiB before and during a step, after a first one to warm up."""
+    step = step_of(variant, Subject(**subject), precision)
+    step()
+    return measure.peak_of(step)
+
+
+def _add_ratios(rows: list[Row]) -> None:
+    """Time over that of the limit in the same surroundings; times of other code over the row's time."""
+    time_of = {(row["variant"], row["precision"]): row["ms"] for row in rows}
+    for row in rows:
+        time, precision = row["ms"], row["precision"]
+        limit = time_of.get((TORCH_LIMIT if row["variant"] in FOREIGN else "limit", precision))
+        row["tax"] = None if limit is None else time / limit
+        for head, other in (
+            ("x limit-torch", (TORCH_LIMIT, precision)),
+            ("x textbook", ("textbook", precision)), ("x einsum", ("einsum", precision)),
+            ("x textbook fp32", ("textbook", "fp32")), ("x network fp32", (NETWORK, "fp32")),
+        ):  # fmt: skip
+            row[head] = time_of[other] / time if other in time_of else None
+
+
+def _add_memory(rows: list[Row], subject: Subject, tell: Tell) -> None:
+    for row in rows:
+        tell(f"{row['precision']}, {row['variant']}: memory")
+        found = measure.in_fresh_process(
+            "step", variant=row["variant"], subject=asdict(subject), precision=row["precision"]
+        )
+        row["peak MiB"] = found["peak_mib"]
+    limits = {row["precision"]: row["peak MiB"] for row in rows if row["variant"] == TORCH_LIMIT}
+    for row in rows:
+        limit = limits.get(row["precision"])
+        row["above limit-torch MiB"] = None if limit is None else row["peak MiB"] - limit
+
+
+def _prefixed(tell: Tell, prefix: str) -> Tell:
+    return lambda text: tell(f"{prefix}, {text}")
+
+
+def _has_textbook(model: torch.nn.Module) -> bool:
+    return isinstance(model, CapsNet) and model.decoder is not None and model.img_size == (28, 28)

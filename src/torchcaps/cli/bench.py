@@ -1,0 +1,242 @@
+"""torchcaps bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.settings import _options
+
+if TYPE_CHECKING:
+    from torchcaps.bench import Sizes, Subject
+
+RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What is measured, and how often."""
+
+    model: str = "capsnet"
+    """Of `torchcaps models`."""
+    batch: int = 128
+    """Images, or samples of the layer, at once."""
+    precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
+    """One or both; bf16 is autocast."""
+    variants: tuple[str, ...] = ()
+    """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
+    textbook-network; by default all that can run here."""
+    impl: tuple[str, ...] = ("auto",)
+    """scaling: whose curves."""
+    children: int = 1152
+    """layer, scaling: child capsules (scaling: the middle of the sizes)."""
+    parents: int = 10
+    """Parent capsules."""
+    dim: int = 16
+    """Dimensions of a parent."""
+    in_dim: int = 8
+    """Dimensions of a child."""
+    iterations: int = 3
+    """Of the routing."""
+    repeats: int = 5
+    """Runs of each, taking turns; the median counts. For latency 20 times as many."""
+    quick: bool = False
+    """Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu, with --threads 1: for a machine that others keep busy."""
+    threads: int | None = None
+    """Processor threads; by default torch's choice."""
+
+
+def bench(
+    what: Annotated[Literal["step", "layer", "scaling", "latency", "memory", "all"], tyro.conf.Positional] = "step",
+    /,
+    settings: BenchSettings = BenchSettings(),
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    output: Path | None = None,
+    plots: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Measure speed and memory on this machine, beside a plain linear layer and the code that tutorials copy.
+
+    Example: torchcaps bench step --variants limit auto textbook textbook-network --output step.json
+
+    Args:
+        what: step (a training step), layer (routing alone, and the least that it could take), scaling (against each
+            size), latency (answers of a trained network), memory (predicted beside measured), or all.
+        settings: What is measured.
+        option: A model's own option, such as channels=64; may be given several times.
+        output: JSON file for the figures and the machine they belong to.
+        plots: Folder for pictures.
+        json: Print JSON instead of tables.
+    """
+    with usage():
+        job = _Job.of(settings, option)
+    _check_places(output, plots)
+    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": _machine()}
+    with progress_bar("measuring") as bar:
+        task = bar.add_task("", total=None)
+        job.tell = lambda text: bar.update(task, description=text)
+        found = {name: PARTS[name](job) for name in (PARTS if what == "all" else (what,))}
+    document |= found
+    if output is not None:
+        from torchcaps.training.checkpoint import write_json
+
+        write_json(output, document)
+    if json:
+        print_json(document)
+    else:
+        _print(found, document["machine"])
+    if plots is not None:
+        _draw(found, plots)
+    return 0
+
+
+class _Job:
+    """The settings of a command line, checked, as the benchmarks take them."""
+
+    def __init__(self, settings: BenchSettings, subject: Subject, sizes: Sizes, clock: Callable[[], float]) -> None:
+        self.settings, self.subject, self.sizes, self.clock = settings, subject, sizes, clock
+        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
+        self.precisions = tuple(dict.fromkeys(settings.precision))
+        self.tell: Callable[[str], None] = note
+
+    @classmethod
+    def of(cls, settings: BenchSettings, option: tuple[str, ...]) -> _Job:
+        """From a command line.
+
+        Raises:
+            UsageError, ValueError: for what cannot be measured.
+        """
+        from torchcaps.bench import Sizes, Subject
+        from torchcaps.bench.baselines import check_known
+        from torchcaps.bench.measure import use_clock
+        from torchcaps.bench.step import STEPS
+        from torchcaps.errors import check_range
+
+        for name in ("batch", "repeats", "threads"):
+            if getattr(settings, name) is not None:
+                check_range(f"--{name}", getattr(settings, name), low=1)
+        if not settings.precision:
+            raise UsageError("--precision: expected fp32 or bf16, got nothing")
+        check_known("variant", settings.variants, STEPS)
+        check_known("impl", settings.impl)
+        sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
+        subject = Subject(settings.model, _options(option), settings.batch)
+        try:
+            subject.build()
+        except TypeError as error:
+            raise UsageError(f"--option: {error}") from error
+        return cls(settings, subject, sizes, use_clock(settings.clock, settings.threads))
+
+    def variants(self, known: list[str]) -> list[str]:
+        """These variants; with --quick, and none asked for by name, without torch.compile."""
+        left_out = ("compiled",) if self.settings.quick and not self.settings.variants else ()
+        return [name for name in known if name not in left_out]
+
+
+def _step(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench.step import compare_steps, step_variants, verify_steps
+
+    variants = job.variants(step_variants(job.subject, job.settings.variants, note))
+    errors = verify_steps(variants, job.subject)
+    memory = not job.settings.quick
+    rows = compare_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
+    return {"rows": rows, "errors": errors}
+
+
+def _layer(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench import compare_layers, measured_rates, verify
+    from torchcaps.bench.baselines import VARIANTS
+    from torchcaps.bench.layer import layer_variants
+
+    asked = [name for name in job.settings.variants if name in VARIANTS]  # the others are networks
+    variants = job.variants(layer_variants(job.sizes, asked, note))
+    errors = verify(variants, job.sizes.layer())
+    rates = measured_rates(job.repeats, job.clock)
+    rows = compare_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
+    return {"rows": rows, "errors": errors, "rates": rates._asdict()}
+
+
+def _scaling(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench import measure_scaling, verify
+    from torchcaps.bench.scaling import QUICK
+
+    quick = job.settings.quick
+    middle = QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
+    impls = tuple(dict.fromkeys(job.settings.impl))
+    errors = verify(impls, middle.layer())
+    rows = measure_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
+    return {"rows": rows, "errors": errors, "middle": asdict(middle)}
+
+
+def _latency(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench import measure_latency
+
+    runs = RUNS_PER_REPEAT * job.repeats
+    return {"rows": measure_latency(job.subject, job.precisions, runs, job.clock, tell=job.tell)}
+
+
+def _memory(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench import compare_memory
+    from torchcaps.bench.measure import can_measure_memory
+
+    if not can_measure_memory():
+        raise UsageError("memory: expected a system that tells the high-water mark of a process in /proc, got another")
+    batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
+    return {"rows": compare_memory(job.subject, batches, job.precisions, job.tell)}
+
+
+PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
+    "step": _step, "layer": _layer, "scaling": _scaling, "latency": _latency, "memory": _memory,
+}  # fmt: skip
+
+
+def _machine() -> dict[str, object]:
+    from torchcaps.bench.measure import machine
+
+    return machine()
+
+
+def _check_places(output: Path | None, plots: Path | None) -> None:
+    """Fail before the work, not after it, for places that cannot be written and plots that cannot be drawn."""
+    if output is not None:
+        if output.is_dir():
+            raise UsageError(f"--output: expected a file, got the folder {output}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+    if plots is not None:
+        import torchcaps.viz
+
+        del torchcaps
+        plots.mkdir(parents=True, exist_ok=True)
+
+
+def _print(found: dict[str, dict[str, Any]], machine: Any) -> None:
+    from torchcaps.bench.measure import cells
+
+    for name, part in found.items():
+        if len(found) > 1:
+            print(f"{name}:")
+        print_table(cells(part["rows"]))
+        if "rates" in part:
+            copy, product = (part["rates"][key] / 1e9 for key in ("copy", "product"))
+            print(f"\ncopies {copy:.1f} GB/s, matrix products {product:.0f} billion multiply-adds/s")
+        print()
+    print(f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}")
+
+
+def _draw(found: dict[str, dict[str, Any]], folder: Path) -> None:
+    from torchcaps import viz
+
+    drawers = {
+        "step": viz.throughput_bars, "layer": viz.layer_bars, "scaling": viz.scaling_curves,
+        "latency": viz.latency_curves, "memory": viz.memory_bars,
+    }  # fmt: skip
+    for name, part in found.items():
+        drawers[name](part["rows"]).savefig(folder / f"{name}.png")
+        note(str(folder / f"{name}.png"))

@@ -1,0 +1,153 @@
+"""How fast, how large: bars of variants, and curves over sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from torchcaps.viz.canvas import BLUE, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
+
+Rows = Sequence[Mapping[str, Any]]
+COLOURS, MARKERS = (BLUE, ORANGE, SKY, RED), ("o", "s", "^", "D")
+
+
+def throughput_bars(rows: Rows) -> Figure:
+    """Training speed of each variant, one bar for each precision.
+
+    Args:
+        rows: of `torchcaps bench step`: `variant`, `precision` and `img/s`.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    precisions = list(dict.fromkeys(str(row["precision"]) for row in _some(rows)))
+    series = {p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions}
+    return _bars(series, "training, images per second (more is better)")
+
+
+def layer_bars(rows: Rows) -> Figure:
+    """Time of the routed layer alone, forward, and forward and backward.
+
+    Args:
+        rows: of `torchcaps bench layer`: `variant`, `forward ms` and `forward+backward ms`.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    series = {
+        name: {str(r["variant"]): r[f"{name} ms"] for r in _some(rows)} for name in ("forward", "forward+backward")
+    }
+    return _bars(series, "routed layer, milliseconds (less is better)")
+
+
+def memory_bars(rows: Rows) -> Figure:
+    """Peak memory as predicted and as measured.
+
+    Args:
+        rows: of `torchcaps bench memory`: `batch`, `precision`, `predicted MiB` and `measured MiB`.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    names = [f"batch {row['batch']}, {row['precision']}" for row in _some(rows)]
+    heads = ("predicted", "measured")
+    series = {head: {name: r[f"{head} MiB"] for name, r in zip(names, rows, strict=True)} for head in heads}
+    return _bars(series, "peak memory of a training step, MiB")
+
+
+def scaling_curves(rows: Rows) -> Figure:
+    """Time of the routed layer against each of its sizes, both logarithmic, with the fitted exponents in the legends.
+
+    Args:
+        rows: of `torchcaps bench scaling`: `against`, `impl`, `exponent`, `sizes` and `ms`.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    names = list(dict.fromkeys(str(row["against"]) for row in _some(rows)))
+    columns = min(3, len(names))
+    height = -(-len(names) // columns)
+    figure = new_figure(0.6 + 3.1 * columns, 0.4 + 2.5 * height)
+    panels = figure.subplots(height, columns, squeeze=False).flat
+    for axes, name in zip(panels, names, strict=False):
+        lines = [row for row in rows if row["against"] == name]
+        for row, colour, marker in zip(lines, cycle(COLOURS), cycle(MARKERS), strict=False):
+            label = f"{short(str(row['impl']), 18)}: exponent {row['exponent']:.2f}"
+            axes.plot(row["sizes"], row["ms"], color=colour, marker=marker, ms=4, lw=1.4, label=label)
+        _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
+        axes.set_title(name, fontsize=TEXT, loc="left")
+        axes.set_ylabel("ms", fontsize=SMALL)
+        axes.legend(fontsize=SMALL, frameon=False)
+    for axes in list(panels)[len(names) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def latency_curves(rows: Rows) -> Figure:
+    """Time of an answer against the images asked about at once: the median, and dashed the 95th percentile.
+
+    Args:
+        rows: of `torchcaps bench latency`: `batch`, `precision`, `median ms` and `95 % ms`.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    figure = new_figure(5.4, 3.4)
+    axes = figure.subplots()
+    names = dict.fromkeys(str(row["precision"]) for row in _some(rows))
+    for name, colour, marker in zip(names, cycle(COLOURS), cycle(MARKERS), strict=False):
+        lines = [row for row in rows if row["precision"] == name]
+        batches = [row["batch"] for row in lines]
+        axes.plot(batches, [r["median ms"] for r in lines], color=colour, marker=marker, ms=4, lw=1.4, label=name)
+        axes.plot(batches, [r["95 % ms"] for r in lines], color=colour, lw=1.0, ls="--")
+    _logarithmic(axes, sorted({row["batch"] for row in rows}))
+    axes.set_title("time of an answer, ms (dashed: 95th percentile)", fontsize=TEXT, loc="left")
+    axes.set_xlabel("images at once", fontsize=SMALL)
+    axes.legend(fontsize=SMALL, frameon=False)
+    return figure
+
+
+def _some(rows: Rows) -> Rows:
+    if not rows:
+        raise ValueError("rows: expected at least one, got none")
+    return rows
+
+
+def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
+    """Horizontal bars with their values: a group for each name, and in it a bar for each series."""
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    figure = new_figure(7.0, 0.9 + 0.22 * len(names) * len(series) + 0.1 * len(names))
+    axes = plain(figure.subplots())
+    thick = 0.84 / len(series)
+    for n, (label, values) in enumerate(series.items()):
+        places = [names.index(name) + (n - (len(series) - 1) / 2) * thick for name in values]
+        axes.barh(places, list(values.values()), height=0.92 * thick, color=COLOURS[n % len(COLOURS)], label=label)
+        for place, value in zip(places, values.values(), strict=True):
+            axes.annotate(
+                f"{value:.3g}" if value < 1000 else f"{value:.0f}", (value, place), (3, 0),
+                textcoords="offset points", va="center", fontsize=SMALL,
+            )  # fmt: skip
+    axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))
+    axes.set_title(title, fontsize=TEXT, loc="left")
+    figure.legend(loc="outside lower center", ncols=len(series), fontsize=SMALL, frameon=False)
+    return figure
+
+
+def _logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
+    """Both axes logarithmic and written in plain numbers, with ticks at the sizes that were measured."""
+    plain(axes).set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    few = high / low > 10
+    number = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(number)
+    axes.yaxis.set_minor_formatter(NullFormatter() if few else number)
+    axes.tick_params(which="minor", labelsize=SMALL)
+    axes.grid(True, color="#E5E5E5", lw=0.6)
