@@ -30,7 +30,7 @@ class BenchSettings:
     """One or both; bf16 is autocast."""
     variants: tuple[str, ...] = ()
     """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
-    textbook-network; by default all that can run here."""
+    limit-torch and textbook-network; by default all that can run here."""
     impl: tuple[str, ...] = ("auto",)
     """scaling: whose curves."""
     children: int = 1152

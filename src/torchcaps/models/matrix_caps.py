@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional import receptive_centres
+from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.windows import Convention
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.types import Capsules
 
 LAYERS = ((5, 2), (3, 2), (3, 1))  # (kernel, stride) of the convolution and of both layers of convolutional capsules
+# Of the children, and of the votes for a parent, at the start.
+CHILD_ACTIVATION, LOG_DEVIATION = 0.5, -2.0
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
@@ -36,7 +39,8 @@ class MatrixCaps(nn.Module):
         types: (C, D), capsule types of the two convolutional layers.
         pose_size: P; poses are P x P matrices.
         iterations: of EM routing, in every layer.
-        inverse_temperature: lambda of the convolutional layers and of the class capsules, after many iterations.
+        gain: by how much the logit of an activation rises at the start when the votes for a parent come closer by a
+            factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
         bias: add learned vectors to the votes.
@@ -64,7 +68,7 @@ class MatrixCaps(nn.Module):
         types: tuple[int, int] = (32, 32),
         pose_size: int = 4,
         iterations: int = 3,
-        inverse_temperature: tuple[float, float] = (0.01, 0.01),
+        gain: float = 0.5,
         convention: Convention = "all",
         coordinates: bool = True,
         bias: bool = False,
@@ -81,19 +85,22 @@ class MatrixCaps(nn.Module):
                 f"pixels, got {height}x{width}"
             )
         self.num_classes, self.in_chans, self.img_size = num_classes, in_chans, (height, width)
-        (kernel, stride), *capsule_layers = LAYERS
         options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}
-        self.conv = nn.Conv2d(in_chans, channels, kernel, stride)
+        self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
-        self.conv_capsules = nn.Sequential(*(
-            ConvCaps(below, above, *layer, convention=convention, inverse_temperature=inverse_temperature[0], **options)
-            for below, above, layer in zip((primary_types, types[0]), types, capsule_layers, strict=True)
-        ))  # fmt: skip
-        rows, columns = ([c / 100 for c in receptive_centres(side, LAYERS)] for side in (height, width))
-        self.class_capsules = ClassCaps(
-            types[1], num_classes, centres=(rows, columns) if coordinates else None,
-            inverse_temperature=inverse_temperature[1], **options,
-        )  # fmt: skip
+        kinds = (primary_types, *types)
+        counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(height, width), strict=True)]
+        heats = [
+            _temperature(gain, below / above, iterations, pose_size)
+            for below, above in zip(counts, (*counts[1:], num_classes), strict=True)
+        ]
+        self.conv_capsules = nn.Sequential(
+            ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **options | heats[0]),
+            ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **options | heats[1]),
+        )
+        centres = [[c / 100 for c in receptive_centres(side, LAYERS)] for side in (height, width)]
+        places = (centres[0], centres[1]) if coordinates else None
+        self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **options | heats[2])
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
@@ -119,6 +126,22 @@ class MatrixCaps(nn.Module):
         """
         del capsules, labels
         raise ValueError("reconstruct: matrix capsules have no decoder; the paper's network ends at its class capsules")
+
+
+def _maps(height: int, width: int) -> list[tuple[int, int]]:
+    """Rows and columns of the maps of capsules, from the primary ones on."""
+    positions = ([len(receptive_centres(side, LAYERS[:k])) for k in (1, 2, 3)] for side in (height, width))
+    return list(zip(*positions, strict=True))
+
+
+def _temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:
+    """Options of a router for which a parent with its even share of `children`, half of them active, has this gain.
+
+    `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2.
+    """
+    data = children * CHILD_ACTIVATION
+    rise = temperatures(iterations, 1.0)[-1]
+    return {"inverse_temperature": gain / (data * pose_size**2 * rise), "beta_a": gain * LOG_DEVIATION}
 
 
 TITLE = "Matrix capsules with EM routing"

@@ -38,6 +38,12 @@ class MatrixPrimaryCaps(nn.Module):
         self.types, self.pose_dim = types, pose_size**2
         self.pose = nn.Conv2d(in_channels, types * self.pose_dim, 1, bias=False)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: poses start twice as large as features, activations about 1/2."""
+        nn.init.normal_(self.pose.weight, std=2 * self.pose.in_channels**-0.5)
+        self.activation.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Primary capsules of a feature map."""
@@ -52,27 +58,31 @@ class MatrixLayer(RoutedLayer):
         children: of one parent position, for whom there are matrices.
         parents: parent types.
         pose_size: P.
-        init_std: standard deviation of the matrices; 1 / sqrt(P) keeps the size of a pose.
+        init_std: standard deviation of the noise that is added to identity matrices.
         router: with costs for `parents`.
         bias: add a learned vector to the votes for each parent. A stack of layers without it gives the same
             activations for poses and their negatives.
     """
 
     def __init__(
-        self, children: int, parents: int, pose_size: int, init_std: float | None, router: EMRouting, bias: bool
+        self, children: int, parents: int, pose_size: int, init_std: float, router: EMRouting, bias: bool
     ) -> None:
         super().__init__()
         for name, value in (("in_types", children), ("out_types", parents), ("pose_size", pose_size)):
             check_range(name, value, low=1)
-        self.init_std = pose_size**-0.5 if init_std is None else init_std
-        self.router = router
+        self.init_std, self.router = init_std, router
         self.weight = nn.Parameter(torch.empty(children, parents, pose_size, pose_size))
         self.bias = nn.Parameter(torch.empty(parents, pose_size**2)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew; a bias becomes 0.1."""
-        nn.init.trunc_normal_(self.weight, std=self.init_std, a=-2 * self.init_std, b=2 * self.init_std)
+        """Draw the matrices anew; a bias becomes 0.1.
+
+        Without the identity, votes of many children cancel, and poses fade from layer to layer.
+        """
+        nn.init.normal_(self.weight, std=self.init_std)
+        with torch.no_grad():
+            self.weight.add_(torch.eye(self.weight.shape[2]))
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1)
 
@@ -100,7 +110,7 @@ class ConvCaps(MatrixLayer):
         pose_size: P; poses are P x P matrices.
         convention: which parents compete for a child: "all", "type", "space" or "patch"; see `Windows.share`.
         bias: add a learned vector to the votes for each parent type.
-        init_std: standard deviation of the matrices; 1 / sqrt(P) unless given.
+        init_std: standard deviation of what is added to identity matrices at the start.
         routing_options: of `EMRouting`, such as `iterations=2`.
 
     Shapes:
@@ -115,7 +125,7 @@ class ConvCaps(MatrixLayer):
 
     def __init__(
         self, in_types: int, out_types: int, kernel_size: int = 3, stride: int = 1, *, pose_size: int = 4,
-        convention: Convention = "all", bias: bool = False, init_std: float | None = None, **routing_options: Any,
+        convention: Convention = "all", bias: bool = False, init_std: float = 0.1, **routing_options: Any,
     ) -> None:  # fmt: skip
         if convention not in CONVENTIONS:
             raise UnknownNameError("convention", convention, CONVENTIONS)
@@ -155,9 +165,10 @@ class ClassCaps(MatrixLayer):
         pose_size: P; poses are P x P matrices.
         centres: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
             leaves coordinate addition out. See `functional.receptive_centres`.
-        indices: which elements of the flat pose.
+        indices: which two elements of the flat pose; by default the first two of the right-hand column, as in the
+            paper: (3, 7) of 16.
         bias: add a learned vector to the votes for each class.
-        init_std: standard deviation of the matrices; 1 / sqrt(P) unless given.
+        init_std: standard deviation of what is added to identity matrices at the start.
         routing_options: of `EMRouting`, such as `iterations=2`.
 
     Shapes:
@@ -173,8 +184,8 @@ class ClassCaps(MatrixLayer):
 
     def __init__(
         self, in_types: int, classes: int, *, pose_size: int = 4,
-        centres: tuple[Sequence[float], Sequence[float]] | None = None, indices: tuple[int, int] = (3, 7),
-        bias: bool = False, init_std: float | None = None, **routing_options: Any,
+        centres: tuple[Sequence[float], Sequence[float]] | None = None, indices: tuple[int, int] | None = None,
+        bias: bool = False, init_std: float = 0.1, **routing_options: Any,
     ) -> None:  # fmt: skip
         router = EMRouting(parents=classes, **routing_options)
         super().__init__(in_types, classes, pose_size, init_std, router, bias)
@@ -183,7 +194,7 @@ class ClassCaps(MatrixLayer):
         if centres is not None:
             rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
             votes = torch.zeros(len(rows), len(columns), 1, 1, pose_size**2)
-            places = coordinate_addition(votes, rows, columns, indices)
+            places = coordinate_addition(votes, rows, columns, indices or (pose_size - 1, 2 * pose_size - 1))
         self.register_buffer("centres", places, persistent=False)
 
     def forward(self, children: Capsules) -> Capsules:

@@ -35,6 +35,8 @@ class EMRouting(Router):
         ValueError: for fewer than one iteration, or another number of temperatures.
     """
 
+    operators = ("routed_em",)
+
     def __init__(
         self,
         iterations: int = 3,

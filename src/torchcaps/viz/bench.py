@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from torchcaps.viz.canvas import BLUE, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
 
@@ -70,8 +70,9 @@ def scaling_curves(rows: Rows) -> Figure:
     names = list(dict.fromkeys(str(row["against"]) for row in _some(rows)))
     columns = min(3, len(names))
     height = -(-len(names) // columns)
-    figure = new_figure(0.6 + 3.1 * columns, 0.4 + 2.5 * height)
-    panels = figure.subplots(height, columns, squeeze=False).flat
+    most = max(sum(row["against"] == name for row in rows) for name in names)
+    figure = new_figure(0.6 + 3.1 * columns, 0.4 + (2.5 + 0.17 * most) * height)
+    panels = list(figure.subplots(height, columns, squeeze=False).flat)
     for axes, name in zip(panels, names, strict=False):
         lines = [row for row in rows if row["against"] == name]
         for row, colour, marker in zip(lines, cycle(COLOURS), cycle(MARKERS), strict=False):
@@ -80,8 +81,8 @@ def scaling_curves(rows: Rows) -> Figure:
         _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
         axes.set_title(name, fontsize=TEXT, loc="left")
         axes.set_ylabel("ms", fontsize=SMALL)
-        axes.legend(fontsize=SMALL, frameon=False)
-    for axes in list(panels)[len(names) :]:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)  # below: hides no line
+    for axes in panels[len(names) :]:
         axes.set_visible(False)
     return figure
 
@@ -106,7 +107,7 @@ def latency_curves(rows: Rows) -> Figure:
     _logarithmic(axes, sorted({row["batch"] for row in rows}))
     axes.set_title("time of an answer, ms (dashed: 95th percentile)", fontsize=TEXT, loc="left")
     axes.set_xlabel("images at once", fontsize=SMALL)
-    axes.legend(fontsize=SMALL, frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(names), fontsize=SMALL, frameon=False)
     return figure
 
 
@@ -144,10 +145,7 @@ def _logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
     axes.set_yscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    low, high = axes.get_ylim()
-    few = high / low > 10
-    number = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(number)
-    axes.yaxis.set_minor_formatter(NullFormatter() if few else number)
-    axes.tick_params(which="minor", labelsize=SMALL)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(True, color="#E5E5E5", lw=0.6)

@@ -40,7 +40,7 @@ def em_routing(
             cost_jh = (beta_u + log(var_jh) / 2) S_j;  a_j = sigmoid(lambda_t (beta_a - sum_h cost_jh))
         E:  R_i = softmax over parents of  log a_j + log N(V_ij; mu_j, var_j)
 
-    beta_u, the cost of describing a dimension of a child's vote without a parent, stands inside the sum over h, as in
+    beta_u, minus what it costs to describe a dimension of a vote without a parent, stands inside the sum over h, as in
     the procedure. The gradient flows through all iterations.
 
     Args:

@@ -238,7 +238,7 @@ def routed_em_backward(
 
 
 def _folded(poses: Tensor, windows: Windows) -> Tensor:
-    """Gradients of the poses of windows, `[i, b, rows, columns, in_dim]`, added up on the map `[b, h, w, n, in_dim]`."""
+    """Gradients of windows' poses, `[i, b, rows, columns, in_dim]`, added up on the map `[b, h, w, n, in_dim]`."""
     kernel = windows.kernel**2
     by_window = poses.unflatten(0, (kernel, -1)).permute(2, 3, 4, 0, 1, 5)  # [b, rows, columns, K * K, n, in_dim]
     n, in_dim = by_window.shape[-2:]

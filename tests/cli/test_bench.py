@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchcaps.bench import step
+
+from .conftest import the_sentence
+
+SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4", "--repeats", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "head"),
+    [
+        (("step", *SMALL, "--quick", "--precision", "fp32", "--variants", "limit", "cpu", "textbook-network"), "img/s"),
+        (("layer", "--quick", "--children", "12", "--batch", "4", "--variants", "limit", "cpu"), "of roofline"),
+        (("latency", *SMALL, "--precision", "fp32"), "95 % ms"),
+        (("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "cpu"), "exponent"),
+    ],
+)
+def test_a_table_or_one_json_document(command, words, head):
+    table = command("bench", *words)
+    assert table.status == 0, table.err
+    assert head in table.out.splitlines()[0]
+    assert "torch " in table.out.splitlines()[-1]
+    document = json.loads(command("bench", *words, "--json").out)
+    assert head in document[words[0]]["rows"][0]
+    assert document["settings"]["clock"] == "wall"
+    assert "processor" in document["machine"]
+
+
+def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
+    words = ("--quick", "--children", "12", "--batch", "4", "--variants", "limit", "einsum")
+    outcome = command("bench", "layer", *words, "--output", "new/layer.json", "--plots", "pictures")
+    assert outcome.status == 0, outcome.err
+    assert json.loads((tmp_path / "new" / "layer.json").read_text())["layer"]["rows"][1]["variant"] == "einsum"
+    assert (tmp_path / "pictures" / "layer.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("step", "--repeats", "0"), "--repeats: expected at least 1, got 0"),
+        (("step", "--batch", "0"), "--batch: expected at least 1, got 0"),
+        (("step", "--threads", "0"), "--threads: expected at least 1, got 0"),
+        (("layer", "--parents", "0"), "parents: expected at least 1, got 0"),
+        (("step", "--variants", "txtbook"), "unknown variant 'txtbook'; did you mean 'textbook'"),
+        (("scaling", "--impl", "nmba"), "unknown impl 'nmba'; did you mean 'numba'"),
+        (("step", "--model", "capsnt"), "unknown model 'capsnt'; did you mean 'capsnet'"),
+        (("step", "--option", "chanels=3"), "--option: "),
+        (("step", "--clock", "cpu", "--threads", "2"), "--clock cpu: expected --threads 1, got 2"),
+        (("step", "--output", "."), "--output: expected a file, got the folder ."),
+    ],
+)
+def test_a_wrong_argument_is_2_before_anything_is_measured(command, words, sentence):
+    outcome = command("bench", *words)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(sentence)
+
+
+def test_an_unknown_benchmark_is_2(command):
+    assert command("bench", "speed").status == 2
+
+
+def test_an_interruption_is_130(command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step, "alternate", interrupted)
+    outcome = command("bench", "step", *SMALL, "--variants", "limit", "--output", "x.json")
+    assert outcome.status == 130
