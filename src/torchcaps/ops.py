@@ -45,6 +45,7 @@ _TYPICAL: dict[str, tuple[tuple[int, ...], ...]] = {
     "conv2d": ((128, 256, 20, 20), (256, 256, 9, 9)),
     "dynamic_routing": ((128, 1152, 10, 16),),
     "routed_dynamic": ((128, 1152, 8), (1152, 10, 16, 8)),
+    "routed_em": ((64, 14, 14, 32, 16), (64, 14, 14, 32), (288, 32, 4, 4), (32,), (32,)),
 }
 _ROUTED: dict[str, Any] = {
     "numba": numba_dynamic.routed_dynamic,
