@@ -23,5 +23,8 @@ def named(value):
 
 ROUTERS = [(name, options) for name in list_routers() for options in variants(name)]
 
+# Options of models whose published size costs seconds and proves nothing more; their counts are checked elsewhere.
+SMALLER = {"cnn_baseline": {"channels": (16, 16, 8)}, "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)}}
+
 # Routers whose activation is a probability of its own, not the length of the pose.
 WITHOUT_LENGTHS = {"em"}

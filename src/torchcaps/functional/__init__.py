@@ -10,6 +10,8 @@ from torchcaps.functional.routed import routed_dynamic as routed_dynamic
 from torchcaps.functional.routed_em import routed_em as routed_em
 from torchcaps.functional.routing import dynamic_routing as dynamic_routing
 from torchcaps.functional.routing import em_routing as em_routing
+from torchcaps.functional.routing import random_coupling as random_coupling
+from torchcaps.functional.routing import random_routing as random_routing
 from torchcaps.functional.routing import uniform_routing as uniform_routing
 from torchcaps.functional.squash import safe_norm as safe_norm
 from torchcaps.functional.squash import squash as squash

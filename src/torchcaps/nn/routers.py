@@ -59,7 +59,14 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
 
 
 class Router(nn.Module):
-    """Base of routers. A subclass writes `forward`; one with a path that skips the votes also writes `linear`."""
+    """Base of routers. A subclass writes `forward`; one with a path that skips the votes also writes `linear`.
+
+    Attributes:
+        exchangeable: children and parents may be numbered in any order: the outcome moves with them. Not so where
+            couplings belong to their places, as fixed random ones do.
+    """
+
+    exchangeable: bool = True
 
     def forward(
         self,
@@ -163,6 +170,52 @@ class UniformRouting(Router):
         """Votes and their average as one operator."""
         del activation
         return ops.routed_dynamic(pose, weight, bias, iterations=1, want_coupling=want_coupling, impl=self.impl)
+
+
+@register_router("random")
+class RandomRouting(Router):
+    """`functional.random_routing`: fixed random couplings, the ablation beside uniform ones; nothing is learned.
+
+    Args:
+        seed: of the couplings, from 0 to 2^32 - 1. Layers of equal sizes and seeds have equal couplings.
+        scale: standard deviation of their logits, at least 0; 0 is uniform.
+        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
+    """
+
+    operators = ("routed_dynamic",)
+    exchangeable = False
+
+    def __init__(self, seed: int = 0, *, scale: float = 1.0, impl: ops.Impl = "auto") -> None:
+        super().__init__()
+        functional.random_coupling(1, 1, seed, scale=scale)  # refuses what is out of range
+        self.seed, self.scale, self.impl = seed, scale, impl
+
+    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
+        """Weighted sums of votes `[batch, *space, children, parents, dim]`."""
+        del activation
+        return functional.random_routing(votes, self.seed, scale=self.scale, bias=bias)
+
+    def linear(
+        self,
+        pose: Tensor,
+        activation: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        want_coupling: bool = True,
+    ) -> Routed:
+        """Votes and their weighted sums as one operator: uniform coupling of matrices scaled by `parents * c_ij`."""
+        del activation
+        children, parents = weight.shape[:2]
+        c = functional.random_coupling(children, parents, self.seed, scale=self.scale, device=weight.device)
+        scaled = weight * (parents * c).to(weight.dtype)[:, :, None, None]
+        routed = ops.routed_dynamic(pose, scaled, bias, iterations=1, impl=self.impl)
+        coupling = c.to(routed.pose.dtype).expand(len(pose), -1, -1) if want_coupling else None
+        return Routed(routed.pose, routed.activation, coupling)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"seed={self.seed}, scale={self.scale}, impl={self.impl!r}"
 
 
 class FunctionRouter(Router):

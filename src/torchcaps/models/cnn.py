@@ -1,0 +1,268 @@
+"""Convolutional baselines: what the papers compared their capsules with, and a CNN as large as any capsule network.
+
+Sabour, Frosst, Hinton 2017 (arXiv 1710.09829, sections 5 and 6) for MNIST and MultiMNIST; Hinton, Sabour, Frosst,
+"Matrix capsules with EM routing", ICLR 2018, section 4, for smallNORB. Differs from the papers in: sizes follow the
+images. Padding keeps the size of the maps in all of them: only so are the published counts of parameters met. The rate
+of dropout, 0.5, is this library's choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.functional.squash import full_precision
+from torchcaps.models._registry import Passport, create_model, register_model
+
+TOLERANCE = 0.05  # of the parameters of a matched CNN
+SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
+
+
+class CNN(nn.Module):
+    """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
+
+    Args:
+        num_classes: at least 1.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        channels: of each convolution, stride 1.
+        kernels: odd sizes of each.
+        pool: max pooling of 2x2 after each convolution.
+        hidden: widths of the fully connected layers with ReLU.
+        dropout: share of the last hidden layer that is left out in training, in [0, 1).
+        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]` in
+        [0, 1], which sum to one unless `several`. For the logits see `logits`.
+
+    Raises:
+        ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
+    """
+
+    loss = "cross_entropy"  # what it is trained with
+    has_capsules = False
+    decoder = None
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        channels: tuple[int, ...] = (256, 256, 128),
+        kernels: tuple[int, ...] = (5, 5, 5),
+        pool: bool = False,
+        hidden: tuple[int, ...] = (328, 192),
+        dropout: float = 0.5,
+        several: bool = False,
+    ) -> None:
+        super().__init__()
+        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        _check_sizes(num_classes, in_chans, channels, kernels, hidden, dropout)
+        self.num_classes, self.in_chans, self.img_size, self.several = num_classes, in_chans, (height, width), several
+        rows, columns = _map_size((height, width), len(channels) if pool else 0)
+        layers: list[nn.Module] = []
+        for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
+            layers += [nn.Conv2d(below, above, kernel, padding=kernel // 2), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)] if pool else []
+        self.convolutions = nn.Sequential(*layers)
+        widths = (rows * columns * channels[-1], *hidden)
+        self.hidden = nn.Sequential(*(
+            layer for below, above in zip(widths, hidden, strict=False)
+            for layer in (nn.Linear(below, above), nn.ReLU())
+        ))  # fmt: skip
+        self.dropout = nn.Dropout(dropout)
+        self.classes_layer = nn.Linear(widths[-1], num_classes)
+
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
+        height, width = self.img_size
+        axes = ("batch", "channels", "height", "width")
+        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        features = self.convolutions(images).flatten(1)
+        return self.classes_layer(self.dropout(self.hidden(features)))
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Probabilities of the classes, in [0, 1]; not logits."""
+        return self.probabilities(self.logits(images))
+
+    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        """Softmax over classes, or a sigmoid for each; half precision gives float32."""
+        logits = full_precision(logits)
+        return logits.sigmoid() if self.several else logits.softmax(dim=1)
+
+    def capsules(self, images: Tensor) -> NoReturn:
+        """There are no capsules in this network.
+
+        Raises:
+            ValueError: always.
+        """
+        del images
+        raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")
+
+    def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> NoReturn:
+        """There is no decoder in this network.
+
+        Raises:
+            ValueError: always.
+        """
+        del capsules, labels
+        raise ValueError("reconstruct: expected a capsule network; this is a CNN, and has no decoder")
+
+
+def _check_sizes(
+    num_classes: int, in_chans: int, channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...],
+    dropout: float,
+) -> None:  # fmt: skip
+    sizes = {"num_classes": (num_classes,), "in_chans": (in_chans,), "channels": channels, "hidden": hidden}
+    for name, values in sizes.items():
+        for value in values:
+            check_range(name, value, low=1)
+    if len(channels) == 0 or len(kernels) != len(channels):
+        raise ValueError(f"kernels: expected one for each of {len(channels)} convolutions, got {len(kernels)}")
+    if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
+        raise ValueError(f"kernels: expected odd sizes, got {', '.join(map(str, kernels))}")
+    check_range("dropout", dropout, low=0.0, high=0.99)
+
+
+def _map_size(img_size: tuple[int, int], poolings: int) -> tuple[int, int]:
+    """Height and width of the last map."""
+    smallest = 2**poolings
+    if min(img_size) < smallest:
+        height, width = img_size
+        raise ValueError(
+            f"img_size: {poolings} poolings need images of at least {smallest}x{smallest} pixels, got {height}x{width}"
+        )
+    return img_size[0] // smallest, img_size[1] // smallest
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Numbers that training can change."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def matched_cnn(
+    model: nn.Module | str = "capsnet",
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    dropout: float = 0.5,
+    **model_options: Any,
+) -> CNN:
+    """A CNN with as many parameters as a capsule network, for the same images and classes.
+
+    Two 5x5 convolutions with pooling and one hidden layer, shaped like the smallNORB baseline (32 and 64 channels, 1024
+    units): as wide as fits, and then a hidden layer that takes up the rest. A decoder counts with the capsule network;
+    `decoder=False` leaves it out.
+
+    Args:
+        model: a capsule network, or the name of one.
+        num_classes: with a name: at least 1. Sizes not given are those the named model was published for.
+        in_chans: with a name: channels of the images.
+        img_size: with a name: height and width in pixels, or one number for both.
+        dropout: of the hidden layer, in training.
+        model_options: with a name: its own, such as `decoder=False`.
+
+    Returns:
+        CNN: its count of parameters is within 5 % of the model's; equal arguments give equal widths.
+
+    Raises:
+        ValueError: for an unknown name, a CNN, or a model too small to be matched. TypeError: for sizes or options
+            that go with a model, not with a name.
+    """
+    given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size} | model_options
+    if isinstance(model, str):
+        if model == "cnn_matched":
+            raise ValueError("model: expected a capsule network, got 'cnn_matched', which matches one")
+        with torch.random.fork_rng(devices=[]):  # its weights are thrown away: the caller's random numbers stay
+            model = create_model(model, **given)
+    elif any(value is not None for value in given.values()):
+        names = ", ".join(name for name, value in given.items() if value is not None)
+        raise TypeError(f"model: sizes and options ({names}) go with a name, not with {type(model).__name__}")
+    if isinstance(model, CNN):
+        raise ValueError("model: expected a capsule network, got a CNN")
+    sizes: tuple[int, int, tuple[int, int]] = (model.num_classes, model.in_chans, model.img_size)  # type: ignore[assignment]
+    target = parameter_count(model)
+    first, second, hidden = matched_widths(target, *sizes)
+    cnn = CNN(*sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout)
+    found = parameter_count(cnn)
+    if abs(found - target) > TOLERANCE * target:
+        raise ValueError(f"model: no CNN has about as many parameters as this one, {target}; the nearest has {found}")
+    return cnn
+
+
+def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple[int, int]) -> tuple[int, int, int]:
+    """Channels of both convolutions and hidden units that bring a matched CNN to about `target` parameters."""
+    rows, columns = _map_size(img_size, 2)
+
+    def count(first: int, second: int, hidden: int) -> int:
+        convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second
+        return convolutions + (rows * columns * second + 1) * hidden + (hidden + 1) * num_classes
+
+    width = 1
+    while count(*(part * (width + 1) for part in SHAPE)) <= target:
+        width += 1
+    first, second, _ = (part * width for part in SHAPE)
+    per_unit = count(first, second, 1) - count(first, second, 0)
+    return first, second, max(1, round((target - count(first, second, 0)) / per_unit))
+
+
+DYNAMIC = "Dynamic Routing Between Capsules"
+MATRIX = "Matrix capsules with EM routing"
+
+
+@register_model(
+    Passport(
+        title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10,
+        parameters=35_445_522, published="MNIST test error 0.39 % (the paper's baseline)",
+    )
+)  # fmt: skip
+def cnn_baseline(**options: Any) -> CNN:
+    """The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units."""
+    return CNN(**options)
+
+
+@register_model(
+    Passport(
+        title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10,
+        parameters=24_563_978, published="MultiMNIST test error 8.1 % (the paper's baseline)",
+    )
+)  # fmt: skip
+def cnn_multimnist(
+    *,
+    channels: tuple[int, ...] = (512, 256),
+    hidden: tuple[int, ...] = (1024,),
+    dropout: float = 0.0,
+    several: bool = True,
+    **options: Any,
+) -> CNN:
+    """The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units."""
+    return CNN(channels=channels, kernels=(9, 5), pool=True, hidden=hidden, dropout=dropout, several=several, **options)
+
+
+@register_model(
+    Passport(
+        title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
+        published="smallNORB test error 5.2 % (the paper's baseline)",
+    )
+)  # fmt: skip
+def cnn_smallnorb(*, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (1024,), **options: Any) -> CNN:
+    """The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout."""
+    return CNN(channels=channels, kernels=(5, 5), pool=True, hidden=hidden, **options)
+
+
+@register_model(
+    Passport(
+        title="A CNN as large as a capsule network", year=2018, arxiv="", img_size=(28, 28), in_chans=1,
+        num_classes=10, parameters=8_214_827, published="none: the comparison that capsule figures need",
+    )
+)  # fmt: skip
+def cnn_matched(*, match: str = "capsnet", dropout: float = 0.5, **options: Any) -> CNN:
+    """A CNN with as many parameters as the model `match` with these options; see `matched_cnn`."""
+    return matched_cnn(match, dropout=dropout, **options)

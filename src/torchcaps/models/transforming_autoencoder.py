@@ -1,0 +1,159 @@
+"""The transforming auto-encoder.
+
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, sections 2 and 3. It sees an
+image and a known transformation, and must draw the transformed image; the transformation reaches the drawing only
+through the poses of its capsules. Differs from the paper in: weights start from this library's rule.
+
+Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g generation units, d numbers of a pose.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.types import Capsules
+
+Pose = Literal["translation", "affine"]
+_REACH = 4.0  # pixels from the centre over which generation units start spread out
+_SLOPE = 1 / 3  # per pixel, of their inputs
+
+
+class TransformedPairs(NamedTuple):
+    """Images, what was done to them, and the outcome.
+
+    Attributes:
+        source: `[batch, channels, height, width]` in [0, 1].
+        target: the same images transformed.
+        transformation: `[batch, 2]` shifts (to the right, downwards) in pixels, or `[batch, 3, 3]` matrices that map
+            coordinates (x, y, 1) of the source to those of the target. Their origin is the centre of the image, and
+            their unit half of its longer side.
+    """
+
+    source: Float[Tensor, "batch channels height width"]
+    target: Float[Tensor, "batch channels height width"]
+    transformation: Float[Tensor, " batch *numbers"]
+
+
+class TransformingAutoencoder(nn.Module):
+    """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
+
+    Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
+    the transformation of the pose, `g = sigmoid(G pose)` and the contribution `p (O g)`. The image is the sum of the
+    contributions. All five have biases.
+
+    Args:
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        capsules: their number; 30 in the paper's experiment with shifted digits.
+        recognition: sigmoid units that recognise, per capsule; 10 there.
+        generation: sigmoid units that draw, per capsule; 20 there.
+        pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
+            which a transformation T turns into T A.
+        constrained: of affine poses six numbers are recognised, and the last row is (0, 0, 1).
+
+    Shapes:
+        images `[batch, in_chans, height, width]` in [0, 1] and transformations (see `TransformedPairs`) to images of
+        the same shape, around [0, 1]: sums, which nothing bounds.
+
+    Raises:
+        ValueError: for sizes below one, an unknown pose, or `constrained` without affine poses.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        capsules: int = 30,
+        recognition: int = 10,
+        generation: int = 20,
+        pose: Pose = "translation",
+        constrained: bool = False,
+    ) -> None:
+        super().__init__()
+        if pose not in get_args(Pose):
+            raise UnknownNameError("pose", pose, get_args(Pose))
+        if constrained and pose != "affine":
+            raise ValueError(f"constrained: expected affine poses, got {pose!r}")
+        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        sizes = {"in_chans": in_chans, "img_size": min(height, width), "capsules": capsules}
+        for name, value in (sizes | {"recognition": recognition, "generation": generation}).items():
+            check_range(name, value, low=1)
+        self.in_chans, self.img_size, self.num_capsules = in_chans, (height, width), capsules
+        self.pose, self.constrained = pose, constrained
+        pixels = in_chans * height * width
+        recognised = 2 if pose == "translation" else 6 if constrained else 9
+        self.pose_dim = 2 if pose == "translation" else 9
+        shapes = {
+            "recognise": (pixels, recognition), "place": (recognition, recognised), "gate": (recognition, 1),
+            "generate": (self.pose_dim, generation), "draw": (generation, pixels),
+        }  # fmt: skip
+        self.weight = nn.ParameterDict({n: torch.empty(capsules, *shape) for n, shape in shapes.items()})
+        self.bias = nn.ParameterDict({n: torch.empty(capsules, shape[1]) for n, shape in shapes.items()})
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: presences start near 1/2, and generation units tile the middle of the canvas."""
+        pixel = 1.0 if self.pose == "translation" else 2 / max(self.img_size)  # in units of the pose
+        for name in ("recognise", "gate", "draw"):
+            for matrix in self.weight[name]:
+                nn.init.xavier_uniform_(matrix)
+            nn.init.zeros_(self.bias[name])
+        self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
+        nn.init.normal_(self.weight["place"], std=pixel)
+        nn.init.normal_(self.weight["generate"], std=_SLOPE / pixel)
+        rest = torch.zeros(2) if self.pose == "translation" else torch.eye(3).flatten()
+        self.bias["place"].copy_(rest[: self.bias["place"].shape[1]].expand_as(self.bias["place"]))
+        weight = self.weight["generate"]  # [k, d, g]
+        centres = rest.to(weight).view(1, -1, 1) + torch.empty_like(weight).uniform_(-_REACH * pixel, _REACH * pixel)
+        self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
+
+    def encode(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
+        height, width = self.img_size
+        axes = ("batch", "channels", "height", "width")
+        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        x = images.flatten(1)
+        h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
+        pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
+        presence = (torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]).sigmoid()
+        if self.constrained:
+            pose = torch.cat([pose, pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)], dim=-1)
+        return Capsules(pose, presence.squeeze(-1))
+
+    def move(self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]) -> Capsules:
+        """The same capsules with their poses transformed: `pose + shift`, or `T A`; presences stay.
+
+        Args:
+            capsules: as `encode` gives them.
+            transformation: `[batch, 2]` shifts in pixels, or `[batch, 3, 3]` matrices; see `TransformedPairs`.
+        """
+        pose, presence = capsules
+        if self.pose == "translation":
+            check_shape("transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2)
+            return Capsules(pose + transformation.unsqueeze(1), presence)
+        check_shape("transformation", transformation, ("batch", "rows", "columns"), batch=len(pose), rows=3, columns=3)
+        matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
+        return Capsules(matrices.flatten(-2), presence)
+
+    def decode(self, capsules: Capsules) -> Float[Tensor, "batch channels height width"]:
+        """The image that capsules draw together: the sum of what each draws, times its presence."""
+        pose, presence = capsules
+        axes = ("batch", "capsules", "dim")
+        check_shape("capsules", pose, axes, capsules=self.num_capsules, dim=self.pose_dim)
+        g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
+        drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"])
+        drawn = drawn + presence @ self.bias["draw"]
+        return drawn.unflatten(1, (self.in_chans, *self.img_size))
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"], transformation: Float[Tensor, " batch *numbers"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """What the images look like after the transformation, as drawn by the capsules."""
+        return self.decode(self.move(self.encode(images), transformation))
