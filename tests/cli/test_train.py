@@ -127,10 +127,10 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     command(*start, "--output", "whole")
     forward, count = MarginObjective.forward, iter(range(1, 10_000))
 
-    def interrupted(self, images, labels):
+    def interrupted(self, images, labels, singles=None):
         if next(count) == 4:
             signal.raise_signal(number)
-        return forward(self, images, labels)
+        return forward(self, images, labels, singles)
 
     with monkeypatch.context() as patch:
         patch.setattr(MarginObjective, "forward", interrupted)
@@ -147,11 +147,11 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
     command(*start, "--output", "whole")
     forward, count = MarginObjective.forward, iter(range(1, 10_000))
 
-    def interrupted(self, images, labels):
+    def interrupted(self, images, labels, singles=None):
         if next(count) == 2:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        return forward(self, images, labels)
+        return forward(self, images, labels, singles)
 
     with monkeypatch.context() as patch:
         patch.setattr(MarginObjective, "forward", interrupted)

@@ -90,3 +90,12 @@ def test_no_sentence_breaks_over_lines():
         for sentence in sentences(torch.full((30, 10), lengths), spread(30, 10)):
             assert "\n" not in sentence
             assert "  " not in sentence
+
+
+def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
+    labels = torch.tensor([[0, 1], [1, 2], [0, 2]] * 5)
+    lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
+    assert diagnose(lengths, labels, 0.5) == []
+    lengths[:, 1] = 0.5
+    [sentence] = diagnose(lengths, labels, 0.5)
+    assert "class capsules 1 never change" in sentence

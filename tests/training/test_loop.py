@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.data import load_dataset
+from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.training import Interrupted, OptionError, RunFolder, TrainConfig, load, train
 from torchcaps.training.checkpoint import load_tensors
 from torchcaps.training.loop import LOG_EVERY
 from torchcaps.training.objective import MarginObjective
 
-from .makers import contents, left_behind, tiny, write_bars
+from .makers import TINY, contents, left_behind, tiny, write_bars
 
 
 def stop_after(step):
@@ -202,8 +202,8 @@ def poison(monkeypatch, step):
     """Make the loss of one step infinite or NaN, as a bad batch would."""
     forward, count = MarginObjective.forward, iter(range(1, 10_000))
 
-    def poisoned(self, images, labels):
-        losses = forward(self, images, labels)
+    def poisoned(self, images, labels, singles=None):
+        losses = forward(self, images, labels, singles)
         return losses._replace(total=losses.total * math.nan) if next(count) == step else losses
 
     monkeypatch.setattr(MarginObjective, "forward", poisoned)
@@ -272,3 +272,43 @@ def test_resuming_what_is_no_run_is_refused(tmp_path):
 
 def test_layers_keep_their_modes_and_the_model_is_in_evaluation_mode_when_loaded(whole):
     assert not any(module.training for module in load(whole).modules() if isinstance(module, nn.Module))
+
+
+def write_pairs(folder, monkeypatch):
+    """A named set of pairs of bars, made anew in every step."""
+    source = load_dataset(write_bars(folder / "source.npz", count=48), "train")
+    monkeypatch.setattr("torchcaps.training.loop.load_dataset", lambda *_, **__: make_pairs(source, max_shift=1))
+
+
+@pytest.mark.parametrize("options", [TINY, TINY | {"decoder": False}])
+def test_a_set_of_pairs_trains_resumes_and_counts_exact_matches(tmp_path, monkeypatch, options):
+    write_pairs(tmp_path, monkeypatch)
+    config = tiny("pairs", shift=0, reconstruction=0.0005 if options == TINY else 0.0).updated(model_options=options)
+    train(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", should_stop=stop_after(4))
+    train(config, tmp_path / "stopped", resume=True)
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+    row = RunFolder.open(tmp_path / "whole").rows()[-1]
+    assert 0 <= row["val_accuracy"] <= 1
+    assert load(tmp_path / "whole").classes == ("0", "1", "2")
+
+
+def test_training_ends_with_the_epoch_that_reaches_the_accuracy_to_stop_at(bars, tmp_path):
+    train(tiny(bars, epochs=5, stop_at=0.01), tmp_path / "run")
+    rows = RunFolder.open(tmp_path / "run").rows()
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1]
+    train(tiny(bars), tmp_path / "run", resume=True)  # it stays ended
+    assert RunFolder.open(tmp_path / "run").rows() == rows
+    train(tiny(bars, epochs=2, stop_at=1.0, lr=1e-7), tmp_path / "other")
+    assert len([row for row in RunFolder.open(tmp_path / "other").rows() if row["kind"] == "epoch"]) == 2
+
+
+def test_a_crop_is_what_the_model_takes_and_what_prediction_does(bars, tmp_path):
+    train(tiny(bars, crop=17, epoch_size=20), tmp_path / "run")
+    rows = [row for row in RunFolder.open(tmp_path / "run").rows() if row["kind"] == "epoch"]
+    assert [row["step"] for row in rows] == [2, 4]
+    model = load(tmp_path / "run")
+    assert model.img_size == (17, 17)
+    image = load_dataset(bars, "test").images[0]
+    assert model.preprocess(image).shape == (1, 17, 17)

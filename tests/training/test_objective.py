@@ -5,6 +5,7 @@ import torch
 
 from torchcaps import create_model
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
+from torchcaps.models import CNN
 from torchcaps.training import MarginObjective, SpreadObjective, create_objective
 
 from .makers import TINY
@@ -108,3 +109,49 @@ def test_spread_reaches_every_parameter():
     model = matrix_model()
     create_objective(model)(images_of(), LABELS).total.backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+TWO = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1]])
+
+
+def test_of_two_labels_each_capsule_draws_its_own_single_image():
+    model, images = model_of(), images_of()
+    singles = torch.rand(4, 2, 1, 20, 20, generator=torch.Generator().manual_seed(2))
+    found = MarginObjective(model, reconstruction=0.5)(images, TWO, singles)
+    capsules = model.capsules(images)
+    wanted = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1], [0, 1, 1]])
+    torch.testing.assert_close(found.margin, margin_loss(capsules.activation, wanted))
+    first, second = (reconstruction_loss(model.reconstruct(capsules, TWO[:, k]), singles[:, k]) for k in (0, 1))
+    torch.testing.assert_close(found.reconstruction, first + second)
+    crossed = MarginObjective(model, reconstruction=0.5)(images, TWO.flip(1), singles)
+    assert abs(crossed.reconstruction - found.reconstruction) > 1e-4
+
+
+def test_two_labels_without_what_they_look_like_alone_are_refused():
+    with pytest.raises(ValueError, match="singles: expected what each labelled class looks like alone, got none"):
+        MarginObjective(model_of(), reconstruction=0.5)(images_of(), TWO)
+
+
+def test_two_labels_have_a_margin_loss_without_a_decoder_and_no_spread_loss():
+    model = model_of(decoder=False)
+    assert MarginObjective(model, reconstruction=0)(images_of(), TWO).total > 0
+    with pytest.raises(ValueError, match="several classes; take margin"):
+        SpreadObjective(model)(images_of(), TWO)
+
+
+@pytest.mark.parametrize("labels", [LABELS, TWO])
+def test_a_network_for_several_classes_takes_each_by_itself(labels):
+    torch.manual_seed(0)
+    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), pool=True, several=True)
+    found = create_objective(cnn)(images_of(), labels)
+    p = cnn.eval()(images_of())
+    wanted = torch.zeros(4, 3).scatter_(1, labels.view(4, -1), 1.0)
+    assert found.activation.shape == p.shape
+    expected = -(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum(dim=1).mean()
+    cnn.dropout.p = 0.0
+    torch.testing.assert_close(create_objective(cnn)(images_of(), labels).total, expected)
+
+
+def test_a_network_for_one_class_refuses_two_labels():
+    with pytest.raises(ValueError, match="several=true"):
+        create_objective(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)))(images_of(), TWO)

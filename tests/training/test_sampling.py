@@ -3,16 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, PlacedSet, make_pairs, placed
 from torchcaps.errors import DataError
 from torchcaps.training import TrainConfig
-from torchcaps.training.sampling import augment, order, split
+from torchcaps.training.sampling import cropped, draw, order, split
 
 CPU = torch.device("cpu")
 
 
 def images_of(count=8):
     return torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def augment(images, config, step):
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    return draw(ImageSet(images, labels, ("a", "b"), "some"), torch.arange(len(images)), config, step).images
 
 
 def set_of(labels):
@@ -42,7 +47,9 @@ def test_every_step_is_augmented_differently():
     assert not torch.equal(augment(images_of(), config, 0), augment(images_of(), config, 1))
 
 
-@pytest.mark.parametrize("changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}])
+@pytest.mark.parametrize(
+    "changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"relight": True}]
+)
 def test_each_augmentation_is_switched_by_its_setting(changes):
     off = TrainConfig(shift=0)
     assert torch.equal(augment(images_of(), off, 3), images_of())
@@ -67,3 +74,64 @@ def test_a_class_with_one_image_keeps_it_for_training():
 def test_nothing_left_on_one_side_is_an_error(holdout):
     with pytest.raises(DataError, match="holdout: "):
         split(set_of([0, 1]), TrainConfig(holdout=holdout), CPU)
+
+
+def test_an_epoch_of_a_given_size_takes_that_many_different_images():
+    config = TrainConfig(epoch_size=20)
+    orders = [order(config, epoch, 50) for epoch in range(2)]
+    assert all(len(set(found.tolist())) == len(found) == 20 for found in orders)
+    assert set(orders[0].tolist()) != set(orders[1].tolist())
+    assert len(order(TrainConfig(epoch_size=80), 0, 50)) == 50
+
+
+def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
+    config = TrainConfig(shift=0, crop=8)
+    first, second = augment(images_of(), config, 0), augment(images_of(), config, 1)
+    assert first.shape == (8, 1, 8, 8)
+    assert not torch.equal(first, second)
+    whole = ImageSet(images_of(), torch.zeros(8, dtype=torch.int64), ("a", "b"), "some")
+    assert torch.equal(cropped(whole, 8).images, images_of()[:, :, 2:10, 2:10])
+    assert cropped(whole, None) is whole
+
+
+def pairs_of(count=12):
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 120, (count, 1, 10, 10), dtype=torch.uint8, generator=generator)
+    source = ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"), "some")
+    return make_pairs(source, max_shift=2)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"shift": 2}, {"flip": True}, {"degrees": 20.0}, {"crop": 9}, {"shift": 1, "crop": 11}]
+)
+def test_the_parts_of_a_composite_go_where_it_goes(changes):
+    config = TrainConfig(shift=0).updated(**changes)
+    drawn = draw(pairs_of(), torch.arange(12), config, 5)
+    assert drawn.labels.shape == (12, 2)
+    assert (drawn.labels[:, 0] != drawn.labels[:, 1]).all()
+    # No pixel of these is above 119, so that no sum is cut off at 255.
+    torch.testing.assert_close(drawn.images, drawn.singles.sum(dim=1))
+
+
+def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
+    plain = draw(pairs_of(), torch.arange(12), TrainConfig(shift=0), 5)
+    lit = draw(pairs_of(), torch.arange(12), TrainConfig(shift=0, relight=True), 5)
+    assert torch.equal(lit.singles, plain.singles)
+    assert not torch.equal(lit.images, plain.images)
+
+
+def test_every_step_has_composites_and_places_of_its_own():
+    everything, config = torch.arange(12), TrainConfig(shift=0)
+    singles = pairs_of().maker.source
+    for some in (pairs_of(), placed(singles, 20)):
+        first, again = draw(some, everything, config, 1), draw(some, everything, config, 1)
+        assert torch.equal(first.images, again.images)
+        assert not torch.equal(first.images, draw(some, everything, config, 2).images)
+    assert isinstance(placed(singles, 20), PlacedSet)
+
+
+def test_holding_out_composites_parts_the_images_they_consist_of():
+    kept, held = split(pairs_of(), TrainConfig(holdout=0.25), CPU)
+    assert len(kept.maker.source) + len(held.maker.source) == 12
+    of_kept, of_held = ({tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held))
+    assert not of_kept & of_held

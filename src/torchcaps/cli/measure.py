@@ -34,19 +34,17 @@ def evaluate(
             folder of that name in it.
         json: Print JSON instead of tables.
     """
-    from torchcaps import evaluation as measures
     from torchcaps import report
 
     model, images = report.open_run(run, data=data, root=root, split=split, device=device)
     with progress_bar("evaluating") as bar:
         task = bar.add_task("", total=len(images))
-        found = measures.evaluate(model, images, progress=lambda done, _: bar.update(task, completed=done))
+        found = report.measure(model, images, progress=lambda done, _: bar.update(task, completed=done))
     if json:
         print_json(found.to_dict())
     else:
         print_table(found.table())
-        calibration = found.calibration.length.error
-        print(f"\nmargin loss {found.loss:.4f}, calibration error {calibration:.4f}, {found.num_samples} images")
+        print(f"\n{found.summary}")
     folder = output if output is not None else report.evaluation_folder(run, data, split)
     report.write_evaluation(folder, found, model, images)
     if not report.can_plot():

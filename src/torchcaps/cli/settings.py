@@ -26,8 +26,12 @@ class Settings:
     """Folder in which a named data set is looked for first."""
     img_size: tuple[int, int] | None = None
     """Resize images to this height and width."""
+    crop: int | None = None
+    """Cut windows of this side out of them: anywhere in training, in the middle otherwise."""
     epochs: int | None = None
     """Passes over the training images."""
+    epoch_size: int | None = None
+    """Images of an epoch; by default all."""
     batch_size: int | None = None
     """Images per step."""
     lr: float | None = None
@@ -36,6 +40,10 @@ class Settings:
     """Learning rate over time."""
     holdout: float | None = None
     """Training images kept for validation: a fraction below 1, or a count."""
+    stop_at: float | None = None
+    """End the training at this validation accuracy."""
+    loss: Literal["auto", "margin", "spread", "cross_entropy"] | None = None
+    """auto is what the model's paper has."""
     reconstruction: float | None = None
     """Weight of the reconstruction loss; 0 leaves it out."""
     shift: int | None = None
@@ -46,6 +54,8 @@ class Settings:
     """Largest random rotation."""
     zoom: float | None = None
     """Largest random change of size, as a fraction."""
+    relight: bool | None = None
+    """Vary brightness and contrast."""
     clip: float | None = None
     """Largest norm of the gradient."""
     precision: Literal["auto", "fp32", "bf16"] | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, PairSet
 from torchcaps.errors import RunError
-from torchcaps.evaluation import Evaluation, example_indices, reconstructions
+from torchcaps.evaluation import Evaluation, example_indices, match_segments, reconstructions, segment
 from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = "plots"
-EXAMPLES, PAIRS = 12, 40
+EXAMPLES, PAIRS, OVERLAPS = 12, 40, 24
 
 
 def can_plot() -> bool:
@@ -69,6 +69,23 @@ def plot_evaluation(folder: str | Path, found: Evaluation, model: nn.Module, ima
         pairs = evenly(shown, PAIRS)
         figures["reconstructions"] = reconstruction_figure(model, images.float_images(pairs), found.labels[pairs])
     return [save_figure(figure, Path(folder) / PLOTS / f"{name}.png") for name, figure in figures.items()]
+
+
+def plot_overlaps(folder: str | Path, model: nn.Module, images: PairSet) -> Path:
+    """Write plots/overlaps.png: composites, and what the decoder draws from their two longest capsules, one by one.
+
+    Raises:
+        RunError, TrainingError: if the folder cannot be written to.
+    """
+    from torchcaps import viz
+
+    some = evenly(torch.arange(len(images)), OVERLAPS)
+    pictures, labels = images.float_images(some), images.labels[some].cpu()
+    drawn = match_segments(segment(model, pictures), labels)
+    figure = viz.overlaps(
+        pictures, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=images.classes
+    )
+    return save_figure(figure, Path(folder) / PLOTS / "overlaps.png")
 
 
 def reconstruction_figure(model: nn.Module, images: Tensor, labels: Tensor | None) -> Figure:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
 
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import ImageSet, PairSet, load_dataset
 from torchcaps.errors import DataError, RunError
-from torchcaps.evaluation import Evaluation, evaluate
-from torchcaps.report.plots import can_plot, make_folder, plot_evaluation, plot_training
+from torchcaps.evaluation import Evaluation, MultiLabel, evaluate, evaluate_multilabel
+from torchcaps.report.plots import can_plot, make_folder, plot_evaluation, plot_overlaps, plot_training
 from torchcaps.training import RunFolder, load
 from torchcaps.training.checkpoint import write_json
 from torchcaps.training.optim import resolve_device
+from torchcaps.training.sampling import cropped
 
 EVALUATION = "evaluation.json"
 
@@ -47,7 +49,22 @@ def open_run(
             f"{data}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
             f"{len(model.classes)} ({_few(model.classes)})"  # type: ignore[arg-type]
         )
-    return model, images
+    return model, cropped(images, preprocess.crop)  # type: ignore[union-attr, arg-type]
+
+
+def measure(
+    model: nn.Module, images: ImageSet, progress: Callable[[int, int], None] | None = None
+) -> Evaluation | MultiLabel:
+    """The figures of a model on labelled images; `MultiLabel` where each image shows several classes.
+
+    Args:
+        model: a classifier with the images' classes.
+        images: what to measure it with.
+        progress: called with (images done, images in all).
+    """
+    if isinstance(images, PairSet):
+        return evaluate_multilabel(model, images, groups=images.chosen[:, 0], progress=progress)
+    return evaluate(model, images, progress=progress)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -58,7 +75,7 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
 
 
-def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Evaluation:
+def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Evaluation | MultiLabel:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
     Args:
@@ -74,23 +91,29 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
         model, images = open_run(run.path, root=root, device=device or run.config().device)
     except DataError as error:
         raise DataError(f"{error}; the model is trained and kept in {run.model}, but not evaluated") from error
-    found = evaluate(model, images)
+    found = measure(model, images)
     write_evaluation(run.path, found, model, images)
     if can_plot():
         plot_training(run)
     return found
 
 
-def write_evaluation(folder: str | Path, found: Evaluation, model: nn.Module, images: ImageSet) -> None:
-    """Write evaluation.json and, where matplotlib is installed, plots/; see `plot_evaluation`.
+def write_evaluation(
+    folder: str | Path, found: Evaluation | MultiLabel, model: nn.Module, images: ImageSet
+) -> None:
+    """Write evaluation.json and, where matplotlib is installed, plots/; see `plot_evaluation` and `plot_overlaps`.
 
     Raises:
         RunError, TrainingError: if the folder cannot be written to.
     """
     make_folder(Path(folder))
     write_json(Path(folder) / EVALUATION, found.to_dict())
-    if can_plot():
+    if not can_plot():
+        return
+    if isinstance(found, Evaluation):
         plot_evaluation(folder, found, model, images)
+    elif isinstance(images, PairSet) and getattr(model, "decoder", None) is not None:
+        plot_overlaps(folder, model, images)
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ from torchcaps.training.checkpoint import load as load
 from torchcaps.training.config import TrainConfig as TrainConfig
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.loop import train as train
+from torchcaps.training.objective import ClassifierObjective as ClassifierObjective
 from torchcaps.training.objective import MarginObjective as MarginObjective
 from torchcaps.training.objective import Objective as Objective
 from torchcaps.training.objective import SpreadObjective as SpreadObjective
@@ -14,3 +15,8 @@ from torchcaps.training.recipes import Recipe as Recipe
 from torchcaps.training.recipes import list_recipes as list_recipes
 from torchcaps.training.recipes import load_recipe as load_recipe
 from torchcaps.training.run_folder import RunFolder as RunFolder
+from torchcaps.training.transforming import train_transforming as train_transforming
+from torchcaps.training.transforming import transformed_pairs as transformed_pairs
+from torchcaps.training.transforming_run import TransformingConfig as TransformingConfig
+from torchcaps.training.transforming_run import load_transforming as load_transforming
+from torchcaps.training.transforming_run import run_transforming as run_transforming

@@ -101,7 +101,7 @@ def build_model(about: dict[str, Any]) -> nn.Module:
         OptionError: for an option that the model does not take. ValueError: for sizes or values that it refuses.
     """
     preprocess = Preprocess.from_dict(about["preprocess"])
-    sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.img_size}
+    sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     try:
         model = create_model(about["model"], num_classes=len(about["classes"]), **sizes, **about["options"])
     except TypeError as error:

@@ -16,12 +16,12 @@ def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight
     return (present - absent) ** 2 * a / (1 + a)
 
 
-def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"], margin: float) -> list[str]:
+def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float) -> list[str]:
     """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
 
     Args:
         activation: `[n, classes]` lengths in [0, 1] on held-out images.
-        labels: `[n]`.
+        labels: `[n]`, or `[n, k]` where each image shows k classes.
         margin: their mean margin loss.
     """
     classes = activation.shape[1]
@@ -32,15 +32,21 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"]
         ]
     if activation.min() > SATURATED:
         return [f"every class capsule is saturated (lengths above {SATURATED}): lower init_std, or the learning rate"]
-    chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
-    accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
-    at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
-    if at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes:
+    if labels.dim() == 1 and _uninformed(activation, labels, margin):
         return [
             f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
             "constant length): check that labels fit the images; lower the learning rate, or raise init_std"
         ]
-    return _silent_classes(activation, labels)
+    return _silent_classes(activation, labels.flatten())
+
+
+def _uninformed(activation: Tensor, labels: Tensor, margin: float) -> bool:
+    """Whether loss and accuracy are those of one constant length."""
+    classes = activation.shape[1]
+    chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
+    accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
+    at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
+    return at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes
 
 
 def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:

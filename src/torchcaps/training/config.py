@@ -12,10 +12,12 @@ from torchcaps.errors import UnknownNameError, check_range
 
 Precision = Literal["auto", "fp32", "bf16"]
 Schedule = Literal["short", "paper", "constant"]
-Loss = Literal["auto", "margin", "spread"]
+Loss = Literal["auto", "margin", "spread", "cross_entropy"]
 
 # Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
 _WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
+_WHOLE_OR_NONE = ("crop", "epoch_size")
+_NUMBER_OR_NONE = ("clip", "stop_at")
 _LARGEST_SEED = 2**31 - 1
 _NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")
 
@@ -30,19 +32,25 @@ class TrainConfig:
         data: name of a data set, or a path.
         root: folder in which a named set is looked for first.
         img_size: (height, width) to which images are resized; None keeps theirs.
+        crop: side of the window that the model sees: drawn at random in training, the middle otherwise; None is all.
         epochs: passes over the training images, at least 1.
+        epoch_size: images of an epoch, drawn anew for each; None, or more than there are, is all of them.
         batch_size: images per step, at least 1.
         lr: peak learning rate of Adam, above 0.
         schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "paper" is
             lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code; "constant".
         holdout: training images kept for validation: a fraction below 1, or a count.
-        loss: "margin", "spread" with a margin that rises from 0.2 to 0.9, or "auto", what the model's paper has.
+        stop_at: end the training after the first epoch with this validation accuracy, in (0, 1], and keep that epoch's
+            model; models are compared at equal accuracy so. None trains to the end and keeps the best.
+        loss: "margin", "spread" with a margin that rises from 0.2 to 0.9, "cross_entropy" for networks without
+            capsules, or "auto", what the model's paper has.
         reconstruction: weight of the summed squared error per 784 values of an image; 0.0005 in the paper, 0 leaves it
             out. It goes with the margin loss.
         shift: largest shift in pixels, drawn per sample and axis, zero fill; 2 in the paper.
         flip: whether to mirror half of the images.
         degrees: largest rotation either way.
         zoom: largest change of size either way, as a fraction.
+        relight: whether brightness and contrast vary as in the smallNORB experiments (63/255 either way, 0.2 to 1.8).
         clip: largest norm of the gradient, or None.
         precision: "auto" is bf16 autocast where the device computes it in hardware, else fp32.
         device: "auto", "cpu", "cuda", "cuda:1", ...
@@ -55,17 +63,21 @@ class TrainConfig:
     data: str = "digits"
     root: str | None = None
     img_size: tuple[int, int] | None = None
+    crop: int | None = None
     epochs: int = 10
+    epoch_size: int | None = None
     batch_size: int = 128
     lr: float = 1e-3
     schedule: Schedule = "short"
     holdout: float = 0.1
+    stop_at: float | None = None
     loss: Loss = "auto"
     reconstruction: float = 0.0005
     shift: int = 2
     flip: bool = False
     degrees: float = 0.0
     zoom: float = 0.0
+    relight: bool = False
     clip: float | None = None
     precision: Precision = "auto"
     device: str = "auto"
@@ -82,6 +94,11 @@ class TrainConfig:
         for name, low in _WHOLE.items():
             check_range(name, getattr(self, name), low=low)
         check_range("seed", self.seed, high=_LARGEST_SEED)
+        for name in _WHOLE_OR_NONE:
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), low=1)
+        if self.stop_at is not None and not 0 < self.stop_at <= 1:
+            raise ValueError(f"stop_at: expected an accuracy in (0, 1], got {self.stop_at}")
         for name in ("reconstruction", "degrees"):
             check_range(name, getattr(self, name), low=0)
         check_range("zoom", self.zoom, low=0, high=0.9)
@@ -95,22 +112,26 @@ class TrainConfig:
                 raise UnknownNameError(name, getattr(self, name), get_args(choices))
 
     def _check_kinds(self) -> None:
-        for name in _WHOLE:
+        for name in (*_WHOLE, *self._given(_WHOLE_OR_NONE)):
             _check_kind(name, getattr(self, name), int, "a whole number")
-        for name in (*_NUMBERS, *(() if self.clip is None else ("clip",))):
+        for name in (*_NUMBERS, *self._given(_NUMBER_OR_NONE)):
             _check_kind(name, getattr(self, name), (int, float), "a number")
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
-        texts = ("model", "data", "device", "schedule", "precision", "loss", *(() if self.root is None else ("root",)))
-        for name in texts:
+        for name in ("model", "data", "device", "schedule", "precision", "loss", *self._given(("root",))):
             _check_kind(name, getattr(self, name), str, "text")
-        if not isinstance(self.flip, bool):
-            raise ValueError(f"flip: expected true or false, got {self.flip!r}")
+        for name in ("flip", "relight"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected true or false, got {getattr(self, name)!r}")
         _check_kind("model_options", self.model_options, dict, "options by name")
         try:
             json.dumps(self.model_options, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"model_options: expected plain values that a file can hold ({error})") from None
+
+    def _given(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the names that are not None."""
+        return tuple(name for name in names if getattr(self, name) is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

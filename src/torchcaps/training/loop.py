@@ -22,9 +22,9 @@ from torchcaps.training.config import TrainConfig
 from torchcaps.training.objective import create_objective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
 from torchcaps.training.run_folder import RunFolder
-from torchcaps.training.sampling import augment, order, split
+from torchcaps.training.sampling import draw, order, split
 from torchcaps.training.state import Progress, check_finite, diverged, load_state, save_state
-from torchcaps.training.validation import validate
+from torchcaps.training.validation import right, validate
 
 Listener = Callable[[dict[str, Any]], None]
 LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
@@ -84,9 +84,10 @@ class Trainer:
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
         images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
         self.train_set, self.val_set = split(images, config, self.device)
-        self.steps_per_epoch = math.ceil(len(self.train_set) / config.batch_size)
+        self.epoch_size = min(config.epoch_size or len(self.train_set), len(self.train_set))
+        self.steps_per_epoch = math.ceil(self.epoch_size / config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
-        preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans)
+        preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)
         self.about = describe_model(config.model, config.model_options, images.classes, preprocess)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.manual_seed(config.seed)
@@ -102,9 +103,13 @@ class Trainer:
     def run(self, should_stop: Callable[[], bool] | None = None) -> RunFolder:
         """Train from where the folder's newest checkpoint stands to the end."""
         self._restore()
-        while self.progress.step < self.total_steps:
+        while self.progress.step < self.total_steps and not self._reached():
             self._epoch(self.progress.step // self.steps_per_epoch, should_stop)
         return self.run_folder
+
+    def _reached(self) -> bool:
+        """Whether an epoch ended with the accuracy to stop at."""
+        return self.config.stop_at is not None and self.progress.best_accuracy >= self.config.stop_at
 
     def _epoch(self, epoch: int, should_stop: Callable[[], bool] | None) -> None:
         """What is left of an epoch, counted from 0."""
@@ -123,8 +128,7 @@ class Trainer:
 
     def _step(self, batch: Tensor) -> None:
         config, step = self.config, self.progress.step
-        images = augment(self.train_set.float_images(batch), config, step)
-        labels = self.train_set.labels[batch]
+        drawn = draw(self.train_set, batch, config, step)
         rate = learning_rate(config, step, self.total_steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
@@ -132,18 +136,18 @@ class Trainer:
         self.objective.progress = step / self.total_steps
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            losses = self.objective(images, labels)
+            losses = self.objective(*drawn)
         losses.total.backward()
         if config.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
-        self._count(losses.total, losses.margin, losses.activation, labels, rate)
+        self._count(losses.total, losses.margin, losses.activation, drawn.labels, rate)
         self.optimiser.step()
 
     def _count(self, loss: Tensor, margin: Tensor, activation: Tensor, labels: Tensor, rate: float) -> None:
         """Add a step to the sums of its epoch; stop at a non-finite loss, before the weights take it in."""
         value, count = loss.item(), len(labels)
         self._check_loss(value, "loss")
-        correct = (activation.argmax(dim=1) == labels).sum().item()
+        correct = right(activation, labels).sum().item()
         new = {"loss": value * count, "margin": margin.item() * count, "correct": correct, "count": count}
         self.progress.sums = {key: self.progress.sums.get(key, 0.0) + added for key, added in new.items()}
         self.progress.step += 1
@@ -172,7 +176,7 @@ class Trainer:
             "train_loss": sums["loss"] / sums["count"], "train_margin": sums["margin"] / sums["count"],
             "train_accuracy": sums["correct"] / sums["count"], "val_loss": loss, "val_accuracy": accuracy,
             "best": better, "warnings": warnings,
-            "images_per_second": round(steps_per_second * len(self.train_set) / self.steps_per_epoch, 1),
+            "images_per_second": round(steps_per_second * self.epoch_size / self.steps_per_epoch, 1),
         })  # fmt: skip
         self._save()
 

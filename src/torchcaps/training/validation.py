@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, multi_hot
 from torchcaps.functional import margin_loss
 from torchcaps.training.collapse import diagnose
 
@@ -31,6 +32,15 @@ def validate(model: nn.Module, images: ImageSet, bf16: bool) -> Validation:
         for batch in torch.arange(len(images), device=device).split(BATCH):
             outcomes.append(model(images.float_images(batch)).float())
     activation, labels = torch.cat(outcomes), images.labels
-    loss = margin_loss(activation, labels).item()
-    accuracy = (activation.argmax(dim=1) == labels).double().mean().item()
+    wanted = labels if labels.dim() == 1 else multi_hot(labels, activation.shape[1])
+    loss = margin_loss(activation, wanted).item()
+    accuracy = right(activation, labels).double().mean().item()
     return Validation(accuracy, loss, diagnose(activation, labels, loss))
+
+
+def right(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]) -> Bool[Tensor, " n"]:
+    """Whether the most active class is the label; of k labels, whether the k most active classes are exactly those."""
+    if labels.dim() == 1:
+        return activation.argmax(dim=1) == labels
+    found = activation.topk(labels.shape[1], dim=1).indices
+    return (found.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)
