@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -45,8 +46,21 @@ def test_figures_of_shifts():
     share = (0.64 - 0.04) / 0.68
     torch.testing.assert_close(found.predicted, share * shifts)
     assert found.correlation == pytest.approx({"dx": 1.0, "dy": 1.0})
+    assert found.slope == pytest.approx({"dx": share, "dy": share})
+    assert found.mean_r2 == pytest.approx({"dx": 1.0, "dy": 1.0})  # +1 and -1 squared; the dead capsule has no part
+    spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
+    assert found.slope_spread == pytest.approx({"dx": spread, "dy": spread})
+    assert found.cross_correlation == pytest.approx(0.0, abs=1e-6)
     assert (found.alive, found.presence_change) == (2, 0.0)
     json.dumps(found.to_dict())
+
+
+def test_axes_that_mix_are_found_out():
+    shifts = torch.randn(40, 2, generator=GENERATOR)
+    origin = torch.randn(40, 2, generator=GENERATOR)
+    model = Knowing(torch.cat([origin, origin + shifts.flip(1)]))
+    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts))
+    assert found.cross_correlation > 0.9
 
 
 def test_matrices_are_found_by_least_squares():
@@ -70,6 +84,9 @@ def test_errors_beside_the_trivial_ones():
     assert found.copy_error == pytest.approx((source - target).square().mean().item(), rel=1e-5)
     assert found.mean_error == pytest.approx(target.var(dim=0, unbiased=False).mean().item(), rel=1e-5)
     assert all(value != value for value in found.correlation.values())  # shifts that never change
+    moved = torch.zeros_like(source)
+    moved[:, :, 1:, 1:] = source[:, :, :-1, :-1]
+    assert found.moved_error == pytest.approx((moved - target).square().mean().item(), rel=1e-5)
     assert model.training
 
 

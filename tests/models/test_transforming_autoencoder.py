@@ -65,6 +65,12 @@ def test_the_transformation_reaches_the_drawing_through_poses_alone(options):
     torch.testing.assert_close(model(IMAGES, nothing), model.decode(capsules))
 
 
+def test_bounded_drawings_are_the_sigmoid_of_the_sum():
+    model, bounded = tiny(), tiny(bounded=True)
+    bounded.load_state_dict(model.state_dict())
+    torch.testing.assert_close(bounded(IMAGES, SHIFTS), model(IMAGES, SHIFTS).sigmoid())
+
+
 def test_transformations_follow_one_another_from_the_left():
     model, first, second = tiny(pose="affine"), matrices(1), matrices(2)
     capsules = model.encode(IMAGES)

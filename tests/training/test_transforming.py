@@ -9,8 +9,9 @@ import torch
 
 from torchcaps.errors import TrainingError
 from torchcaps.evaluation import evaluate_transforming
+from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
-from torchcaps.training import train_transforming, transform_images, transformed_pairs
+from torchcaps.training import train_transforming, transformed_pairs
 
 
 def generator(seed=0):
@@ -48,38 +49,25 @@ def test_shifts_are_those_between_the_bright_pixels():
     assert pairs.source.sum(dim=(1, 2, 3)).tolist() == pytest.approx([1.0] * 6, abs=1e-4)
 
 
-def test_what_leaves_the_picture_is_gone():
-    images = torch.ones(1, 1, 6, 6)
-    right = torch.eye(3)[None].clone()
-    right[:, 0, 2] = 2 * 2 / 6
-    moved = transform_images(images, right)[0, 0]
-    assert moved[:, :2].abs().max() < 1e-5
-    torch.testing.assert_close(moved[:, 2:], torch.ones(6, 4))
-
-
-@pytest.mark.parametrize("size", [(9, 9), (9, 15), (15, 9)])
-def test_a_matrix_moves_content_from_where_it_was_to_where_it_says(size):
-    """A quarter turn takes the right to the bottom, for y is downwards; the unit is the same along both axes."""
-    quarter = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
-    image = torch.zeros(1, 1, *size)
-    middle_row, middle_column = size[0] // 2, size[1] // 2
-    image[0, 0, middle_row, middle_column + 3] = 1
-    assert brightest(transform_images(image, quarter)[0]) == (middle_column, middle_row + 3)
-
-
 def test_affine_pairs_are_two_views_with_the_matrix_between_them():
     images = blobs(5, 20)
     pairs = transformed_pairs(images, "affine", generator=generator())
     assert pairs.transformation.shape == (5, 3, 3)
     torch.testing.assert_close(pairs.transformation[:, 2], torch.tensor([0.0, 0.0, 1.0]).expand(5, 3))
-    again = transform_images(pairs.source, pairs.transformation)
+    again = move_by_matrix(pairs.source, pairs.transformation)
     assert (again - pairs.target).square().mean() < 0.1 * (pairs.source - pairs.target).square().mean()
-    determinants = torch.linalg.det(pairs.transformation)
+    determinants = torch.linalg.det(pairs.transformation)  # shear and rotation leave areas as they are
     assert (determinants > (0.85 / 1.15) ** 2 - 1e-4).all()
     assert (determinants < (1.15 / 0.85) ** 2 + 1e-4).all()
-    turns = torch.atan2(pairs.transformation[:, 1, 0], pairs.transformation[:, 0, 0])
-    assert turns.abs().max() <= math.radians(40) + 1e-5
-    assert turns.std() > 0.05
+    for options, right in (
+        ({"zoom": 0, "shear": 0}, lambda t: t @ t.mT),  # rotations: orthogonal
+        ({"zoom": 0, "degrees": 0}, lambda t: (t - torch.eye(2)) @ (t - torch.eye(2)) + torch.eye(2)),  # shears
+    ):
+        matrices = transformed_pairs(images, "affine", generator=generator(), **options).transformation[:, :2, :2]
+        torch.testing.assert_close(right(matrices), torch.eye(2).expand(5, 2, 2))
+        assert (matrices - torch.eye(2)).abs().max() > 0.02
+        assert matrices[:, 0, 1].abs().max() < math.sin(math.radians(40)) + 1e-5
+    assert not matrices[:, 1, 0].any()  # sheared rows stay rows
 
 
 def test_pairs_repeat_by_seed():
@@ -117,11 +105,14 @@ def test_a_run_repeats_by_seed():
 def test_wrong_settings():
     model = TransformingAutoencoder(1, 12, capsules=1)
     for setting, complaint in (({"epochs": 0}, "epochs: expected at least 1"), ({"lr": 0.0}, "lr: expected a number"),
-                               ({"shift": -1}, "shift: expected at least 0")):  # fmt: skip
+                               ({"shift": -1}, "shift: expected at least 0"),
+                               ({"zoom": 1.0}, "zoom: expected between 0 and 0.9, got 1.0")):  # fmt: skip
         with pytest.raises(ValueError, match=complaint):
             train_transforming(model, blobs(4), **setting)
     with pytest.raises(ValueError, match="unknown pose 'shift'"):
         transformed_pairs(blobs(2), "shift", generator=generator())
+    with pytest.raises(ValueError, match="number of images: expected at least 1, got 0"):
+        train_transforming(model, blobs(4)[:0])
     with torch.no_grad():
         model.bias["draw"].fill_(math.inf)
     with pytest.raises(TrainingError, match="the loss became .* in epoch 1"):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchcaps.errors import check_range
 from torchcaps.evaluation.checks import check_images
 from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs, TransformingAutoencoder
 from torchcaps.types import Capsules
 
@@ -32,14 +33,20 @@ class TransformingEvaluation:
         true: `[n, m]`, what was done.
         predicted: `[n, m]`, what all capsules together say was done, each weighted by its presence in both images.
         correlation: name -> correlation of the two, in [-1, 1]; NaN where one of them does not vary.
+        slope: name -> slope of the line of `predicted` over `true`; 1 would be right.
+        cross_correlation: largest |correlation| of a predicted number with one of the others that were done, beyond
+            what those have with each other; 0 would be right.
         capsule_correlation: `[capsules, m]`, of the change of a capsule's pose with the change that the transformation
             should make to it; images weighted by the capsule's presence in both.
         capsule_slope: `[capsules, m]`, of the line through the same points; 1 for a capsule that is right.
         presence: `[capsules]`, mean over images, in [0, 1].
         mean_correlation: of `capsule_correlation` over capsules, weighted by presence, and over the m numbers.
+        mean_r2: name -> squares of `capsule_correlation`, mean over capsules weighted by presence, in [0, 1].
+        slope_spread: name -> standard deviation of `capsule_slope` over capsules, weighted by presence.
         presence_change: mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
         error: mean squared error per pixel of the drawn targets.
         copy_error: the same for the source in place of a drawing.
+        moved_error: the same for the source, itself transformed: what is lost at the border and by resampling twice.
         mean_error: the same for the mean of all targets.
         drawn: `[n, channels, height, width]`, on the CPU.
     """
@@ -48,13 +55,18 @@ class TransformingEvaluation:
     true: Float[Tensor, "n m"]
     predicted: Float[Tensor, "n m"]
     correlation: dict[str, float]
+    slope: dict[str, float]
+    cross_correlation: float
     capsule_correlation: Float[Tensor, "capsules m"]
     capsule_slope: Float[Tensor, "capsules m"]
     presence: Float[Tensor, " capsules"]
     mean_correlation: float
+    mean_r2: dict[str, float]
+    slope_spread: dict[str, float]
     presence_change: float
     error: float
     copy_error: float
+    moved_error: float
     mean_error: float
     drawn: Float[Tensor, "n channels height width"]
 
@@ -67,11 +79,17 @@ class TransformingEvaluation:
         """The figures, ready for JSON."""
         return {
             "correlation": self.correlation,
+            "r2": {name: value**2 for name, value in self.correlation.items()},
+            "slope": self.slope,
+            "cross_correlation": self.cross_correlation,
             "mean_capsule_correlation": self.mean_correlation,
+            "mean_capsule_r2": self.mean_r2,
+            "capsule_slope_spread": self.slope_spread,
             "presence_change": self.presence_change,
             "capsules_alive": self.alive,
             "error": self.error,
             "copy_error": self.copy_error,
+            "moved_error": self.moved_error,
             "mean_error": self.mean_error,
             "num_samples": len(self.true),
         }
@@ -119,17 +137,39 @@ def _measured(
     correlation, slope = _line(wanted, found, share)
     presence = (before.activation.mean(dim=0) + after.activation.mean(dim=0)) / 2
     moving = correlation.isfinite().all(dim=1)
-    mean = (correlation.mean(dim=1) * presence)[moving].sum() / presence[moving].sum()
-    together, _ = _line(true, predicted, torch.ones(len(true), 1, dtype=true.dtype))
+    part = (presence * moving / presence[moving].sum()).unsqueeze(-1)
+    r, b = correlation.nan_to_num(), slope.nan_to_num()  # of capsules that do not move: their part is 0
+    spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
+    together, line = _line(true, predicted, torch.ones(len(true), 1, dtype=true.dtype))
+    matrices = (
+        shift_matrices(true, (pairs.source.shape[2], pairs.source.shape[3]))
+        if pose == "translation"
+        else pairs.transformation
+    )
     return TransformingEvaluation(
-        names=names, true=true.float(), predicted=predicted.float(),
-        correlation=dict(zip(names, together.tolist(), strict=True)),
+        names=names, true=true.float(), predicted=predicted.float(), correlation=_named(names, together),
+        slope=_named(names, line), cross_correlation=_crossing(true, predicted),
         capsule_correlation=correlation.float(), capsule_slope=slope.float(), presence=presence.float(),
-        mean_correlation=float(mean),
+        mean_correlation=float((part * r).sum(dim=0).mean()), mean_r2=_named(names, (part * r.square()).sum(dim=0)),
+        slope_spread=_named(names, spread),
         presence_change=float((after.activation - before.activation).abs().mean()),
         error=_error(drawn, pairs.target), copy_error=_error(pairs.source, pairs.target),
+        moved_error=_error(move_by_matrix(pairs.source, matrices), pairs.target),
         mean_error=_error(pairs.target.mean(dim=0), pairs.target), drawn=drawn.float(),
     )  # fmt: skip
+
+
+def _named(names: tuple[str, ...], values: Tensor) -> dict[str, float]:
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _crossing(true: Tensor, predicted: Tensor) -> float:
+    """What correlation a prediction has with the other true numbers beyond that through its own one; the largest."""
+    count = true.shape[1]
+    both = torch.corrcoef(torch.cat([true, predicted], dim=1).T)
+    among, across = both[:count, :count], both[count:, :count]  # across: predicted x true
+    beyond = across - across.diagonal().unsqueeze(-1) * among
+    return float(beyond.fill_diagonal_(0.0).abs().max())
 
 
 def _shift(before: Capsules, after: Capsules, weight: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from torchcaps.functional.geometry import receptive_centres as receptive_centres
 from torchcaps.functional.losses import margin_loss as margin_loss
 from torchcaps.functional.losses import reconstruction_loss as reconstruction_loss
 from torchcaps.functional.losses import spread_loss as spread_loss
+from torchcaps.functional.resampling import move_by_matrix as move_by_matrix
+from torchcaps.functional.resampling import shift_matrices as shift_matrices
 from torchcaps.functional.routed import routed_dynamic as routed_dynamic
 from torchcaps.functional.routed_em import routed_em as routed_em
 from torchcaps.functional.routing import dynamic_routing as dynamic_routing

@@ -55,10 +55,11 @@ class TransformingAutoencoder(nn.Module):
         pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
             which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognised, and the last row is (0, 0, 1).
+        bounded: the image is the sigmoid of the sum, in (0, 1).
 
     Shapes:
         images `[batch, in_chans, height, width]` in [0, 1] and transformations (see `TransformedPairs`) to images of
-        the same shape, around [0, 1]: sums, which nothing bounds.
+        the same shape, around [0, 1]: sums, which nothing bounds unless `bounded`.
 
     Raises:
         ValueError: for sizes below one, an unknown pose, or `constrained` without affine poses.
@@ -74,6 +75,7 @@ class TransformingAutoencoder(nn.Module):
         generation: int = 20,
         pose: Pose = "translation",
         constrained: bool = False,
+        bounded: bool = False,
     ) -> None:
         super().__init__()
         if pose not in get_args(Pose):
@@ -85,7 +87,7 @@ class TransformingAutoencoder(nn.Module):
         for name, value in (sizes | {"recognition": recognition, "generation": generation}).items():
             check_range(name, value, low=1)
         self.in_chans, self.img_size, self.num_capsules = in_chans, (height, width), capsules
-        self.pose, self.constrained = pose, constrained
+        self.pose, self.constrained, self.bounded = pose, constrained, bounded
         pixels = in_chans * height * width
         recognised = 2 if pose == "translation" else 6 if constrained else 9
         self.pose_dim = 2 if pose == "translation" else 9
@@ -143,13 +145,14 @@ class TransformingAutoencoder(nn.Module):
         return Capsules(matrices.flatten(-2), presence)
 
     def decode(self, capsules: Capsules) -> Float[Tensor, "batch channels height width"]:
-        """The image that capsules draw together: the sum of what each draws, times its presence."""
+        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`."""
         pose, presence = capsules
         axes = ("batch", "capsules", "dim")
         check_shape("capsules", pose, axes, capsules=self.num_capsules, dim=self.pose_dim)
         g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
         drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"])
         drawn = drawn + presence @ self.bias["draw"]
+        drawn = drawn.sigmoid() if self.bounded else drawn
         return drawn.unflatten(1, (self.in_chans, *self.img_size))
 
     def forward(

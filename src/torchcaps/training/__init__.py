@@ -11,7 +11,10 @@ from torchcaps.training.objective import MarginObjective as MarginObjective
 from torchcaps.training.objective import Objective as Objective
 from torchcaps.training.objective import SpreadObjective as SpreadObjective
 from torchcaps.training.objective import create_objective as create_objective
+from torchcaps.training.recipes import Budget as Budget
+from torchcaps.training.recipes import Config as Config
 from torchcaps.training.recipes import Recipe as Recipe
+from torchcaps.training.recipes import Row as Row
 from torchcaps.training.recipes import list_recipes as list_recipes
 from torchcaps.training.recipes import load_recipe as load_recipe
 from torchcaps.training.run_folder import RunFolder as RunFolder

@@ -24,7 +24,7 @@ from torchcaps.training.state import Progress, check_finite, load_state, save_st
 from torchcaps.training.transforming import TransformingSteps
 
 VIEWS = ("shift", "degrees", "zoom", "shear")
-MODEL = ("capsules", "recognition", "generation", "pose", "constrained")
+MODEL = ("capsules", "recognition", "generation", "pose", "constrained", "bounded")
 KIND = "transforming_autoencoder"
 
 
@@ -35,11 +35,12 @@ class TransformingConfig:
     Attributes:
         data: name of a data set, or a path; its labels are not looked at.
         root: folder in which a named set is looked for first.
-        capsules: see `TransformingAutoencoder`, which also says what the next four are.
+        capsules: see `TransformingAutoencoder`, which also says what the next five are.
         recognition: 60 where the paper has 10: ten units are few to measure a position with.
         generation: sigmoid units that draw.
         pose: "translation" or "affine".
         constrained: of affine poses the last row is (0, 0, 1).
+        bounded: a sigmoid of the drawing.
         epochs: passes over the training images, at least 1.
         batch_size: images per step, at least 1.
         lr: learning rate of Adam at the start, above 0; it falls to zero along a cosine.
@@ -59,6 +60,7 @@ class TransformingConfig:
     generation: int = 20
     pose: Pose = "translation"
     constrained: bool = False
+    bounded: bool = False
     epochs: int = 20
     batch_size: int = 64
     lr: float = 2e-3
@@ -237,7 +239,7 @@ class _Training:
         save_tensors(self.folder.model, self.model.state_dict(), self.about)
         row = {
             "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.epochs,
-            "train_loss": sums["loss"] / sums["count"],
+            "train_loss": sums["loss"] / sums["count"], "images": sums["count"],
             "images_per_second": round(steps_per_second * sums["count"] / self.steps.per_epoch, 1),
         }  # fmt: skip
         self.folder.append(row)
