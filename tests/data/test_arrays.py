@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.data import load_dataset
@@ -61,6 +61,7 @@ def test_npy_beside_its_labels(tmp_path):
     assert both(tmp_path / "own.npy") == {(i.tobytes(), int(k)) for i, k in zip(IMAGES, LABELS, strict=True)}
 
 
+@settings(deadline=None)
 @given(channels=st.integers(1, 4), height=st.integers(5, 9), width=st.integers(5, 9))
 def test_both_layouts_are_one(tmp_path_factory, channels, height, width):
     folder = tmp_path_factory.mktemp("npz")

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.data import affine, flip, shift
@@ -25,6 +25,7 @@ def shifted_by_loop(images, max_shift, seed):
     return out
 
 
+@settings(deadline=None)
 @given(
     batch=st.integers(1, 5),
     channels=st.integers(1, 3),
@@ -60,6 +61,7 @@ def test_the_generator_decides():
     assert torch.equal(first, shift(images, generator=drawn(3)))
 
 
+@settings(deadline=None)
 @given(probability=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99))
 def test_flip_is_the_loop(probability, seed):
     images = torch.rand(6, 2, 3, 4)

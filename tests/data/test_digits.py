@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
@@ -43,6 +43,7 @@ def test_the_passport_speaks_of_these_bytes():
         assert hashlib.sha256(read_bytes(FOLDER / f"{name}.gz")).hexdigest() == digest
 
 
+@settings(deadline=None)
 @given(labels=st.lists(st.integers(0, 3), min_size=40, max_size=200), per_class=st.integers(1, 4))
 def test_the_rule(labels, per_class):
     expected = []

@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -15,6 +15,7 @@ from .makers import idx_bytes, write_idx_set
 ARRAYS = arrays(np.uint8, array_shapes(min_dims=1, max_dims=4, max_side=6))
 
 
+@settings(deadline=None)
 @given(array=ARRAYS, packed=st.booleans())
 def test_round_trip(tmp_path_factory, array, packed):
     data = idx_bytes(array)
@@ -23,6 +24,7 @@ def test_round_trip(tmp_path_factory, array, packed):
     assert np.array_equal(read_idx(path).numpy(), array)
 
 
+@settings(deadline=None)
 @given(array=ARRAYS, data=st.data(), packed=st.booleans())
 def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
     whole = gzip.compress(idx_bytes(array)) if packed else idx_bytes(array)

@@ -147,7 +147,7 @@ def test_resizing_is_pillows_antialiased_bilinear(size):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damage_is_an_error_or_a_picture_never_another_exception(kind, data):
     whole = bytearray(encoded(picture((9, 11)), kind))

@@ -31,7 +31,8 @@ def test_every_passport_is_filled_in(name):
     info = dataset_info(name)
     assert info.name == name
     assert all((info.title, info.licence, info.source, info.sha256))
-    assert info.sources or info.embedded
+    assert info.sources or info.embedded or info.made_from or info.source.startswith("https://")
+    assert info.made_from is None or info.made_from in list_datasets()
     assert len(info.classes) >= 2
     assert len(info.image_shape) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in info.sha256.values() if digest)
@@ -93,7 +94,7 @@ def test_a_name_wins_over_a_path(tmp_path, monkeypatch):
     assert load_dataset("./digits").name == "digits"
 
 
-@pytest.mark.parametrize(("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: cifar10, digits")])
+@pytest.mark.parametrize(("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")])
 def test_unknown_names_suggest(bad, hint):
     with pytest.raises(UnknownNameError, match=f"unknown data set '{bad}'; {hint}"):
         load_dataset(bad)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.data import holdout
@@ -9,6 +9,7 @@ from torchcaps.errors import DataError
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
 
 
+@settings(deadline=None)
 @given(labels=LABELS, count=st.integers(1, 79), seed=st.integers(0, 1000))
 def test_a_count_is_met_and_shared_in_proportion(labels, count, seed):
     count = min(count, len(labels) - 1)
@@ -20,6 +21,7 @@ def test_a_count_is_met_and_shared_in_proportion(labels, count, seed):
         assert abs(int((labels[held] == label).sum()) - exact) < 1
 
 
+@settings(deadline=None)
 @given(labels=LABELS, fraction=st.floats(0.01, 0.99))
 def test_a_fraction_of_every_class(labels, fraction):
     sizes = labels.bincount()

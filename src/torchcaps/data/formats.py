@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from torchcaps.data.affnist import affnist_files, join_affnist
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.cifar import FOLDERS, holds_cifar, read_cifar
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
+from torchcaps.data.gtsrb import gtsrb_base, read_gtsrb
 from torchcaps.data.idx import holds_idx, read_idx_set
+from torchcaps.data.norb import holds_norb, read_norb
 from torchcaps.data.pixels import fit_images
+from torchcaps.data.svhn import holds_svhn, read_svhn, svhn_file
 from torchcaps.data.table import read_table
 from torchcaps.data.tar import SUFFIXES, read_tar
 from torchcaps.errors import DataError
@@ -33,6 +37,9 @@ def read_path(
     tensors = _read_tensors(path, split)
     if tensors is not None:
         return replace(tensors, images=fit_images(tensors.images, img_size, in_chans))
+    if path.is_dir() and gtsrb_base(path) is not None:
+        found = read_gtsrb(path, split, img_size=img_size or 32, name=path.resolve().name)
+        return replace(found, images=fit_images(found.images, None, in_chans))
     if path.is_dir():
         return read_folder(path, split, img_size=img_size, in_chans=in_chans)
     if path.name.lower().endswith(SUFFIXES):
@@ -40,8 +47,8 @@ def read_path(
     if path.suffix.lower() == ".csv":
         return read_table(path, split, img_size=img_size, in_chans=in_chans)
     raise DataError(
-        f"{path}: not a data set; expected a folder of class folders, of IDX files or of CIFAR-10 batches, "
-        f"or a file ending in .npz, .npy, .csv, {', '.join(SUFFIXES)}"
+        f"{path}: not a data set; expected a folder of class folders, of IDX files, of CIFAR-10 batches or of another "
+        f"published layout, or a file ending in .npz, .npy, .csv, {', '.join(SUFFIXES)}"
     )
 
 
@@ -51,5 +58,12 @@ def _read_tensors(path: Path, split: str) -> ImageSet | None:
         return read_arrays(path, split)
     if holds_idx(path):
         return read_idx_set(path, split, path.resolve().name)
+    name = path.resolve().name
+    if holds_norb(path):
+        return read_norb(path, split, name=name)
+    if holds_svhn(path):
+        return read_svhn(svhn_file(path, split), name)
+    if path.is_dir() and affnist_files(path, split):
+        return join_affnist(affnist_files(path, split), name)
     batches = next((folder for folder in (path, *(path / name for name in FOLDERS)) if holds_cifar(folder)), None)
     return read_cifar(batches, split, path.resolve().name) if batches else None

@@ -27,9 +27,10 @@ def load_dataset(
 
     Args:
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
-            train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files or of CIFAR-10 batches,
-            an `.npz`, an `.npy` beside its labels, or a `.csv` of files and labels. A name wins over a path of the
-            same spelling; write `./mnist` for the path.
+            train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files, of CIFAR-10 batches, of
+            smallNORB's, SVHN's or affNIST's `.mat` files or of GTSRB's tracks, an `.npz`, an `.npy` beside its labels,
+            or a `.csv` of files and labels. A name wins over a path of the same spelling; write `./mnist` for the
+            path.
         split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
             same way (see `holdout`).
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
@@ -38,7 +39,8 @@ def load_dataset(
         cache_dir: the cache folder; None is `default_cache_dir()`.
 
     Returns:
-        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1].
+        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]. A set of composites, such as
+        "multi-mnist", is a `PairSet`, with two labels for each image.
 
     Raises:
         DataError: absent (with every place looked at), damaged or unusable.
@@ -74,6 +76,8 @@ def places(name: str, root: str | Path | None = None, cache_dir: str | Path | No
         UnknownNameError: no data set has this name.
     """
     info = dataset_info(name)
+    if info.made_from is not None:
+        return places(info.made_from, root, cache_dir)
     if info.embedded is not None:
         return [info.embedded]
     cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
@@ -102,4 +106,7 @@ def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str |
 def not_found(name: str, looked: list[Path]) -> DataError:
     """The error for a named set that is in none of the places looked at."""
     where = ", ".join(str(place) for place in looked)
-    return DataError(f"data set {name!r} is in none of {where}; get it with: torchcaps data fetch {name}")
+    info = dataset_info(name)
+    info = info if info.made_from is None else dataset_info(info.made_from)
+    how = f"get it with: torchcaps data fetch {info.name}" if info.sources else f"get it from {info.source}"
+    return DataError(f"data set {name!r} is in none of {where}; {how}")

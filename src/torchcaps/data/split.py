@@ -11,16 +11,21 @@ from torchcaps.errors import DataError
 TEST_FRACTION = 0.2
 
 
-def holdout(labels: Tensor, fraction_or_count: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def holdout(
+    labels: Tensor, fraction_or_count: float, seed: int = 0, *, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
 
-    Within each class the indices are permuted by a seeded generator and the first of them are held out.
+    Within each class the indices are permuted by a seeded generator and the first of them are held out; with `groups`,
+    whole groups are, so that photographs of one thing never stand on both sides.
 
     Args:
         labels: `[n]`, integers, the class of each image.
         fraction_or_count: a float in (0, 1) is the fraction of each class, at least one image of every class that
             has two; an int in 1..n-1 is the number in all, shared among the classes by largest remainder.
         seed: 0 or more; the same seed gives the same split on every machine and version.
+        groups: `[n]`, integers; images of one class with equal values stay together. The fraction is then one of the
+            groups of each class, and a count is taken as the fraction it is of all images.
 
     Returns:
         (kept, held out): int64 index tensors on the CPU, each ascending, disjoint, together all of 0..n-1.
@@ -29,6 +34,8 @@ def holdout(labels: Tensor, fraction_or_count: float, seed: int = 0) -> tuple[Te
         DataError: the fraction or count leaves nothing on one side.
     """
     array = labels.cpu().numpy()
+    if groups is not None:
+        return _holdout_groups(array, groups.cpu().numpy(), fraction_or_count, seed)
     classes, sizes = np.unique(array, return_counts=True)
     quotas = _quotas(sizes, fraction_or_count)
     # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between versions.
@@ -39,6 +46,15 @@ def holdout(labels: Tensor, fraction_or_count: float, seed: int = 0) -> tuple[Te
     if held.all() or not held.any():
         raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: int) -> tuple[Tensor, Tensor]:
+    """`holdout` on the groups, each counted once, and then the images of those held out."""
+    pairs, member = np.unique(np.stack([labels, groups], axis=1), axis=0, return_inverse=True)
+    share = part / len(labels) if isinstance(part, int) else part
+    _, held = holdout(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
+    chosen = np.isin(member.reshape(-1), held.numpy())
+    return torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
 
 
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:

@@ -45,6 +45,8 @@ def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | P
         DataError: the set is nowhere.
     """
     info, looked = dataset_info(name), places(name, root, cache_dir)
+    if info.made_from is not None:
+        return verify_dataset(info.made_from, root, cache_dir)
     for folder in looked:
         checks = check_folder(info, folder)
         if checks:

@@ -1,3 +1,15 @@
 """The named data sets, one file each; to add one, write its file and name it here."""
 
-from torchcaps.data.sets import cifar10, digits, fashion_mnist, mnist
+from torchcaps.data.sets import (
+    affnist,
+    canvas,
+    cifar10,
+    digits,
+    fashion_mnist,
+    gtsrb,
+    mnist,
+    multi,
+    smallnorb,
+    svhn,
+    synthnorb,
+)

@@ -28,5 +28,5 @@ def read_idx_named(passport: Passport, folder: Path, split: str) -> ImageSet | N
 def _refuse_another(passport: Passport, path: Path, file: str) -> None:
     digest = hashlib.sha256(read_bytes(path)).hexdigest()
     for other in map(dataset_info, list_datasets()):
-        if other.sha256.get(file) == digest != passport.sha256.get(file):
+        if other.made_from is None and other.sha256.get(file) == digest != passport.sha256.get(file):
             raise DataError(f"{path}: these are the labels of {other.name!r}, not of {passport.name!r}")

@@ -1,0 +1,173 @@
+"""smallNORB's files: binary matrices of photographs, categories and what is known of each photograph.
+
+LeCun, Huang, Bottou, "Learning methods for generic object recognition with invariance to pose and lighting", CVPR 2004.
+A binary matrix is little-endian: a magic number that names the type, the number of axes, the sizes (three at least,
+unused ones are 1), then the values row after row. Despite their ending, these files are not MATLAB's.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.idx import read_bytes
+from torchcaps.errors import DataError, UnknownNameError
+
+TYPES = {
+    0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "|u1", 0x1E3D4C56: "<i2"
+}  # fmt: skip
+PACKED = 0x1E3D4C52
+MAGIC = {np.dtype(kind): magic for magic, kind in TYPES.items()}
+CLASSES = ("animal", "human", "airplane", "truck", "car")
+FACTORS = ("instance", "elevation", "azimuth", "lighting")
+STEMS = {
+    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
+    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
+}
+PATTERNS = {"train": "{}-*-training-{}.mat", "test": "{}-*-testing-{}.mat"}
+ANY = "*norb"
+EYES = ("both", "left", "right", "each")
+CHUNK = 1024  # photographs made smaller at a time
+
+
+def read_matrix(path: str | Path) -> np.ndarray:
+    """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
+
+    Returns:
+        float32, float64, int32, uint8 or int16, of the shape in the header.
+
+    Raises:
+        DataError: absent, of another format, packed, truncated, or longer than its header says.
+    """
+    path = Path(path)
+    data = read_bytes(path)
+    if len(data) < 8:
+        raise DataError(f"{path}: truncated binary matrix, {len(data)} bytes where magic number and axes take 8")
+    magic, axes = struct.unpack("<Ii", data[:8])
+    if magic not in TYPES:
+        found = "packed, which is not read here" if magic == PACKED else f"0x{magic:08X}"
+        raise DataError(f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}")
+    start = 8 + 4 * max(axes, 3)
+    if not 1 <= axes <= 8 or len(data) < start:
+        raise DataError(f"{path}: truncated or damaged header of a binary matrix of {axes} axes")
+    shape = struct.unpack(f"<{axes}i", data[8 : 8 + 4 * axes])
+    dtype = np.dtype(TYPES[magic])
+    expected, found_bytes = math.prod(shape) * dtype.itemsize, len(data) - start
+    if min(shape) < 1 or found_bytes != expected:
+        what = "truncated" if found_bytes < expected else "too long or damaged"
+        raise DataError(f"{path}: {what}, the header {list(shape)} asks for {expected} bytes, got {found_bytes}")
+    return np.frombuffer(data, dtype, offset=start).reshape(shape)
+
+
+def matrix_bytes(array: np.ndarray) -> bytes:
+    """A binary matrix of this array, as `read_matrix` reads it.
+
+    Raises:
+        ValueError: for a type that the format has not.
+    """
+    little = array.astype(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)
+    if little.dtype not in MAGIC:
+        raise ValueError(f"array: expected float32, float64, int32, uint8 or int16, got {array.dtype}")
+    sizes = (*array.shape, 1, 1)[: max(array.ndim, 3)]
+    return struct.pack(f"<Ii{len(sizes)}i", MAGIC[little.dtype], array.ndim, *sizes) + little.tobytes()
+
+
+def norb_file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
+    """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, plain or .gz, or None."""
+    pattern = PATTERNS[split].format(stem, kind)
+    found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{pattern}.gz"))
+    return found[0] if found else None
+
+
+def holds_norb(folder: Path, stem: str = ANY) -> bool:
+    """Whether `folder` holds photographs in smallNORB's layout, in files whose names begin with `stem`."""
+    return any(norb_file(folder, split, "dat", stem) for split in PATTERNS)
+
+
+def read_norb(
+    folder: str | Path,
+    split: str = "train",
+    *,
+    eyes: str = "both",
+    halve: bool = True,
+    name: str = "smallnorb",
+    stem: str = ANY,
+) -> ImageSet:
+    """Read one split of smallNORB, or of a set in its layout.
+
+    Args:
+        folder: holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`.
+        split: "train" or "test"; no toy is in both.
+        eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one channel; "each" gives
+            every photograph by itself, left and right of a scene next to each other, with the factor "eye".
+        halve: whether photographs of 96 × 96 become 48 × 48 by the mean of 2 × 2 pixels, as in the papers; photographs
+            of another size stay as they are.
+        name: the set's name.
+        stem: what the files' names begin with; a pattern in which * stands for anything.
+
+    Returns:
+        uint8 images, with the factors "instance", "elevation" (0..8 is 30° to 70°), "azimuth" (0, 2, .. 34; times 10°)
+        and "lighting" (0..5). The group is the instance: `split_off` holds out whole toys.
+
+    Raises:
+        DataError: a file is absent or damaged, shapes differ, or a category lies outside the five.
+        UnknownNameError: for other eyes.
+    """
+    folder = Path(folder)
+    if eyes not in EYES:
+        raise UnknownNameError("choice of eyes", eyes, EYES)
+    paths = {kind: _require(folder, split, kind, stem) for kind in ("dat", "cat", "info")}
+    photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
+    _check_shapes(paths, photographs, categories, info)
+    images = _eyes(torch.from_numpy(photographs), eyes)
+    if halve and images.shape[2:] == (96, 96):
+        images = torch.cat([_halved(some) for some in images.split(CHUNK)])
+    factors = {kind: torch.from_numpy(info[:, i].astype(np.int64)) for i, kind in enumerate(FACTORS)}
+    labels = torch.from_numpy(categories.astype(np.int64))
+    if eyes == "each":
+        factors = {kind: values.repeat_interleave(photographs.shape[1]) for kind, values in factors.items()}
+        factors["eye"] = torch.arange(photographs.shape[1]).repeat(len(labels))
+        labels = labels.repeat_interleave(photographs.shape[1])
+    return ImageSet(images.contiguous(), labels, CLASSES, name, factors, group="instance")
+
+
+def _require(folder: Path, split: str, kind: str, stem: str) -> Path:
+    path = norb_file(folder, split, kind, stem)
+    if path is None:
+        raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
+    return path
+
+
+def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: np.ndarray, info: np.ndarray) -> None:
+    if photographs.ndim != 4 or photographs.dtype != np.uint8 or photographs.shape[1] not in (1, 2):
+        found = f"{list(photographs.shape)} of {photographs.dtype}"
+        raise DataError(f"{paths['dat']}: expected photographs [n, eyes, height, width] of uint8, got {found}")
+    count = len(photographs)
+    if categories.shape != (count,) or categories.dtype.kind != "i":
+        found = f"{list(categories.shape)} of {categories.dtype}"
+        raise DataError(f"{paths['cat']}: expected a category for each of {count} photographs, got {found}")
+    if info.shape != (count, len(FACTORS)) or info.dtype.kind != "i":
+        found = f"{list(info.shape)} of {info.dtype}"
+        raise DataError(f"{paths['info']}: expected {', '.join(FACTORS)} for each of {count} photographs, got {found}")
+
+
+def _eyes(photographs: Tensor, eyes: str) -> Tensor:
+    if eyes == "each":
+        return photographs.flatten(0, 1).unsqueeze(1)
+    if eyes == "both":
+        return photographs
+    side = {"left": 0, "right": -1}[eyes]
+    return photographs[:, side].unsqueeze(1)
+
+
+def _halved(images: Tensor) -> Tensor:
+    """Means of 2 × 2 pixels, rounded half up, in whole numbers so that every machine gives the same."""
+    wide = images.to(torch.int16)
+    rows = wide[..., 0::2, :] + wide[..., 1::2, :]
+    return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).to(torch.uint8)

@@ -1,0 +1,192 @@
+"""Solids that a toy is made of, and where parallel rays meet them, in closed form.
+
+Each solid is a unit solid (ball, cube of half side 1, or truncated cone of half height 1) under an affine map. A map
+takes rays to rays and keeps the order along them, so that a solid is met by meeting the unit solid in its own frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+BALL, BLOCK, CONE = 0, 1, 2
+TINY = 1e-9
+Vector = Sequence[float] | np.ndarray
+
+
+@dataclass(frozen=True)
+class Solid:
+    """A unit solid under `x -> frame @ x + centre`.
+
+    Attributes:
+        kind: BALL, BLOCK or CONE.
+        centre: (x, y, z) of its middle.
+        frame: `[3, 3]`, columns are its half axes.
+        top: of a cone, its radius at +1 as a share of that at -1: 0 is a pointed cone, 1 a cylinder.
+    """
+
+    kind: int
+    centre: np.ndarray
+    frame: np.ndarray
+    top: float = 1.0
+
+
+def ball(centre: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
+    """An ellipsoid; `tilt` turns it about x, then y, then z, in degrees."""
+    return Solid(BALL, np.array(centre, float), turned(tilt) * np.broadcast_to(radii, 3))
+
+
+def block(centre: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
+    """A box with these half sides; `tilt` as of `ball`."""
+    return Solid(BLOCK, np.array(centre, float), turned(tilt) * np.asarray(half))
+
+
+def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:
+    """A cylinder from `start` to `end`, or a cone that narrows to `end_radius`, at most `radius`."""
+    axis = (np.asarray(end, float) - np.asarray(start, float)) / 2
+    along = axis / np.linalg.norm(axis)
+    side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
+    side /= np.linalg.norm(side)
+    frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
+    top = 1.0 if end_radius is None else end_radius / radius
+    return Solid(CONE, np.asarray(start, float) + axis, frame, top)
+
+
+def turned(degrees: Vector) -> np.ndarray:
+    """The rotation about x, then y, then z."""
+    (cx, cy, cz), (sx, sy, sz) = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    about_x = np.array([[1, 0, 0], [0, cx, -sx], [0, sx, cx]])
+    about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
+    about_z = np.array([[cz, -sz, 0], [sz, cz, 0], [0, 0, 1]])
+    return about_z @ about_y @ about_x
+
+
+class Hits(NamedTuple):
+    """Where rays first meet a body.
+
+    Attributes:
+        distance: `[rays]` along each ray; infinite where it meets nothing.
+        solid: `[rays]` which solid it meets; 0 where it meets nothing.
+    """
+
+    distance: Float[Tensor, " rays"]
+    solid: Int64[Tensor, " rays"]
+
+
+class Body:
+    """Solids put together, ready for rays; solids of one kind are computed together.
+
+    Args:
+        solids: in any order.
+    """
+
+    def __init__(self, solids: Sequence[Solid]) -> None:
+        ordered = sorted(solids, key=lambda s: s.kind)
+        self.kinds = torch.tensor([s.kind for s in ordered])
+        self.inverse = torch.from_numpy(np.stack([np.linalg.inv(s.frame) for s in ordered])).float()
+        self.centre = torch.from_numpy(np.stack([s.centre for s in ordered])).float()
+        self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
+        self._of = [(self.kinds == kind).nonzero().flatten() for kind in (BALL, BLOCK, CONE)]
+
+    def spans(
+        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
+    ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
+        """Where parallel rays enter and leave each solid; where they miss it, they enter behind where they leave."""
+        entries, exits = [], []
+        for kind, chosen in enumerate(self._of):
+            if not len(chosen):
+                continue
+            inverse = self.inverse[chosen]
+            local = inverse @ direction  # [solids, 3]
+            # A ray parallel to a face divides by zero; one a hair off does not.
+            local = torch.where(local.abs() < TINY, torch.full_like(local, TINY), local)
+            start = (inverse @ origins.T) - (inverse @ self.centre[chosen].unsqueeze(-1))  # [solids, 3, rays]
+            enter, leave = _MEET[kind](start, local.unsqueeze(-1), self.top[chosen].unsqueeze(-1))
+            entries.append(enter)
+            exits.append(leave)
+        return torch.cat(entries), torch.cat(exits)
+
+    def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Hits:
+        """The nearest solid that each ray enters."""
+        enter, leave = self.spans(origins, direction)
+        distance, solid = torch.where(enter < leave, enter, torch.inf).min(dim=0)
+        return Hits(distance, solid)
+
+    def covered(
+        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
+    ) -> Float[Tensor, " rays"]:
+        """1 where something more than `skip` away lies on the ray, otherwise 0: whether light from there is blocked."""
+        enter, leave = self.spans(origins, direction)
+        return ((enter < leave) & (leave > skip) & (enter > -skip)).any(dim=0).float()
+
+    def normals(self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]) -> Float[Tensor, "rays 3"]:
+        """Outward unit normals at points on these solids."""
+        inverse = self.inverse[solid]
+        local = (inverse @ (points - self.centre[solid]).unsqueeze(-1)).squeeze(-1)
+        kind = self.kinds[solid].unsqueeze(-1)
+        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, _face(local), _rim(local, self.top[solid])))
+        # Normals turn with the inverse's transpose.
+        return torch.nn.functional.normalize((inverse.transpose(1, 2) @ out.unsqueeze(-1)).squeeze(-1), dim=-1)
+
+
+def _meet_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    square = (along * along).sum(dim=1)
+    middle = -(start * along).sum(dim=1) / square
+    rest = (start * start).sum(dim=1) - 1
+    half = (middle * middle - rest / square).clamp(min=-1)  # below 0: the ray passes by
+    root = half.clamp(min=0).sqrt()
+    return middle - root, torch.where(half > 0, middle + root, -torch.inf)
+
+
+def _meet_block(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    middle, half = -start / along, 1 / along.abs()
+    return (middle - half).amax(dim=1), (middle + half).amin(dim=1)
+
+
+def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Between the two lids, the ray is inside where x² + y² < (radius at z)²: a quadratic in the distance."""
+    x, y, z = start.unbind(dim=1)
+    u, v, w = along.unbind(dim=1)
+    enter, leave = -z / w - 1 / w.abs(), -z / w + 1 / w.abs()
+    radius, slope = (1 + top) / 2 + (top - 1) / 2 * z, (top - 1) / 2 * w
+    a = u * u + v * v - slope * slope
+    a = torch.where(a.abs() < TINY, torch.full_like(a, TINY), a)
+    b = x * u + y * v - radius * slope
+    c = x * x + y * y - radius * radius
+    under = b * b - a * c
+    root = under.clamp(min=0).sqrt()
+    near, far = (-b - root) / a, (-b + root) / a
+    # A ray as steep as the cone or steeper (a < 0) is inside before one root or behind the other: of the two nappes
+    # only one reaches between the lids.
+    low, high = torch.minimum(near, far), torch.maximum(near, far)
+    before = torch.where(under > 0, low, leave)
+    steep_enter = torch.where(high < leave, torch.where(before > enter, enter, torch.maximum(enter, high)), enter)
+    steep_leave = torch.where((high < leave) & (before <= enter), leave, torch.minimum(leave, before))
+    slant_leave = torch.where(under > 0, torch.minimum(leave, far), -torch.inf)
+    steep = a < 0
+    return torch.where(steep, steep_enter, torch.maximum(enter, near)), torch.where(steep, steep_leave, slant_leave)
+
+
+_MEET = (_meet_ball, _meet_block, _meet_cone)
+
+
+def _face(local: Tensor) -> Tensor:
+    """The normal of the unit cube's face that a point is nearest to."""
+    size = local.abs()
+    return local.sign() * (size >= size.amax(dim=-1, keepdim=True))
+
+
+def _rim(local: Tensor, top: Tensor) -> Tensor:
+    """The normal of a cone at a point: of a lid where it is on one, otherwise of the mantle."""
+    slope = (top - 1) / 2
+    radius = (1 + top) / 2 + slope * local[:, 2]
+    mantle = torch.stack([local[:, 0], local[:, 1], -radius * slope], dim=-1)
+    lid = torch.stack([torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1)
+    to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
+    return torch.where(((1 - local[:, 2].abs()).abs() < to_mantle).unsqueeze(-1), lid, mantle)
