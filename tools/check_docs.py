@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
@@ -38,7 +39,9 @@ def broken_links(path: Path, text: str) -> list[str]:
 
 def broken_python(path: Path, text: str) -> list[str]:
     """Python blocks of one document are run one after another, as a reader would type them; `# not run` opts out."""
-    faults, names = [], {"__name__": "documents"}
+    faults, module = [], ModuleType("documents")
+    sys.modules[module.__name__] = module  # classes of an example can be pickled, as those of a reader's file
+    names = vars(module)
     for language, block in FENCE.findall(text):
         if language != "python" or block.startswith("# not run"):
             continue

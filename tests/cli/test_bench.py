@@ -16,6 +16,7 @@ SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4
     [
         (("step", *SMALL, "--quick", "--precision", "fp32", "--variants", "limit", "cpu", "textbook-network"), "img/s"),
         (("layer", "--quick", "--children", "12", "--batch", "4", "--variants", "limit", "cpu"), "of roofline"),
+        (("routers", "--quick", "--children", "12", "--batch", "4", "--routers", "em", "uniform"), "x uniform"),
         (("latency", *SMALL, "--precision", "fp32"), "95 % ms"),
         (("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "cpu"), "exponent"),
     ],
@@ -48,6 +49,7 @@ def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
         (("layer", "--parents", "0"), "parents: expected at least 1, got 0"),
         (("step", "--variants", "txtbook"), "unknown variant 'txtbook'; did you mean 'textbook'"),
         (("scaling", "--impl", "nmba"), "unknown impl 'nmba'; did you mean 'numba'"),
+        (("routers", "--routers", "dynamc"), "unknown routing 'dynamc'; did you mean 'dynamic'"),
         (("step", "--model", "capsnt"), "unknown model 'capsnt'; did you mean 'capsnet'"),
         (("step", "--option", "chanels=3"), "--option: "),
         (("step", "--clock", "cpu", "--threads", "2"), "--clock cpu: expected --threads 1, got 2"),

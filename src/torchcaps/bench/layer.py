@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchcaps.bench import measure
 from torchcaps.bench.baselines import VARIANTS, check_known, unusable
@@ -62,9 +63,13 @@ def layer_variants(sizes: Sizes, asked: Sequence[str] = (), tell: Tell = silent)
 
 
 def passes_of(variant: str, sizes: Sizes) -> Passes:
-    """Functions that run the layer forward, and forward and backward."""
+    """Functions that run a variant of the layer forward, and forward and backward."""
+    return passes_of_layer(VARIANTS[variant].build(sizes.layer()), sizes)
+
+
+def passes_of_layer(layer: nn.Module, sizes: Sizes) -> Passes:
+    """Functions that run a layer of these sizes forward, and forward and backward."""
     generator = torch.Generator().manual_seed(1)
-    layer = VARIANTS[variant].build(sizes.layer())
     pose = (torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1).requires_grad_()
     children = Capsules(pose, pose.detach().norm(dim=-1))
     upstream = torch.randn(sizes.batch, sizes.parents, sizes.dim, generator=generator)

@@ -31,6 +31,8 @@ class BenchSettings:
     variants: tuple[str, ...] = ()
     """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
     limit-torch and textbook-network; by default all that can run here."""
+    routers: tuple[str, ...] = ()
+    """routers: which; by default all."""
     impl: tuple[str, ...] = ("auto",)
     """scaling: whose curves."""
     children: int = 1152
@@ -54,7 +56,9 @@ class BenchSettings:
 
 
 def bench(
-    what: Annotated[Literal["step", "layer", "scaling", "latency", "memory", "all"], tyro.conf.Positional] = "step",
+    what: Annotated[
+        Literal["step", "layer", "routers", "scaling", "latency", "memory", "all"], tyro.conf.Positional
+    ] = "step",
     /,
     settings: BenchSettings = BenchSettings(),
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
@@ -67,8 +71,9 @@ def bench(
     Example: torchcaps bench step --variants limit auto textbook textbook-network --output step.json
 
     Args:
-        what: step (a training step), layer (routing alone, and the least that it could take), scaling (against each
-            size), latency (answers of a trained network), memory (predicted beside measured), or all.
+        what: step (a training step), layer (routing alone, and the least that it could take), routers (every routing in
+            the same layer), scaling (against each size), latency (answers of a trained network), memory (predicted
+            beside measured), or all.
         settings: What is measured.
         option: A model's own option, such as channels=64; may be given several times.
         output: JSON file for the figures and the machine they belong to.
@@ -116,6 +121,7 @@ class _Job:
         from torchcaps.bench import Sizes, Subject
         from torchcaps.bench.baselines import check_known
         from torchcaps.bench.measure import use_clock
+        from torchcaps.bench.routers import routers_known
         from torchcaps.bench.step import STEPS
         from torchcaps.errors import check_range
 
@@ -126,6 +132,7 @@ class _Job:
             raise UsageError("--precision: expected fp32 or bf16, got nothing")
         check_known("variant", settings.variants, STEPS)
         check_known("impl", settings.impl)
+        routers_known(settings.routers)
         sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
         subject = Subject(settings.model, _options(option), settings.batch)
         try:
@@ -163,6 +170,13 @@ def _layer(job: _Job) -> dict[str, Any]:
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
+def _routers(job: _Job) -> dict[str, Any]:
+    from torchcaps.bench.routers import compare_routers, routers_known
+
+    names = routers_known(job.settings.routers)
+    return {"rows": compare_routers(job.sizes, names, job.repeats, job.clock, tell=job.tell)}
+
+
 def _scaling(job: _Job) -> dict[str, Any]:
     from torchcaps.bench import measure_scaling, verify
     from torchcaps.bench.scaling import QUICK
@@ -193,7 +207,7 @@ def _memory(job: _Job) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
-    "step": _step, "layer": _layer, "scaling": _scaling, "latency": _latency, "memory": _memory,
+    "step": _step, "layer": _layer, "routers": _routers, "scaling": _scaling, "latency": _latency, "memory": _memory,
 }  # fmt: skip
 
 
@@ -234,7 +248,7 @@ def _draw(found: dict[str, dict[str, Any]], folder: Path) -> None:
     from torchcaps import viz
 
     drawers = {
-        "step": viz.throughput_bars, "layer": viz.layer_bars, "scaling": viz.scaling_curves,
+        "step": viz.throughput_bars, "layer": viz.layer_bars, "routers": viz.layer_bars, "scaling": viz.scaling_curves,
         "latency": viz.latency_curves, "memory": viz.memory_bars,
     }  # fmt: skip
     for name, part in found.items():
