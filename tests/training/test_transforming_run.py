@@ -15,6 +15,7 @@ from torchcaps.training import (
     Interrupted,
     RunFolder,
     TransformingConfig,
+    load,
     load_transforming,
     run_transforming,
     train_transforming,
@@ -121,3 +122,5 @@ def test_only_its_own_models_are_read(config, tmp_path):
     run = run_transforming(config, tmp_path / "run")
     with pytest.raises(RunError, match="it is no transforming auto-encoder"):
         load_transforming(RunFolder(run.path).last)
+    with pytest.raises(RunError, match="holds a transforming autoencoder, not a classifier"):
+        load(run.path)

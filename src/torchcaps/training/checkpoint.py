@@ -135,6 +135,8 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
                 f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
             )
     tensors, about = load_tensors(path)
+    if "kind" in about:  # such as a transforming auto-encoder
+        raise RunError(f"{path}: holds a {str(about['kind']).replace('_', ' ')}, not a classifier; see its own page")
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
     try:
