@@ -1,31 +1,92 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from torchcaps.data import list_datasets
+from torchcaps.data import dataset_info, list_datasets
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.models import list_models
-from torchcaps.training import Interrupted, list_recipes, load_recipe, train
-
-from .makers import TINY
+from torchcaps.training import (
+    Interrupted,
+    TrainConfig,
+    TransformingConfig,
+    list_recipes,
+    load_recipe,
+    run_transforming,
+    train,
+)
 
 GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
 
-def test_there_are_recipes_for_the_first_run_and_for_the_paper():
-    assert {"capsnet-digits", "capsnet-mnist", "capsnet-mnist-full"} <= set(list_recipes())
+def test_there_are_recipes_for_the_first_run_and_for_the_papers():
+    assert {"capsnet-digits", "capsnet-mnist", "capsnet-mnist-table", "multimnist", "affnist"} <= set(list_recipes())
+
+
+def small_set(folder, config):
+    """Random images of the size, channels and number of classes that a recipe is for, where its own are not here."""
+    info = dataset_info(config.data)
+    if (info.made_from or info.name) == "digits":
+        return config.data
+    random, (channels, height, width) = np.random.default_rng(0), info.image_shape
+    labels = np.arange(4 * len(info.classes)) % len(info.classes)
+    images = random.integers(0, 255, (len(labels), height, width, channels), dtype=np.uint8)
+    np.savez(folder / "some.npz", images=images.squeeze(-1) if channels == 1 else images, labels=labels)
+    return str(folder / "some.npz")
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_names_what_exists_and_takes_a_step(name, bars, tmp_path):
+def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
     recipe = load_recipe(name)
     assert recipe.title
     assert recipe.published
-    assert recipe.config.model in list_models()
-    assert recipe.config.data in list_datasets()
-    small = recipe.config.updated(data=str(bars), holdout=6, model_options=recipe.config.model_options | TINY)
+    assert {"small", "full"} <= set(recipe.budgets) <= {"small", "hour", "full"}
+    for budget in recipe.budgets:
+        for row in recipe.rows_of(budget):
+            config = recipe.resolve(row, budget)
+            assert config.data in list_datasets()
+            assert isinstance(config, TransformingConfig) or config.model in list_models()
+    config = recipe.resolve(recipe.rows[0], "small", batch_size=2)
+    start = run_transforming if isinstance(config, TransformingConfig) else train
+    if start is train:
+        config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
-        train(small, tmp_path / "run", should_stop=lambda: True)
+        start(config, tmp_path / "run", should_stop=lambda: True)
+
+
+def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        GOOD
+        + """
+        model_options = { iterations = 2, leaky = true }
+        [budgets.small]
+        cost = "little"
+        run = { epochs = 1, lr = 0.5 }
+        [budgets.full]
+        cost = "much"
+        [[rows]]
+        name = "first"
+        published = { error = "1 %" }
+        [[rows]]
+        name = "second"
+        run = { model_options = { iterations = 1 }, lr = 0.25 }
+        budgets = ["full"]
+        """
+    )
+    recipe = load_recipe(str(tmp_path / "mine.toml"))
+    first, second = recipe.rows
+    assert first.published == {"error": "1 %"}
+    assert (
+        recipe.resolve(first, "small", seed=4).to_dict()
+        == TrainConfig(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
+    )
+    changed = recipe.resolve(second, "full", root=None)
+    assert (changed.epochs, changed.lr, changed.model_options) == (3, 0.25, {"iterations": 1})
+    assert recipe.rows_of("small") == (first,)
+    with pytest.raises(UnknownNameError, match="unknown row of mine within small 'second'"):
+        recipe.resolve(second, "small")
+    with pytest.raises(UnknownNameError, match="unknown budget of mine 'hour'"):
+        recipe.resolve(first, "hour")
 
 
 def test_a_recipe_is_read_from_a_file_of_ones_own(tmp_path):
@@ -46,6 +107,9 @@ def test_an_unknown_recipe_suggests_the_nearest():
         ("", "the entry 'run' is missing"),
         ('title = "t"\n[run]\n', "the entry 'published' is missing"),
         (GOOD + "epoch = 3\n", "unknown setting 'epoch'; did you mean 'epochs'"),
+        (GOOD + '[[rows]]\nname = "a"\nrun = { epoch = 1 }\n', "unknown setting 'epoch'"),
+        (GOOD + "[[rows]]\nrun = {}\n", "the entry 'name' is missing"),
+        (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
         (GOOD + "lr = 0\n", "lr: expected a number above 0, got 0"),
         (GOOD + 'batch_size = "many"\n', "batch_size: expected a whole number, got 'many'"),
         ('title = "t"\npublished = "p"\nrun = 3\n', "expected names with values, got 3"),

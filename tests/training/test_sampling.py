@@ -47,9 +47,7 @@ def test_every_step_is_augmented_differently():
     assert not torch.equal(augment(images_of(), config, 0), augment(images_of(), config, 1))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"relight": True}]
-)
+@pytest.mark.parametrize("changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"relight": True}])
 def test_each_augmentation_is_switched_by_its_setting(changes):
     off = TrainConfig(shift=0)
     assert torch.equal(augment(images_of(), off, 3), images_of())
@@ -133,5 +131,7 @@ def test_every_step_has_composites_and_places_of_its_own():
 def test_holding_out_composites_parts_the_images_they_consist_of():
     kept, held = split(pairs_of(), TrainConfig(holdout=0.25), CPU)
     assert len(kept.maker.source) + len(held.maker.source) == 12
-    of_kept, of_held = ({tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held))
+    of_kept, of_held = (
+        {tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held)
+    )
     assert not of_kept & of_held

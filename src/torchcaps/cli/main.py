@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from torchcaps.cli import bench, data, doctor, inspect, lists, measure, train
+from torchcaps.cli import bench, data, doctor, inspect, lists, measure, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.signals import unwinding
 
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "recipes": lists.recipes,
     "data": data.data,
     "bench": bench.bench,
+    "reproduce": reproduce.reproduce,
     "doctor": doctor.doctor,
 }
 

@@ -80,12 +80,14 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
     from torchcaps.errors import UnknownNameError
 
     if recipe_or_model in models.list_models():
-        config = training.TrainConfig(model=recipe_or_model)
+        config: training.Config = training.TrainConfig(model=recipe_or_model)
     elif recipe_or_model in training.list_recipes() or recipe_or_model.endswith(".toml"):
         config = training.load_recipe(recipe_or_model).config
     else:
         known = [*models.list_models(), *training.list_recipes()]
         raise UnknownNameError("recipe or model", recipe_or_model, known)
+    if not isinstance(config, training.TrainConfig):
+        raise UsageError(f"{recipe_or_model}: trains no classifier; run it with torchcaps reproduce {recipe_or_model}")
     with usage():
         return config.updated(**vars(settings), model_options=config.model_options | _options(option))
 

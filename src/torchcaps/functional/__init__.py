@@ -18,5 +18,6 @@ from torchcaps.functional.routing import uniform_routing as uniform_routing
 from torchcaps.functional.squash import safe_norm as safe_norm
 from torchcaps.functional.squash import squash as squash
 from torchcaps.functional.squash import squash_with_length as squash_with_length
+from torchcaps.functional.standardise import standardise as standardise
 from torchcaps.functional.votes import linear_votes as linear_votes
 from torchcaps.functional.windows import Windows as Windows

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._registry import Passport, create_model, register_model
 
@@ -35,6 +36,7 @@ class CNN(nn.Module):
         hidden: widths of the fully connected layers with ReLU.
         dropout: share of the last hidden layer that is left out in training, in [0, 1).
         several: an image may show several classes: a sigmoid for each of them in place of one softmax.
+        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]` in
@@ -60,8 +62,10 @@ class CNN(nn.Module):
         hidden: tuple[int, ...] = (328, 192),
         dropout: float = 0.5,
         several: bool = False,
+        standardised: bool = False,
     ) -> None:
         super().__init__()
+        self.standardised = standardised
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         _check_sizes(num_classes, in_chans, channels, kernels, hidden, dropout)
         self.num_classes, self.in_chans, self.img_size, self.several = num_classes, in_chans, (height, width), several
@@ -84,7 +88,8 @@ class CNN(nn.Module):
         height, width = self.img_size
         axes = ("batch", "channels", "height", "width")
         check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
-        features = self.convolutions(images).flatten(1)
+        x = standardise(images) if self.standardised else images
+        features = self.convolutions(x).flatten(1)
         return self.classes_layer(self.dropout(self.hidden(features)))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
@@ -153,6 +158,8 @@ def matched_cnn(
     in_chans: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     dropout: float = 0.5,
+    several: bool = False,
+    standardised: bool = False,
     **model_options: Any,
 ) -> CNN:
     """A CNN with as many parameters as a capsule network, for the same images and classes.
@@ -167,6 +174,8 @@ def matched_cnn(
         in_chans: with a name: channels of the images.
         img_size: with a name: height and width in pixels, or one number for both.
         dropout: of the hidden layer, in training.
+        several: see `CNN`.
+        standardised: see `CNN`.
         model_options: with a name: its own, such as `decoder=False`.
 
     Returns:
@@ -190,7 +199,10 @@ def matched_cnn(
     sizes: tuple[int, int, tuple[int, int]] = (model.num_classes, model.in_chans, model.img_size)  # type: ignore[assignment]
     target = parameter_count(model)
     first, second, hidden = matched_widths(target, *sizes)
-    cnn = CNN(*sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout)
+    cnn = CNN(
+        *sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout,
+        several=several, standardised=standardised,
+    )  # fmt: skip
     found = parameter_count(cnn)
     if abs(found - target) > TOLERANCE * target:
         raise ValueError(f"model: no CNN has about as many parameters as this one, {target}; the nearest has {found}")
@@ -263,6 +275,6 @@ def cnn_smallnorb(*, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ..
         num_classes=10, parameters=8_214_827, published="none: the comparison that capsule figures need",
     )
 )  # fmt: skip
-def cnn_matched(*, match: str = "capsnet", dropout: float = 0.5, **options: Any) -> CNN:
+def cnn_matched(*, match: str = "capsnet", **options: Any) -> CNN:
     """A CNN with as many parameters as the model `match` with these options; see `matched_cnn`."""
-    return matched_cnn(match, dropout=dropout, **options)
+    return matched_cnn(match, **options)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.functional import receptive_centres
+from torchcaps.functional import receptive_centres, standardise
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.windows import Convention
 from torchcaps.models._registry import Passport, register_model
@@ -44,6 +44,7 @@ class MatrixCaps(nn.Module):
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
         bias: add learned vectors to the votes.
+        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
         impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
 
     Shapes:
@@ -72,9 +73,11 @@ class MatrixCaps(nn.Module):
         convention: Convention = "all",
         coordinates: bool = True,
         bias: bool = False,
+        standardised: bool = False,
         impl: str = "auto",
     ) -> None:
         super().__init__()
+        self.standardised = standardised
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         sizes = {"num_classes": num_classes, "in_chans": in_chans, "channels": channels, "primary_types": primary_types}
         for name, value in sizes.items():
@@ -107,7 +110,8 @@ class MatrixCaps(nn.Module):
         height, width = self.img_size
         axes = ("batch", "channels", "height", "width")
         check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
-        x = torch.relu(self.conv(images))  # [batch, A, 14, 14], for 32x32 images
+        x = standardise(images) if self.standardised else images
+        x = torch.relu(self.conv(x))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them

@@ -56,6 +56,7 @@ class TrainConfig:
         device: "auto", "cpu", "cuda", "cuda:1", ...
         seed: of weights, order, augmentation and split, from 0 to 2^31 - 1.
         checkpoint_every: steps between checkpoints; there is also one after each epoch.
+        keep_epochs: whether the model of every epoch is kept, to be measured afterwards.
     """
 
     model: str = "capsnet"
@@ -83,6 +84,7 @@ class TrainConfig:
     device: str = "auto"
     seed: int = 0
     checkpoint_every: int = 100
+    keep_epochs: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind or out of range."""
@@ -120,7 +122,7 @@ class TrainConfig:
                 raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
         for name in ("model", "data", "device", "schedule", "precision", "loss", *self._given(("root",))):
             _check_kind(name, getattr(self, name), str, "text")
-        for name in ("flip", "relight"):
+        for name in ("flip", "relight", "keep_epochs"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected true or false, got {getattr(self, name)!r}")
         _check_kind("model_options", self.model_options, dict, "options by name")

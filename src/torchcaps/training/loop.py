@@ -171,11 +171,13 @@ class Trainer:
         if better:
             self.progress.best_accuracy, self.progress.best_loss, self.progress.best_epoch = accuracy, loss, epoch
             save_tensors(self.run_folder.model, self.model.state_dict(), self.about)
+        if self.config.keep_epochs:
+            save_tensors(self.run_folder.epoch_model(epoch), self.model.state_dict(), self.about)
         self._log({
             "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.epochs,
             "train_loss": sums["loss"] / sums["count"], "train_margin": sums["margin"] / sums["count"],
             "train_accuracy": sums["correct"] / sums["count"], "val_loss": loss, "val_accuracy": accuracy,
-            "best": better, "warnings": warnings,
+            "best": better, "warnings": warnings, "images": sums["count"],
             "images_per_second": round(steps_per_second * self.epoch_size / self.steps_per_epoch, 1),
         })  # fmt: skip
         self._save()

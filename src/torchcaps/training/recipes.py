@@ -3,28 +3,94 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.transforming_run import KIND, TransformingConfig
+
+Config = TrainConfig | TransformingConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of an experiment's table.
+
+    Attributes:
+        name: what is trained, in words.
+        published: the paper's figures by name, such as {"error": "0.25 ± 0.005 %"}; empty where there is none.
+        changes: settings that differ from the recipe's run; options of the model replace all of its options.
+        budgets: in which it is run; empty is all.
+    """
+
+    name: str
+    published: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    budgets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of an experiment is run.
+
+    Attributes:
+        cost: what that takes, in words.
+        changes: settings that differ from the recipe's run.
+    """
+
+    cost: str
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published experiment as one file: what to run, and the figure it answers to.
+    """A published experiment as one file: what to run, and the figures it answers to.
 
     Attributes:
         name: the file's stem.
         title: one line.
         published: the figure of the paper, in words, with its source.
-        config: the run.
+        config: the run, at full length.
+        rows: what is compared, the first one being the run itself unless it says otherwise.
+        budgets: "small", "hour" and "full", or some of them; "full" changes nothing.
+        measures: what is measured beside the evaluation that every run ends with.
+        figures: which figures the table shows.
     """
 
     name: str
     title: str
     published: str
-    config: TrainConfig
+    config: Config
+    rows: tuple[Row, ...]
+    budgets: dict[str, Budget]
+    measures: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ("error",)
+
+    def rows_of(self, budget: str) -> tuple[Row, ...]:
+        """The rows that are run within a budget.
+
+        Raises:
+            UnknownNameError: the recipe has no such budget.
+        """
+        if budget not in self.budgets:
+            raise UnknownNameError(f"budget of {self.name}", budget, self.budgets)
+        return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
+
+    def resolve(self, row: Row, budget: str, **changes: Any) -> Config:
+        """The run of a row within a budget, with further changes (those that are not None).
+
+        Raises:
+            UnknownNameError: the recipe has no such budget. ValueError: for settings that a run refuses.
+        """
+        if row not in self.rows_of(budget):
+            raise UnknownNameError(
+                f"row of {self.name} within {budget}", row.name, [r.name for r in self.rows_of(budget)]
+            )
+        settings = self.config.to_dict() | self.budgets[budget].changes | row.changes
+        settings |= {name: value for name, value in changes.items() if value is not None}
+        return type(self.config).from_dict(settings)
 
 
 def recipes_folder() -> Path:
@@ -54,11 +120,29 @@ def load_recipe(name_or_path: str) -> Recipe:
         path = found[0]
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        config = TrainConfig.from_dict(content["run"])
-        return Recipe(path.stem, content["title"], content["published"], config)
+        return _recipe(path.stem, content)
     except OSError as error:
         raise RunError(f"recipe {path}: cannot be read ({error.strerror})") from error
     except KeyError as error:
         raise RunError(f"recipe {path}: the entry {error} is missing") from error
     except (TypeError, ValueError) as error:  # TOML's own errors are ValueErrors
         raise RunError(f"recipe {path}: {error}") from error
+
+
+def _recipe(name: str, content: dict[str, Any]) -> Recipe:
+    run = content["run"]
+    other = isinstance(run, dict) and run.get("kind") == KIND
+    config = (TransformingConfig if other else TrainConfig).from_dict(run)
+    rows = tuple(
+        Row(row["name"], row.get("published", {}), row.get("run", {}), tuple(row.get("budgets", ())))
+        for row in content.get("rows", [{"name": run.get("model", KIND)}])
+    )
+    budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
+    recipe = Recipe(
+        name, content["title"], content["published"], config, rows, budgets or {"full": Budget("not measured")},
+        tuple(content.get("measures", ())), tuple(content.get("figures", ("error",))),
+    )  # fmt: skip
+    for budget in recipe.budgets:
+        for row in recipe.rows_of(budget):
+            recipe.resolve(row, budget)  # whatever is wrong is told when the file is read
+    return recipe

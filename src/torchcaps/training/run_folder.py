@@ -32,6 +32,10 @@ class RunFolder:
         self.last = self.path / "checkpoints" / LAST_FILE
         self.metrics = self.path / METRICS
 
+    def epoch_model(self, epoch: int) -> Path:
+        """The model of an epoch, counted from 1, where the run keeps them (`keep_epochs`)."""
+        return self.last.with_name(f"epoch-{epoch:04d}.safetensors")
+
     @classmethod
     def fresh(cls, path: str | Path) -> RunFolder:
         """A folder for a new run; nothing is made yet.

@@ -1,0 +1,129 @@
+"""torchcaps reproduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.signals import noted
+
+if TYPE_CHECKING:
+    from torchcaps.reproduce import Result
+    from torchcaps.training import Recipe
+
+
+def reproduce(
+    recipe: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    list: bool = False,
+    budget: Literal["small", "hour", "full"] = "small",
+    seeds: int = 1,
+    row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    root: str | None = None,
+    output: Path = Path("reproductions"),
+    device: str | None = None,
+    threads: int | None = None,
+    json: bool = False,
+) -> int:
+    """Run a published experiment and set what it measures beside the published figures.
+
+    Runs that are done stay, and a stopped one is continued. Without a recipe: list the experiments and their cost.
+
+    Example: torchcaps reproduce multimnist --budget small
+
+    Args:
+        recipe: Name of an experiment.
+        list: List the experiments with their cost.
+        budget: small: at most ten minutes on 2 processor cores; hour: at most one; full: as published.
+        seeds: How many seeds of each row.
+        row: Only rows whose name contains this; may be given several times.
+        root: Folder in which named data sets are looked for first.
+        output: Folder of all runs and of results.md.
+        device: auto, cpu, cuda, ...
+        threads: Processor threads; by default torch's choice.
+        json: Print JSON.
+    """
+    from torchcaps import training
+    from torchcaps.reproduce import read_results, results_table, write_table
+
+    if list or recipe is None:
+        return _list(json)
+    for flag, value in (("--seeds", seeds), ("--threads", threads)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag}: expected at least 1, got {value}")
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    training.keep_memory()
+    stopped = _run(training.load_recipe(recipe), budget, seeds, row, root, output, device)
+    if isinstance(stopped, int):
+        return stopped
+    everything = read_results(output)
+    write_table(everything, output)
+    if json:
+        print_json([vars(result) for result in stopped])
+    else:
+        print_table(results_table(stopped))
+        print(f"\nall results: {output / 'results.md'}")
+    return 0
+
+
+def _run(
+    recipe: Recipe, budget: str, seeds: int, rows: Sequence[str], root: str | None, output: Path, device: str | None
+) -> list[Result] | int:
+    """The results, or the status of a command that a signal stopped."""
+    from torchcaps import training
+    from torchcaps.reproduce import reproduce
+
+    with progress_bar(recipe.name) as bar, noted() as caught:
+        task = bar.add_task("", total=None)
+
+        def listener(entry: dict[str, Any]) -> None:
+            if entry["kind"] == "tick":
+                bar.update(task, completed=entry["step"], total=entry["steps"], description=f"loss {entry['loss']:.4f}")
+            elif entry["kind"] == "epoch":
+                bar.console.print(_epoch_line(entry), highlight=False, markup=False, soft_wrap=True)
+
+        try:
+            return reproduce(
+                recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device, listener=listener,
+                started=lambda name: bar.console.print(name, highlight=False, markup=False, soft_wrap=True),
+                should_stop=lambda: bool(caught),
+            )  # fmt: skip
+        except training.Interrupted as stop:
+            note(f"{stop}; the same command continues it")
+            return 128 + caught[0]
+
+
+def _epoch_line(entry: dict[str, Any]) -> str:
+    line = f"epoch {entry['epoch']}/{entry['epochs']}  training loss {entry['train_loss']:.4f}"
+    if "val_accuracy" in entry:
+        line += f"  validation accuracy {entry['val_accuracy']:.2%}"
+    warnings = (f"warning: {text}" for text in entry.get("warnings", ()))
+    return "\n".join([f"{line}  {entry['images_per_second']:.0f} images/s", *warnings])
+
+
+def _list(json: bool) -> int:
+    from torchcaps.training import list_recipes, load_recipe
+
+    recipes = [load_recipe(name) for name in list_recipes()]
+    if json:
+        print_json([
+            {
+                "name": r.name, "title": r.title, "published": r.published, "rows": [row.name for row in r.rows],
+                "budgets": {name: budget.cost for name, budget in r.budgets.items()},
+            }
+            for r in recipes
+        ])  # fmt: skip
+        return 0
+    costs = [
+        tuple(r.budgets[name].cost if name in r.budgets else "-" for name in ("small", "hour", "full")) for r in recipes
+    ]
+    rows = [(r.name, r.title, *cost) for r, cost in zip(recipes, costs, strict=True)]
+    print_table([("recipe", "experiment", "small", "hour", "full"), *rows])
+    return 0

@@ -1,0 +1,9 @@
+"""Published experiments, run and set beside their published figures."""
+
+from torchcaps.reproduce.measures import MEASURES as MEASURES
+from torchcaps.reproduce.measures import Trained as Trained
+from torchcaps.reproduce.run import Result as Result
+from torchcaps.reproduce.run import read_results as read_results
+from torchcaps.reproduce.run import reproduce as reproduce
+from torchcaps.reproduce.table import results_table as results_table
+from torchcaps.reproduce.table import write_table as write_table

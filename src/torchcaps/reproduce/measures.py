@@ -1,0 +1,187 @@
+"""What an experiment measures beside the test images of its own data set: one function a measure, by name.
+
+Every figure is a plain number; shares, accuracies and errors are in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchcaps import evaluation
+from torchcaps.data import ImageSet, PairSet, load_dataset
+from torchcaps.report import open_run
+from torchcaps.training import RunFolder, TrainConfig, load
+from torchcaps.training.sampling import cropped, split
+from torchcaps.training.validation import validate
+
+SOME = 512  # test images that slow measures look at
+ATTACKED = 200
+STRENGTHS = (0.05, 0.1, 0.2, 0.3)  # of attacks, on pixels in [0, 1]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+        run: its folder.
+        config: what was run.
+        model: the best by validation, in evaluation mode.
+        images: the test images, as the model takes them.
+    """
+
+    run: RunFolder
+    config: TrainConfig
+    model: nn.Module
+    images: ImageSet
+
+    def some(self, count: int = SOME) -> ImageSet:
+        """Random test images, always the same ones."""
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
+        return self.images.subset(order[:count])
+
+    def other(self, data: str, split: str = "test") -> ImageSet:
+        """Images of another named set, as the model takes them."""
+        found = load_dataset(
+            data, split, self.config.root, img_size=self.config.img_size, in_chans=self.images.in_chans
+        )
+        return cropped(found, self.config.crop)
+
+    def held_out(self) -> ImageSet:
+        """The training images that the model was chosen with."""
+        whole = load_dataset(self.config.data, "train", self.config.root, img_size=self.config.img_size)
+        return split(whole, self.config, torch.device("cpu"))[1]
+
+
+Figures = dict[str, Any]
+Measure = Callable[[Trained], Figures]
+
+
+def segmentation(trained: Trained) -> Figures:
+    """Composites taken apart: each labelled capsule decoded alone, against the single images; and an absent one.
+
+    `ink_absent` is the mean brightness of a class that is not there, over that of the labelled ones.
+    """
+    pairs = trained.some()
+    if not isinstance(pairs, PairSet) or getattr(trained.model, "decoder", None) is None:
+        return {}
+    images, labels = pairs.float_images(), pairs.labels
+    singles = pairs.singles(torch.arange(len(pairs))).float() / 255
+    drawn = evaluation.segment(trained.model, images, labels)
+    found = evaluation.score_segmentation(drawn.images, singles)
+    # The next class that is neither of the two.
+    absent = (labels + 1) % pairs.num_classes
+    absent = torch.where((absent == labels.flip(1)), (absent + 1) % pairs.num_classes, absent)
+    blank = evaluation.segment(trained.model, images, absent).images
+    return {
+        "iou": found.iou, "ink_right": found.ink_right, "correlation": found.correlation, "pixel_mse": found.error,
+        "ink_absent": float(blank.mean() / drawn.images.mean()),
+    }  # fmt: skip
+
+
+def placed(trained: Trained) -> Figures:
+    """Error on digits at random places, which the experiment compares models at equal values of: its "clean" error."""
+    base = trained.config.data.removeprefix("affine-")
+    found = evaluation.evaluate(trained.model, trained.other(f"placed-{base}"))
+    return {"clean_error": found.error}
+
+
+def viewpoints(trained: Trained) -> Figures:
+    """Errors on familiar and on novel views, at the end and after every epoch whose model was kept."""
+    familiar, novel = trained.other(f"{trained.config.data}-familiar"), trained.images
+    figures: Figures = {
+        "familiar_error": evaluation.evaluate(trained.model, familiar).error,
+        "novel_error": evaluation.evaluate(trained.model, novel).error,
+    }
+    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.epochs + 1)]
+    models = [load(path) for path in kept if path.exists()]
+    if models:
+        figures["curve"] = {
+            "familiar": [evaluation.evaluate(model, familiar).accuracy for model in models],
+            "novel": [evaluation.evaluate(model, novel).accuracy for model in models],
+        }
+    return figures
+
+
+def ablation(trained: Trained) -> Figures:
+    """The trained model with uniform and with random couplings at test time; empty for a network without routing."""
+    if not _routed(trained.model):
+        return {}
+    some = trained.some(4 * SOME)
+    found = evaluation.routing_ablation(trained.model, some.float_images(), some.labels)
+    return {"uniform_at_test_error": 1 - found.uniform, "changed_by_routing": found.changed}
+
+
+def diagnostics(trained: Trained) -> Figures:
+    """Every measure of routing (docs/diagnostics.md); the table shows couplings and dead capsules of the last layer."""
+    if not _routed(trained.model):
+        return {}
+    found = evaluation.diagnose(trained.model, trained.images)
+    last = found.layers[-1]
+    return {
+        "coupling_entropy": last.entropy.mean, "coupling_std": last.dynamics.mean,
+        "diagnosis": found.to_dict(),
+    }  # fmt: skip
+
+
+def robustness(trained: Trained) -> Figures:
+    """Affine changes, attacks through the gradient, detection by reconstruction, and images of no class."""
+    some, model = trained.some(), trained.model
+    images, labels = some.float_images(), some.labels
+    sweep = evaluation.affine_sweep(
+        model, images, labels, rotation=(-60, -45, -30, -15, 15, 30, 45, 60), scale=(60, 80, 120, 140),
+        shear=(-30, -15, 15, 30), shift=(2, 4),
+    )  # fmt: skip
+    few, truth = images[:ATTACKED], labels[:ATTACKED]
+    attacks = {
+        name: evaluation.attack_sweep(model, few, truth, STRENGTHS, attack=name).to_dict()
+        for name in ("fgsm", "bim", "pgd")
+    }
+    inverted = evaluation.reject_by_length(model, images, 1 - images)
+    noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
+    figures: Figures = {
+        "affine_accuracy": _mean([value for curve in sweep.curves.values() for value in curve.accuracy]),
+        **{f"{name}_accuracy": found["mean"] for name, found in attacks.items()},
+        "auroc_inverted": inverted.auroc,
+        "auroc_noise": evaluation.reject_by_length(model, images, noise).auroc,
+        "calibration_error": evaluation.evaluate(model, some).calibration.length.error,
+        "affine": sweep.to_dict(), "attacks": attacks,
+    }  # fmt: skip
+    if getattr(model, "decoder", None) is not None:
+        held = trained.held_out().float_images()[:SOME]
+        threshold = evaluation.detection_threshold(evaluation.reconstruction_distances(model, held))
+        changed = evaluation.pgd(model, few, truth, 0.2)
+        found = evaluation.detect_adversarial(model, few, changed, truth, threshold=threshold)
+        figures |= {"detected": found.detected, "undetected": found.undetected, "detection": found.to_dict()}
+    return figures
+
+
+def validation(trained: Trained) -> Figures:
+    """Accuracy on the images that the model was chosen with."""
+    return {"validation_error": 1 - validate(trained.model, trained.held_out(), bf16=False).accuracy}
+
+
+# To add a measure, write its function above and name it here.
+MEASURES: dict[str, Measure] = {
+    measure.__name__: measure
+    for measure in (ablation, diagnostics, placed, robustness, segmentation, validation, viewpoints)
+}
+
+
+def finished(run: RunFolder, config: TrainConfig) -> Trained:
+    """A run whose training is done, with its test images."""
+    model, images = open_run(run.path, root=config.root, device=config.device)
+    return Trained(run, config, model, images)
+
+
+def _routed(model: nn.Module) -> bool:
+    return getattr(model, "has_capsules", True)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

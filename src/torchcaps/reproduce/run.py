@@ -1,0 +1,200 @@
+"""Running a recipe: every row and seed is a run folder, and what was measured of it a file in that folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.models.cnn import parameter_count
+from torchcaps.report import finish_run, finish_transforming
+from torchcaps.reproduce.measures import MEASURES, finished
+from torchcaps.training import (
+    Recipe,
+    RunFolder,
+    TrainConfig,
+    TransformingConfig,
+    load_transforming,
+    run_transforming,
+    train,
+)
+from torchcaps.training.checkpoint import write_json
+from torchcaps.training.environment import environment
+from torchcaps.training.loop import Listener
+from torchcaps.training.recipes import Row
+
+RESULT = "result.json"
+Config = TrainConfig | TransformingConfig
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of an experiment measured.
+
+    Attributes:
+        recipe: its name.
+        row: which row of the recipe's table.
+        budget: how much was run.
+        seed: of the run.
+        figures: by name; numbers, and whole measurements under the names of their measures.
+        shown: which of them the table shows.
+        published: the paper's, by name.
+        parameters: of the model.
+        epochs: that were trained.
+        images_per_second: mean over epochs; None if no epoch was measured.
+        seconds: of training, evaluations left out.
+        machine: processor or GPU, and threads.
+        torch: its version.
+        command: that repeats it.
+    """
+
+    recipe: str
+    row: str
+    budget: str
+    seed: int
+    figures: dict[str, Any]
+    shown: list[str]
+    published: dict[str, str]
+    parameters: int
+    epochs: int
+    images_per_second: float | None
+    seconds: float
+    machine: str
+    torch: str
+    command: str
+
+
+def reproduce(
+    recipe: Recipe,
+    output: str | Path = "reproductions",
+    *,
+    budget: str = "small",
+    seeds: int = 1,
+    rows: Sequence[str] = (),
+    root: str | None = None,
+    device: str | None = None,
+    started: Callable[[str], None] | None = None,
+    listener: Listener | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> list[Result]:
+    """Run an experiment; what is done already is not run again, and what was stopped is continued.
+
+    Args:
+        recipe: from `load_recipe`.
+        output: the folder of all experiments; runs go to `<recipe>/<budget>/<row>/seed-<k>` in it.
+        budget: one of the recipe's.
+        seeds: 0 to seeds - 1 are run, at least 1.
+        rows: names of rows, or parts of names; none is all.
+        root: where named data sets are looked for first.
+        device: where to train; by default as the recipe says.
+        started: called with the name of each run before it starts.
+        listener: see `train`.
+        should_stop: see `train`.
+
+    Returns:
+        One result for each row and seed, rows first.
+
+    Raises:
+        UnknownNameError: for an unknown budget, row or measure.
+        RunError: for a run folder that holds another run.
+        DataError, TrainingError, Interrupted: as `train`.
+    """
+    check_range("seeds", seeds, low=1)
+    for name in recipe.measures:
+        if name not in MEASURES:
+            raise UnknownNameError(f"measure of {recipe.name}", name, MEASURES)
+    found = []
+    for row in _chosen(recipe.rows_of(budget), rows):
+        for seed in range(seeds):
+            config = recipe.resolve(row, budget, seed=seed, root=root, device=device)
+            folder = Path(output) / recipe.name / budget / slug(row.name) / f"seed-{seed}"
+            if started is not None and not (folder / RESULT).exists():
+                started(f"{recipe.name}, {row.name}, seed {seed}")
+            found.append(_one(recipe, row, budget, config, RunFolder(folder), listener, should_stop))
+    return found
+
+
+def read_results(output: str | Path) -> list[Result]:
+    """Every result below a folder, in the order of their paths.
+
+    Raises:
+        RunError: for a result that cannot be read.
+    """
+    return [_read(path) for path in sorted(Path(output).glob(f"*/*/*/*/{RESULT}"))]
+
+
+def slug(name: str) -> str:
+    """A row's name as a folder's: letters, digits and hyphens."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def _chosen(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    for name in names:
+        if not any(name.lower() in row.name.lower() for row in rows):
+            raise UnknownNameError("row", name, [row.name for row in rows])
+    return [row for row in rows if not names or any(name.lower() in row.name.lower() for name in names)]
+
+
+def _one(
+    recipe: Recipe, row: Row, budget: str, config: Config, run: RunFolder, listener: Listener | None,
+    should_stop: Callable[[], bool] | None,
+) -> Result:  # fmt: skip
+    file = run.path / RESULT
+    if file.exists():
+        return _read(file)
+    started = (run.path / "config.json").exists()
+    if started:
+        _check_same(run, config)
+    if isinstance(config, TransformingConfig):
+        run_transforming(config, run.path, resume=started, listener=listener, should_stop=should_stop)
+        parameters, figures = parameter_count(load_transforming(run.path)), finish_transforming(run).to_dict()
+    else:
+        train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
+        parameters, figures = _measured(recipe, config, run)
+    epochs = [entry for entry in run.rows() if entry["kind"] == "epoch"]
+    facts = run.environment()
+    speeds = [entry["images_per_second"] for entry in epochs]
+    result = Result(
+        recipe=recipe.name, row=row.name, budget=budget, seed=config.seed, figures=figures,
+        shown=[*recipe.figures], published=row.published, parameters=parameters,
+        epochs=len(epochs), images_per_second=sum(speeds) / len(speeds) if speeds else None,
+        seconds=sum(entry["images"] / entry["images_per_second"] for entry in epochs),
+        machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
+        torch=str(facts.get("torch", environment()["torch"])),
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.seed + 1}",
+    )  # fmt: skip
+    write_json(file, asdict(result))
+    return result
+
+
+def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int, dict[str, Any]]:
+    """Number of parameters, and the figures of the evaluation and of the recipe's measures."""
+    found = finish_run(run, device=config.device, root=config.root)
+    trained = finished(run, config)
+    figures: dict[str, Any] = {"error": found.error} | found.to_dict()
+    for name in recipe.measures:
+        figures |= MEASURES[name](trained)
+    return parameter_count(trained.model), figures
+
+
+def _check_same(run: RunFolder, config: Config) -> None:
+    """A folder that was started with other settings is another experiment's."""
+    kept = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    wanted = json.loads(json.dumps(config.to_dict()))
+    for name, value in wanted.items():
+        if name not in ("root", "device") and kept.get(name) != value:
+            raise RunError(
+                f"{run.path}: was started with {name} {kept.get(name)!r}, and the recipe has {value!r} now; "
+                "remove the folder, or give another output"
+            )
+
+
+def _read(file: Path) -> Result:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return Result(**{f.name: content[f.name] for f in fields(Result)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file}: is no readable result ({error})") from error

@@ -1,0 +1,74 @@
+"""Measured beside published: one table of all results, as text and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from torchcaps.reproduce.run import Result
+from torchcaps.training.checkpoint import atomic
+
+TABLE = "results.md"
+HEADING = ("experiment", "what", "budget", "measured", "published", "seeds", "parameters", "epochs", "training")
+SHARES = ("error", "accuracy", "detected", "changed_by_routing")  # endings of figures shown in percent
+
+
+def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """One line for each row and budget, over seeds; the first line is the heading.
+
+    Figures are those that the recipe names: shares in percent, the others as they are, mean ± standard deviation over
+    seeds where there are several.
+    """
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.recipe, result.row, result.budget), []).append(result)
+    return [HEADING, *(_line(group) for group in groups.values())]
+
+
+def write_table(results: Sequence[Result], output: str | Path) -> Path:
+    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically.
+
+    Raises:
+        TrainingError: if it cannot be written.
+    """
+    rows = results_table(results)
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(HEADING))
+    sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
+    notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
+    path = Path(output) / TABLE
+    with atomic(path) as partial:
+        partial.write_text("\n".join(["# Measured and published", "", *lines, "", *notes, ""]), encoding="utf-8")
+    return path
+
+
+def _line(group: list[Result]) -> tuple[str, ...]:
+    first = group[0]
+    names = [name for name in first.shown if any(isinstance(r.figures.get(name), int | float) for r in group)]
+    measured = [f"{_words(name)} {_over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
+    seconds = mean(r.seconds for r in group)
+    return (
+        first.recipe, first.row, first.budget, "; ".join(measured) or "-",
+        "; ".join(f"{_words(name)} {value}" for name, value in first.published.items()) or "-", str(len(group)),
+        f"{first.parameters:,}", _span([r.epochs for r in group]), f"{seconds / 60:.1f} min",
+    )  # fmt: skip
+
+
+def _over_seeds(name: str, values: Sequence[float | None]) -> str:
+    given = [float(value) for value in values if value is not None and math.isfinite(value)]
+    percent = name.endswith(SHARES)
+    scale, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    if not given:
+        return "-"
+    spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
+    return f"{scale * mean(given):.{digits}f}{spread}{unit}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _span(values: Sequence[int]) -> str:
+    return str(values[0]) if min(values) == max(values) else f"{min(values)}-{max(values)}"
