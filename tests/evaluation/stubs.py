@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.nn import CapsuleLinear, Recorded
 from torchcaps.types import Capsules
 
 
@@ -59,3 +61,34 @@ class PoseReader(nn.Module):
         assert labels is not None
         self.decoded.append((capsules, labels))
         return capsules.pose.unsqueeze(1)
+
+
+class Linear(nn.Module):
+    """Logits of two classes, `w x` and `-w x`, squashed to activations: every attack on it is known in closed form."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        score = images.flatten(1) @ self.weight.flatten()
+        return torch.sigmoid(torch.stack([score, -score], dim=1))
+
+
+class RoutedPixels(nn.Module):
+    """The rows of a `[1, children, dim]` image are poses, which a stack of routed layers takes to its classes."""
+
+    def __init__(self, *sizes: int, dim: int = 4, **options: Any) -> None:
+        super().__init__()
+        pairs, options = zip(sizes, sizes[1:], strict=False), {"impl": "reference"} | options
+        self.layers = nn.Sequential(*(CapsuleLinear(i, dim, o, dim, **options) for i, o in pairs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images.squeeze(1)).activation
+
+
+def recorded(coupling: Tensor, activation: Tensor | None = None) -> Recorded:
+    """What a layer with these couplings `[n, children, parents]` would have written down; children alike by default."""
+    n, children, parents = coupling.shape
+    child = torch.ones(n, children) if activation is None else activation
+    return Recorded(coupling, torch.ones(n, parents), child, torch.ones(n, parents, 1))

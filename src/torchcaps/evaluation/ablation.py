@@ -7,22 +7,21 @@ without routing (a recipe with `routing = "uniform"`) is the harder comparison, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
 from torchcaps.evaluation.checks import check_labels
+from torchcaps.evaluation.compare import LEVEL, mcnemar
 from torchcaps.evaluation.couplings import coupling_entropy, coupling_shift
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.recording import recorded_routing, routers_of, swapped_routers
 from torchcaps.evaluation.tensors import BATCH, check_labelled, image_activations, share
-from torchcaps.nn import EMRouting, Recorded, RoutedLayer, Router, UniformRouting, create_router, record_routing
+from torchcaps.nn import DynamicRouting, EMRouting, Recorded, Router, UniformRouting, create_router
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class RoutingAblation:
         uniform: with every coupling equal, at test time only.
         random: with fixed random couplings, at test time only; None where a layer's routing has no such variant (EM).
         changed: share of images whose answer routing changes, against uniform couplings.
+        p_value: of McNemar's exact test that the model does equally well without its routing.
         num_samples: n.
     """
 
@@ -41,18 +41,21 @@ class RoutingAblation:
     uniform: float
     random: float | None
     changed: float
+    p_value: float
     num_samples: int
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        gain = 100 * (self.routed - self.uniform)
-        figures = f"{self.routed:.1%} with it, {self.uniform:.1%} without; it changes {self.changed:.1%} of the answers"
-        if gain < -0.5:
+        figures = (
+            f"{self.routed:.1%} with it, {self.uniform:.1%} without; it changes {self.changed:.1%} of the answers; "
+            f"p = {self.p_value:.2g}"
+        )
+        if self.p_value >= LEVEL:
+            return f"These images do not show that this model needs its routing ({figures})."
+        if self.routed < self.uniform:
             return f"This model does better without its routing ({figures})."
-        if gain <= 0.5:
-            return f"This model hardly needs its routing ({figures})."
-        return f"This model needs its routing at test time ({figures}); one trained without may not."
+        return f"This model needs its routing at test time; one trained without may not ({figures})."
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -124,9 +127,18 @@ def routing_ablation(
         return found.argmax(dim=1)
 
     true, routed, uniform = labels.cpu(), answers(lambda router: router), answers(uniform_router)
-    plain = not any(isinstance(layer.router, EMRouting) for layer in _layers(model))
-    random = share(answers(lambda _: create_router("random", seed=seed)) == true) if plain else None
-    return RoutingAblation(share(routed == true), share(uniform == true), random, share(routed != uniform), len(images))
+    plain = not any(isinstance(router, EMRouting) for router in routers_of(model))
+    random = share(answers(lambda router: random_router(router, seed)) == true) if plain else None
+    return RoutingAblation(
+        routed=share(routed == true),
+        uniform=share(uniform == true),
+        random=random,
+        changed=share(routed != uniform),
+        p_value=mcnemar(
+            int(((routed == true) & (uniform != true)).sum()), int(((uniform == true) & (routed != true)).sum())
+        ),
+        num_samples=len(images),
+    )
 
 
 def iteration_dynamics(
@@ -149,13 +161,13 @@ def iteration_dynamics(
         ValueError: for a model without routed layers, or arguments that do not fit.
     """
     check_labelled(images, labels)
-    most = max(_iterations(layer.router) for layer in _layers(model))
+    most = max(map(_iterations, routers_of(model)))
     answers: list[Tensor] = []
     entropy, shift = dict[str, list[float]](), dict[str, list[float]]()
     before: dict[str, Recorded] = {}
     for count in range(1, most + 1):
         with swapped_routers(model, lambda router, count=count: stopped_router(router, count)):  # type: ignore[misc]
-            found, recorded = recorded_routing(model, images, batch_size=batch_size)
+            found, recorded, _ = recorded_routing(model, images, batch_size=batch_size)
         answers.append(found.argmax(dim=1))
         for name, layer in recorded.items():
             entropy.setdefault(name, []).append(coupling_entropy(layer).mean)
@@ -170,35 +182,20 @@ def iteration_dynamics(
     )
 
 
-def recorded_routing(
-    model: nn.Module, images: Float[Tensor, "n channels height width"], *, batch_size: int = BATCH
-) -> tuple[Float[Tensor, "n classes"], dict[str, Recorded]]:
-    """Activations, and what every routed layer did, over all images; on the CPU.
-
-    Couplings take images x children x parents numbers of four bytes a layer: 46 MB for a thousand images in the network
-    of 2017, 1.3 GB for as many in that of 2018. A layer that ran more than once counts by its last run.
-
-    Raises:
-        ValueError: for a model without routed layers, or images that do not fit.
-    """
-    check_range("batch_size", batch_size, low=1)
-    place, found, parts = device_of(model), list[Tensor](), list[dict[str, Recorded]]()
-    with evaluating(model):
-        for batch in images.split(batch_size):
-            with record_routing(model) as record:
-                found.append(model(batch.to(place)).float().cpu())
-            parts.append({name: Recorded(*(t.cpu() for t in layer)) for name, layer in record.last().items()})
-    joined = {name: Recorded(*map(torch.cat, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}
-    return torch.cat(found), joined
-
-
 def uniform_router(router: Router) -> Router:
     """A router that gives every parent the same share of every child, with what else `router` has learned."""
-    if not isinstance(router, EMRouting):
-        return UniformRouting()
+    if not isinstance(router, DynamicRouting | EMRouting):
+        return UniformRouting(impl=_impl(router))
     copy = deepcopy(router)
-    copy.iterations, copy.inverse_temperature = 1, router.inverse_temperature[-1:]
+    copy.iterations = 1
+    if isinstance(copy, EMRouting):
+        copy.inverse_temperature = copy.inverse_temperature[-1:]
     return copy
+
+
+def random_router(router: Router, seed: int = 0) -> Router:
+    """A router with fixed random couplings, by the same implementation."""
+    return create_router("random", seed=seed, impl=_impl(router))
 
 
 def stopped_router(router: Router, iterations: int) -> Router:
@@ -221,30 +218,8 @@ def stopped_router(router: Router, iterations: int) -> Router:
     return copy
 
 
-@contextmanager
-def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Iterator[None]:
-    """Put `change(router)` in the place of every routed layer's router while the block runs.
-
-    Raises:
-        ValueError: if the model has no routed layer with a router.
-    """
-    layers = _layers(model)
-    before = [layer.router for layer in layers]
-    try:
-        for layer, router in zip(layers, before, strict=True):
-            layer.router = change(router)
-        yield
-    finally:
-        for layer, router in zip(layers, before, strict=True):
-            layer.router = router
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    routed = [module for module in model.modules() if isinstance(module, RoutedLayer)]
-    layers = [layer for layer in routed if isinstance(getattr(layer, "router", None), Router)]
-    if not layers:
-        raise ValueError(f"model: expected routed layers with a router, got {type(model).__name__} without one")
-    return layers
+def _impl(router: Router) -> Any:
+    return getattr(router, "impl", "auto")
 
 
 def _iterations(router: Router) -> int:

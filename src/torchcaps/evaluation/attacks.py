@@ -8,8 +8,7 @@ change of each pixel by eps (L-infinity), keep pixels in [0, 1], and raise the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_range
 from torchcaps.evaluation.accuracy import Loss
 from torchcaps.evaluation.checks import check_labels
-from torchcaps.evaluation.forward import device_of
+from torchcaps.evaluation.forward import device_of, still
 from torchcaps.evaluation.tensors import BATCH, check_labelled
 from torchcaps.functional import margin_loss
 
@@ -171,18 +170,6 @@ def input_gradient(
             raise ValueError("loss: expected a value with a gradient by the images, got one without")
         (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
     return value.detach(), torch.zeros_like(x) if gradient is None else gradient
-
-
-@contextmanager
-def still(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with gradients; afterwards every submodule has its own training flag back."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 def _step_size(eps: float, steps: int, size: float) -> float:

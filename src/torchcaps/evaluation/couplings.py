@@ -107,7 +107,7 @@ class ParseTree:
             return (
                 f"No parse tree: {self.support:.0%} of the active children give a parent more than half of themselves."
             )
-        gain = self.information - self.chance
+        gain = max(self.information - self.chance, 0.0)
         told = "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
         return (
             f"{self.support:.0%} of the active children have a parent of their own, and which one {told} "

@@ -59,17 +59,13 @@ def false_positive_rate(positive: Float[Tensor, " n"], negative: Float[Tensor, "
     return share(negative >= positive.sort().values[lost])
 
 
-def reconstruction_distances(
-    model: nn.Module, images: Float[Tensor, "n channels height width"], *, batch_size: int = BATCH
-) -> Float[Tensor, " n"]:
+def reconstruction_distances(model: nn.Module, images: Float[Tensor, "n channels height width"]) -> Float[Tensor, " n"]:
     """`|x - r(x)|_2`, r drawn from the most active capsule alone; `[n]` on the CPU, at least 0.
 
     Raises:
         ValueError: for a model without a decoder, or images that do not fit.
     """
-    check_range("batch_size", batch_size, low=1)
-    parts = [_distances(model, batch)[0] for batch in images.split(batch_size)]
-    return torch.cat(parts)
+    return _distances(model, images)[0]
 
 
 def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
@@ -122,7 +118,6 @@ def detect_adversarial(
     labels: Int64[Tensor, " n"],
     *,
     threshold: float,
-    batch_size: int = BATCH,
 ) -> Detection:
     """Flag what is far from its reconstruction, among clean test images and their adversarial versions.
 
@@ -132,7 +127,6 @@ def detect_adversarial(
         adversarial: the same after an attack.
         labels: `[n]` true classes.
         threshold: from `detection_threshold` on clean validation images.
-        batch_size: images at a time.
 
     Raises:
         ValueError: for a model without a decoder, or shapes that do not fit.
@@ -142,13 +136,7 @@ def detect_adversarial(
         raise ValueError(
             f"adversarial: expected the shape of images, {list(images.shape)}, got {list(adversarial.shape)}"
         )
-    (near, before), (far, after) = (
-        (
-            torch.cat(column)
-            for column in zip(*(_distances(model, part) for part in set_.split(batch_size)), strict=True)
-        )
-        for set_ in (images, adversarial)
-    )
+    (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
     true = labels.cpu()
     start, flagged = before == true, far > threshold
     turned = start & (after != true)
@@ -241,7 +229,7 @@ def reject_by_length(
 
 
 def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances to the reconstructions, and predictions, `[batch]` each, on the CPU."""
+    """Distances to the reconstructions, and predictions, `[n]` each, on the CPU."""
     drawn = reconstructions(model, images)
     return (drawn.images - images.cpu()).flatten(1).norm(dim=1), drawn.predictions
 

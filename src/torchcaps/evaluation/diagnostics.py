@@ -1,28 +1,24 @@
 """All that one model can be asked about its routing, at once: what each measure finds, and what that means.
 
-Criticism of capsule networks is collected in one list of nine measures, of which eight need one model; the ninth, a
-baseline of equal size on the same images, is `compare`.
+The criticism of capsule networks is collected in nine measures, numbered here as in the documentation: (1) entropy of
+couplings, (2) dynamics, (3) parse tree, (4) ablation, (5) dead capsules, (6) starvation, (7) decay of activations,
+(8) blindness to sign, (9) a baseline of equal size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.ablation import (
-    IterationDynamics,
-    RoutingAblation,
-    iteration_dynamics,
-    recorded_routing,
-    routing_ablation,
-)
+from torchcaps.evaluation.ablation import IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation
 from torchcaps.evaluation.accuracy import Loss
 from torchcaps.evaluation.checks import check_labels
+from torchcaps.evaluation.compare import Comparison, compare_answers
 from torchcaps.evaluation.couplings import (
     CouplingDynamics,
     CouplingEntropy,
@@ -31,6 +27,7 @@ from torchcaps.evaluation.couplings import (
     coupling_entropy,
     parse_tree,
 )
+from torchcaps.evaluation.forward import LabelledImages
 from torchcaps.evaluation.health import (
     ActivationDecay,
     CapsuleActivity,
@@ -41,8 +38,8 @@ from torchcaps.evaluation.health import (
     sign_test,
     starvation,
 )
-from torchcaps.evaluation.tensors import BATCH, check_labelled, share
-from torchcaps.nn import Recorded
+from torchcaps.evaluation.recording import recorded_routing
+from torchcaps.evaluation.tensors import right_answers, share
 
 FEW = 64  # images for the test of signs
 
@@ -56,7 +53,6 @@ class LayerDiagnosis:
         entropy: how evenly children share themselves out (measure 1).
         dynamics: how much couplings follow the image (2).
         tree: whether children choose parents (3).
-        children: whether its children live (5).
         parents: whether its parents live (5).
         starvation: of its children (6).
         sign: whether it sees the sign of poses (8).
@@ -66,7 +62,6 @@ class LayerDiagnosis:
     entropy: CouplingEntropy
     dynamics: CouplingDynamics
     tree: ParseTree
-    children: CapsuleActivity
     parents: CapsuleActivity
     starvation: Starvation
     sign: SignTest
@@ -81,87 +76,114 @@ class Diagnosis:
     """What one model's routing does.
 
     Attributes:
-        accuracy: on the images given, in [0, 1].
-        num_samples: n.
+        accuracy: on the images looked at, in [0, 1].
+        num_samples: how many these were.
+        parameters: numbers that training can change.
         layers: one for each routed layer, in the order of the model.
         iterations: what routing iterations change (2).
         ablation: what is left without routing (4).
-        decay: activations from the first capsules to the last (7).
+        children: whether the children of the first routed layer live (5).
+        decay: activations from these children to the last parents (7).
+        baseline: against a model without routing, on the same images (9); None where none was given.
+        baseline_parameters: of that model.
     """
 
     accuracy: float
     num_samples: int
+    parameters: int
     layers: tuple[LayerDiagnosis, ...]
     iterations: IterationDynamics
     ablation: RoutingAblation
+    children: CapsuleActivity
     decay: ActivationDecay
+    baseline: Comparison | None
+    baseline_parameters: int | None
 
-    def verdicts(self) -> Iterator[tuple[str, str]]:
-        """(what, one sentence) for every measure: those of the whole model, then layer by layer."""
-        for name in ("ablation", "iterations", "decay"):
-            yield name, getattr(self, name).verdict
+    def verdicts(self) -> dict[str, str]:
+        """What -> one sentence: for the whole model, then layer by layer."""
+        found = {name: getattr(self, name).verdict for name in ("ablation", "iterations", "decay", "children")}
+        found["baseline"] = "No baseline was given, so the accuracy stands alone."
+        if self.baseline is not None:
+            sizes = f"{self.parameters:,} parameters against {self.baseline_parameters:,}"
+            found["baseline"] = f"{self.baseline.verdict} The first is this one: {sizes}."
         for layer in self.layers:
-            for measure, text in layer.verdicts().items():
-                yield f"{layer.name}: {measure}", text
+            found |= {f"{layer.name}: {measure}": text for measure, text in layer.verdicts().items()}
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return asdict(self) | {"verdicts": dict(self.verdicts())}
+        return asdict(self) | {"verdicts": self.verdicts()}
 
 
 def diagnose(
     model: nn.Module,
-    images: Float[Tensor, "n channels height width"],
-    labels: Int64[Tensor, " n"],
+    dataset: LabelledImages,
     *,
+    baseline: nn.Module | None = None,
+    count: int = 256,
     loss: Loss | None = None,
     seed: int = 0,
-    batch_size: int = BATCH,
+    batch_size: int = 64,
 ) -> Diagnosis:
-    """Run every measure of routing that needs one model.
+    """Every measure of routing, for one model and one data set.
 
     Args:
         model: maps images to `[batch, classes]` activations in [0, 1] and holds routed layers; it is left as it was.
-        images: `[n, channels, height, width]` in [0, 1], n at least 2, held out of training; a few hundred are enough,
-            and their couplings are in memory at once (see `recorded_routing`).
-        labels: `[n]` class indices.
-        loss: whose gradient is looked at; by default the margin loss.
-        seed: of random couplings and shuffles.
+        dataset: held out of training; one label an image.
+        baseline: a model to compare with on the same images, such as a CNN of equal size trained in the same way.
+        count: random images to look at, at least 2, or all where there are fewer. Their couplings are in memory at
+            once: see `recorded_routing`.
+        loss: whose gradient is looked at, a mean over images; by default the margin loss.
+        seed: of the choice of images, of random couplings and of shuffles.
         batch_size: images at a time.
 
     Raises:
-        ValueError: for a model without routed layers, a layer with fewer than two parents, or arguments that do not
-        fit.
+        ValueError: for a model without routed layers, such as a CNN, a layer with fewer than two parents, or arguments
+            that do not fit.
     """
-    check_labelled(images, labels)
-    check_range("number of images", len(images), low=2)
-    found, recorded = recorded_routing(model, images, batch_size=batch_size)
+    images, labels = _some(dataset, count, seed)
+    found, recorded, children = recorded_routing(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
+    right = found.argmax(dim=1) == labels
     starved = starvation(model, images, labels, loss=loss, batch_size=batch_size)
     signs = sign_test(model, images[:FEW])
-    layers = tuple(_layer(name, layer, labels, seed, starved[name], signs[name]) for name, layer in recorded.items())
-    first = next(iter(recorded.values()))
-    course = {"children": first.child_activation} | {name: layer.activation for name, layer in recorded.items()}
+    first = next(iter(children.values()))
+    course = {"children": first} | {name: layer.activation for name, layer in recorded.items()}
+    base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
     return Diagnosis(
-        accuracy=share(found.argmax(dim=1) == labels.cpu()),
+        accuracy=share(right),
         num_samples=len(images),
-        layers=layers,
+        parameters=_parameters(model),
+        layers=tuple(
+            LayerDiagnosis(
+                name=name,
+                entropy=coupling_entropy(layer),
+                dynamics=coupling_dynamics(layer, labels),
+                tree=parse_tree(layer, labels, seed=seed),
+                parents=capsule_activity(layer.activation),
+                starvation=starved[name],
+                sign=signs[name],
+            )
+            for name, layer in recorded.items()
+        ),
         iterations=iteration_dynamics(model, images, labels, batch_size=batch_size),
         ablation=routing_ablation(model, images, labels, seed=seed, batch_size=batch_size),
+        children=capsule_activity(first),
         decay=activation_decay(course),
+        baseline=None if base is None else compare_answers(right, base, seed=seed),
+        baseline_parameters=None if baseline is None else _parameters(baseline),
     )
 
 
-def _layer(
-    name: str, recorded: Recorded, labels: Tensor, seed: int, starved: Starvation, sign: SignTest
-) -> LayerDiagnosis:
-    return LayerDiagnosis(
-        name=name,
-        entropy=coupling_entropy(recorded),
-        dynamics=coupling_dynamics(recorded, labels),
-        tree=parse_tree(recorded, labels, seed=seed),
-        children=capsule_activity(recorded.child_activation),
-        parents=capsule_activity(recorded.activation),
-        starvation=starved,
-        sign=sign,
-    )
+def _some(
+    dataset: LabelledImages, count: int, seed: int
+) -> tuple[Float[Tensor, "n channels height width"], Int64[Tensor, " n"]]:
+    check_labels(dataset.labels, len(dataset.classes))
+    check_range("count", count, low=2)
+    check_range("number of images", len(dataset.labels), low=2)
+    order = torch.randperm(len(dataset.labels), generator=torch.Generator().manual_seed(seed))[:count]
+    return dataset.float_images(order), dataset.labels[order.to(dataset.labels.device)].cpu()
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

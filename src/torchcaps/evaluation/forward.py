@@ -40,11 +40,17 @@ class LabelledImages(Protocol):
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every submodule has its own training flag back."""
+    with still(model), torch.inference_mode():
+        yield
+
+
+@contextmanager
+def still(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with gradients; afterwards every submodule has its own training flag back."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module, training in flags:
             module.training = training

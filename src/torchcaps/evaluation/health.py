@@ -8,10 +8,8 @@ Everett, Mellor, Rice, Rush 2023, arXiv 2305.11178 (activations vanish with dept
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,11 +17,10 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy import Loss
-from torchcaps.evaluation.attacks import still
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.forward import device_of, evaluating, still
+from torchcaps.evaluation.recording import children_of
 from torchcaps.evaluation.tensors import BATCH, check_labelled
-from torchcaps.functional import margin_loss, safe_norm
-from torchcaps.nn import RoutedLayer
+from torchcaps.functional import margin_loss
 from torchcaps.types import Capsules
 
 DEAD, STARVED, BLIND = 0.01, 0.01, 1e-4
@@ -64,7 +61,7 @@ class Starvation:
 
     Attributes:
         starved: share of capsules whose gradient is below 1 % of the median one, or zero.
-        median: median over capsules of the norm of the gradient, over images and pose dimensions.
+        median: median over capsules of the norm of the gradient, root mean square over images.
         capsules: how many there are.
     """
 
@@ -177,7 +174,7 @@ def starvation(
         model: holds routed layers; runs in evaluation mode, which is restored. No parameter gets a gradient.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` class indices.
-        loss: maps activations `[batch, classes]` and labels to a number; by default the margin loss.
+        loss: maps activations `[batch, classes]` and labels to their mean loss; by default the margin loss.
         batch_size: images at a time.
 
     Returns:
@@ -194,11 +191,13 @@ def starvation(
             with torch.enable_grad(), children_of(model) as seen:
                 x = batch.detach().to(place).clone().requires_grad_()
                 value = (loss or margin_loss)(model(x), true.to(place))
-                poses = {name: _pose(children) for name, children in seen.items()}
+                poses = {name: children.pose for name, children in seen.items()}
                 gradients = torch.autograd.grad(value, list(poses.values()), allow_unused=True)
             for (name, pose), gradient in zip(poses.items(), gradients, strict=True):
-                size = torch.zeros_like(pose[0, ..., 0]) if gradient is None else gradient.square().sum(dim=(0, -1))
-                squares[name] = squares.get(name, 0.0) + size.flatten().double().cpu()
+                # The loss is a mean over the batch: its gradient is undone to that of each image.
+                each = torch.zeros_like(pose) if gradient is None else gradient * len(batch)
+                size = each.square().sum(dim=(0, -1)).flatten().double().cpu()
+                squares[name] = squares.get(name, 0.0) + size / len(images)
     return {name: _starved(square.sqrt()) for name, square in squares.items()}
 
 
@@ -219,40 +218,11 @@ def sign_test(model: nn.Module, images: Float[Tensor, "n channels height width"]
     with evaluating(model):
         with children_of(model) as seen:
             model(images.to(device_of(model)))
-        for name, children in seen.items():
-            layer, pose = model.get_submodule(name), _pose(children)
-            activation = children.activation if isinstance(children, Capsules) else safe_norm(pose)
+        for name, (pose, activation) in seen.items():
+            layer = model.get_submodule(name)
             difference = (layer(Capsules(pose, activation))[1] - layer(Capsules(-pose, activation))[1]).abs()
             found[name] = SignTest(float(difference.mean()), float(difference.max()), bool(difference.max() < BLIND))
     return found
-
-
-@contextmanager
-def children_of(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Collect what goes into every routed layer while the block runs: layer name -> Capsules or their pose.
-
-    Raises:
-        ValueError: if the model has no routed layer.
-    """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)}
-    if not layers:
-        raise ValueError(f"model: expected routed layers, got {type(model).__name__} without one")
-    seen: dict[str, Any] = {}
-
-    def keep(name: str) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen[name] = inputs[0]
-
-        return hook
-
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(keep(name)).remove)
-        yield seen
-
-
-def _pose(children: Any) -> Tensor:
-    return children if isinstance(children, Tensor) else children[0]
 
 
 def _starved(norm: Tensor) -> Starvation:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range
 from torchcaps.evaluation.accuracy import Loss
-from torchcaps.evaluation.attacks import bim, fgsm, full_margin_loss, input_gradient, pgd, sign_noise, still
-from torchcaps.evaluation.forward import device_of
+from torchcaps.evaluation.attacks import bim, fgsm, full_margin_loss, input_gradient, pgd, sign_noise
+from torchcaps.evaluation.forward import device_of, still
 from torchcaps.evaluation.tensors import BATCH, check_labelled, image_activations, right_answers, share
 
 NEAR_ZERO = 0.05  # accuracy that counts as none

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.checks import check_labels
+from torchcaps.errors import check_range
+from torchcaps.evaluation.checks import check_images, check_labels
 from torchcaps.evaluation.tensors import BATCH, check_labelled, image_activations, right_answers, share
 
 KINDS = ("rotation", "scale", "shear", "shift")
@@ -84,9 +84,9 @@ def transform_images(
         shift: pixels (right, down).
 
     Raises:
-        ValueError: for images of another shape, or amounts out of range.
+        ValueError: for what is no images, or amounts out of range.
     """
-    check_shape("images", images, ("n", "channels", "height", "width"))
+    check_images(images)
     check_range("scale", scale, low=0.1)
     check_range("shear", shear, low=-89, high=89)
     turn, slant = math.radians(rotation), math.tan(math.radians(shear))

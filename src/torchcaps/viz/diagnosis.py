@@ -1,119 +1,95 @@
-"""The routing of one model at a glance."""
+"""What a network's routing does, at a glance: couplings, activations, idle capsules, accuracy without routing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import check_range
-from torchcaps.viz.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    SKY,
-    SMALL,
-    TEXT,
-    Axes,
-    Figure,
-    check_length,
-    new_figure,
-    plain,
-    short,
-)
+from torchcaps.evaluation import CapsuleActivity, Diagnosis
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
 from torchcaps.viz.robustness import STYLES
 
-MOST_LAYERS = len(STYLES)
+SLANTED = 4  # sets of capsules from which on their names are written aslant
 
 
-def diagnosis(
-    layers: Sequence[str],
-    *,
-    entropy: ArrayLike,
-    strongest: ArrayLike,
-    median: ArrayLike,
-    dead: ArrayLike,
-    constant: ArrayLike,
-    starved: ArrayLike,
-    accuracy: Mapping[str, float | None],
-) -> Figure:
+def diagnosis(found: Diagnosis) -> Figure:
     """Four panels: coupling entropy, activations over layers, capsules out of use, accuracy without routing.
 
-    Args:
-        layers: names of the L routed layers, from 1 to 6.
-        entropy: `[L, iterations]` in [0, 1]; 1 is uniform coupling.
-        strongest: `[L + 1]` in [0, 1], largest activation of the first children and of the parents of each layer.
-        median: `[L + 1]`, median activation of the same.
-        dead: `[L + 1]`, share of the same capsules that are never active.
-        constant: `[L + 1]`, share whose activation does not change.
-        starved: `[L]`, share of the children of each layer that get next to no gradient.
-        accuracy: name, such as "as trained" or "uniform" -> accuracy in [0, 1], or None where it was not measured.
-
-    Raises:
-        ValueError: for lists that do not fit, or too many layers.
+    Capsules out of use are never active, or the same for every image, or get next to no gradient; the last is known
+    for children only, and so not for the class capsules.
     """
-    check_range("number of layers", len(layers), low=1, high=MOST_LAYERS)
-    curves = np.asarray(entropy, dtype=np.float64)
-    if curves.ndim != 2 or len(curves) != len(layers) or not curves.shape[1]:
-        raise ValueError(f"entropy: expected [layers={len(layers)}, iterations], got {list(curves.shape)}")
-    given = {"strongest": strongest, "median": median, "dead": dead, "constant": constant}
-    levels = {name: _values(name, values, len(layers) + 1) for name, values in given.items()}
-    # Starvation is that of children: the top capsules have none above them.
-    levels["starved"] = np.append(_values("starved", starved, len(layers)), np.nan)
-    names = [short(name, 18) for name in ("children", *layers)]
     figure = new_figure(10.0, 6.4)
     panels = figure.subplots(2, 2)
-    _entropy(panels[0, 0], curves, names[1:])
-    _activations(panels[0, 1], levels, names)
-    _idle(panels[1, 0], levels, names)
-    _accuracy(panels[1, 1], accuracy)
+    names = [short(name, 18) for name in found.decay.layers]
+    _entropy(panels[0, 0], found, names[1:])
+    _activations(panels[0, 1], found, names)
+    _idle(panels[1, 0], found, names)
+    _accuracy(panels[1, 1], found)
     return figure
 
 
-def _values(argument: str, values: ArrayLike, count: int) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    check_length(argument, array, count)
-    return array
-
-
-def _entropy(axes: Axes, curves: NDArray[np.float64], names: Sequence[str]) -> None:
-    for values, name, (colour, marker) in zip(curves, names, STYLES, strict=False):
-        axes.plot(range(1, len(values) + 1), values, color=colour, marker=marker, ms=4, lw=1.5, label=name)
+def _entropy(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
+    for place, values in enumerate(found.iterations.entropy.values()):
+        colour, marker = STYLES[place % len(STYLES)]
+        steps = range(1, len(values) + 1)
+        axes.plot(steps, values, color=colour, marker=marker, ms=4, lw=1.5, label=names[place])
     axes.axhline(1, color=GREY, ls="--", lw=1.2, zorder=0)
     _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
     axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.legend(fontsize=SMALL, frameon=False)
+    axes.legend(fontsize=SMALL, frameon=False, ncols=2)
 
 
-def _activations(axes: Axes, levels: Mapping[str, NDArray[np.float64]], names: Sequence[str]) -> None:
+def _activations(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
     places = range(len(names))
-    axes.plot(places, levels["strongest"], color=BLUE, marker="o", ms=4, lw=1.5, label="largest of an image, mean")
-    axes.plot(places, levels["median"], color=ORANGE, marker="s", ms=4, lw=1.5, label="median")
+    for values, colour, marker, label in (
+        (found.decay.strongest, BLUE, "o", "largest of an image, mean"),
+        (found.decay.median, ORANGE, "s", "median"),
+    ):
+        axes.plot(places, values, color=colour, marker=marker, ms=4, lw=1.5, label=label)
     _dress(axes, "activation, from input to output")
-    axes.set_xticks(places, names)
+    _name(axes, names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _idle(axes: Axes, levels: Mapping[str, NDArray[np.float64]], names: Sequence[str]) -> None:
-    kinds = (("dead", "never active", BLUE), ("constant", "constant", SKY), ("starved", "starved of gradient", ORANGE))
-    for step, (key, label, colour) in enumerate(kinds):
-        heights = np.nan_to_num(levels[key])
-        axes.bar(np.arange(len(names)) + 0.27 * (step - 1), heights, width=0.25, color=colour, label=label)
+def _idle(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
+    sets: list[CapsuleActivity] = [found.children, *(layer.parents for layer in found.layers)]
+    starved = [layer.starvation.starved for layer in found.layers]
+    kinds = (
+        ("never active", BLUE, [one.dead for one in sets]),
+        ("constant", SKY, [one.constant for one in sets]),
+        ("starved of gradient", ORANGE, starved),
+    )
+    for step, (label, colour, heights) in enumerate(kinds):
+        bars = axes.bar(np.arange(len(heights)) + 0.27 * (step - 1), heights, width=0.25, color=colour, label=label)
+        if len(sets) <= SLANTED:
+            axes.bar_label(bars, [f"{100 * height:.0f} %" for height in heights], fontsize=SMALL, padding=1)
     _dress(axes, "share of capsules out of use")
-    axes.set_xticks(range(len(names)), names)
+    _name(axes, names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _accuracy(axes: Axes, accuracy: Mapping[str, float | None]) -> None:
-    known = {short(name, 18): value for name, value in accuracy.items() if value is not None}
-    axes.bar(range(len(known)), list(known.values()), width=0.5, color=[BLUE, *[SKY] * (len(known) - 1)][: len(known)])
-    for place, value in enumerate(known.values()):
-        axes.text(place, value + 0.01, f"{100 * value:.1f} %", ha="center", va="bottom", fontsize=SMALL)
-    _dress(axes, "accuracy with other couplings, at test time")
+def _accuracy(axes: Axes, found: Diagnosis) -> None:
+    ablation = found.ablation
+    bars = {"as trained": ablation.routed, "uniform": ablation.uniform, "random": ablation.random}
+    if found.baseline is not None:
+        bars["baseline"] = found.baseline.second
+    known = {name: value for name, value in bars.items() if value is not None}
+    colours = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
+    drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colours)
+    axes.bar_label(drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1)
+    _dress(axes, f"accuracy with these couplings, {found.num_samples} images")
     axes.set_xticks(range(len(known)), list(known))
+    axes.set_xlim(-0.6, 3.6)
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    if len(names) > SLANTED:
+        axes.tick_params(axis="x", rotation=30)
 
 
 def _dress(axes: Axes, title: str) -> None:

@@ -13,6 +13,7 @@ from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes
 # Colours and markers: lines are told apart in grey print too.
 STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
 Curve = tuple[ArrayLike, ArrayLike]
+LEGEND = 2.9  # inches that a name takes below the panels
 
 
 def accuracy_curves(
@@ -60,7 +61,9 @@ def affine_curves(
     check_range("number of transformations", len(kinds), low=1, high=8)
     columns = min(len(kinds), 4)
     rows = -(-len(kinds) // columns)
-    figure = new_figure(max(3.3 * columns, 4.4), 3.0 * rows + 0.4)
+    width = max(3.3 * columns, 4.4)
+    across = min(len(models), 3, int(width / LEGEND))
+    figure = new_figure(width, 3.0 * rows + 0.2 + 0.2 * -(-len(models) // across))
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for panel, kind in zip(panels, kinds, strict=False):
         some = {name: curves[kind] for name, curves in models.items() if kind in curves}
@@ -71,7 +74,7 @@ def affine_curves(
     handles = {line.get_label(): line for panel in panels for line in panel.lines if line.get_label() in models}
     figure.legend(
         list(handles.values()), [short(str(name), 40) for name in handles], loc="outside lower center",
-        ncols=min(len(handles), 3), fontsize=SMALL, frameon=False,
+        ncols=across, fontsize=SMALL, frameon=False,
     )  # fmt: skip
     return figure
 

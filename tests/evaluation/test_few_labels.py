@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.evaluation import few_label_indices, labels_needed, log_area
+
+LABELS = torch.tensor([0] * 30 + [1] * 20 + [2] * 25)
+
+
+def test_as_many_of_each_class_and_small_subsets_in_larger_ones() -> None:
+    small, large = (few_label_indices(LABELS, count, seed=3) for count in (4, 20))
+    assert torch.bincount(LABELS[large]).tolist() == [20, 20, 20]
+    assert torch.isin(small, large).all()
+    assert torch.equal(small, small.sort().values)
+    assert torch.equal(small, few_label_indices(LABELS, 4, seed=3))
+    assert not torch.equal(small, few_label_indices(LABELS, 4, seed=4))
+
+
+def test_a_class_with_too_few() -> None:
+    with pytest.raises(ValueError, match="per_class: expected at most 20, the samples of class 1, got 21"):
+        few_label_indices(LABELS, 21)
+
+
+def test_the_area_of_a_constant_curve_is_the_constant() -> None:
+    assert log_area([1, 2, 5, 1000], [0.7] * 4) == pytest.approx(0.7)
+
+
+def test_every_doubling_weighs_alike() -> None:
+    assert log_area([1, 2, 4], [0.2, 0.6, 1.0]) == pytest.approx(0.6)
+    assert log_area([1, 10, 1000], [0.0, 1.0, 1.0]) == pytest.approx((0.5 + 2) / 3)
+
+
+def test_labels_needed_lie_on_the_line_between() -> None:
+    counts, accuracy = [1, 10, 100], [0.5, 0.7, 0.9]
+    assert labels_needed(counts, accuracy, 0.5) == 1
+    assert labels_needed(counts, accuracy, 0.8) == pytest.approx(10 * 10**0.5)
+    assert labels_needed(counts, accuracy, 0.9) == pytest.approx(100)
+    assert labels_needed(counts, accuracy, 0.95) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "accuracy", "message"),
+    [
+        ([1], [0.5], "number of counts: expected at least 2, got 1"),
+        ([0, 1], [0.5, 0.5], "counts: expected at least 1, got 0"),
+        ([2, 2], [0.5, 0.5], "counts: expected ascending numbers"),
+        ([1, 2], [0.5], "accuracy: expected 2 values, one for each count, got 1"),
+    ],
+)
+def test_curves_that_do_not_fit(counts, accuracy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        log_area(counts, accuracy)
