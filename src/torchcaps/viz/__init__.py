@@ -12,7 +12,14 @@ from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
+from torchcaps.viz.diagnosis import diagnosis as diagnosis
 from torchcaps.viz.diagram import calibration as calibration
 from torchcaps.viz.history import curves as curves
 from torchcaps.viz.pictures import perturbations as perturbations
 from torchcaps.viz.pictures import reconstructions as reconstructions
+from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
+from torchcaps.viz.robustness import affine_curves as affine_curves
+from torchcaps.viz.segmentation import overlaps as overlaps
+from torchcaps.viz.transforming import generation_weights as generation_weights
+from torchcaps.viz.transforming import predicted_transformations as predicted_transformations
+from torchcaps.viz.transforming import transformed as transformed
