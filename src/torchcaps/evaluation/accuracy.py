@@ -81,6 +81,12 @@ class Evaluation:
             "classes": list(self.classes),
         }
 
+    @property
+    def summary(self) -> str:
+        """One line."""
+        calibration = self.calibration.length.error
+        return f"margin loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
+
     def table(self) -> list[tuple[str, ...]]:
         """The per-class table as text: a heading, a row for each class, and a row for all of them."""
         correct = sum(row["correct"] for row in self.per_class)
