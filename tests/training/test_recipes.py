@@ -16,6 +16,8 @@ from torchcaps.training import (
     train,
 )
 
+from .makers import TINY
+
 GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
 
@@ -50,6 +52,8 @@ def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
     start = run_transforming if isinstance(config, TransformingConfig) else train
     if start is train:
         config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
+        if config.model == "capsnet":  # millions of weights take their time
+            config = config.updated(model_options=config.model_options | TINY)
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
         start(config, tmp_path / "run", should_stop=lambda: True)
 

@@ -1,0 +1,38 @@
+"""Every experiment at its small budget: minutes each, on request only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchcaps.data import load_dataset
+from torchcaps.errors import DataError
+from torchcaps.training import list_recipes, load_recipe
+
+from .commands import typed
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_recipes())
+def test_an_experiment_runs_at_its_small_budget_and_writes_its_rows(name, tmp_path):
+    recipe = load_recipe(name)
+    rows = recipe.rows_of("small")
+    root = str(SHARED) if SHARED.is_dir() else None
+    data = recipe.resolve(rows[0], "small").data
+    try:
+        load_dataset(data, "train", root)
+    except DataError as error:
+        pytest.skip(f"{data} is not at hand: {error}")
+    words = ["reproduce", name, "--budget", "small", "--json", *(["--root", root] if root else [])]
+    done = typed(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [entry["row"] for entry in found] == [row.name for row in rows]
+    for entry in found:
+        assert any(isinstance(entry["figures"].get(shown), float) for shown in recipe.figures), entry["row"]
+    table = (tmp_path / "reproductions" / "results.md").read_text()
+    assert table.count(f"| {name} |") == len(rows)

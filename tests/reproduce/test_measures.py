@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.data import load_dataset
+from torchcaps.reproduce import MEASURES
+from torchcaps.reproduce.measures import finished
+from torchcaps.training import TrainConfig, train
+
+TINY = {"channels": 8, "primary_types": 2}
+
+
+def trained(folder, **changes):
+    settings = {
+        "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16, "holdout": 40,
+        "shift": 0, "device": "cpu",
+    }  # fmt: skip
+    config = TrainConfig(**(settings | changes))
+    return finished(train(config, folder / "run"), config)
+
+
+def few(monkeypatch, count=24):
+    monkeypatch.setattr("torchcaps.reproduce.measures.SOME", count)
+    monkeypatch.setattr("torchcaps.reproduce.measures.ATTACKED", count)
+    return count
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def cnn(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("cnn"), model="cnn_matched")
+
+
+def test_random_test_images_are_the_same_for_every_model(digits, cnn):
+    assert torch.equal(digits.some(20).images, cnn.some(20).images)
+    assert not torch.equal(digits.some(20).images, digits.images.images[:20])
+
+
+def test_the_images_held_out_are_those_that_the_model_was_chosen_with(digits):
+    row = digits.run.rows()[-1]
+    assert len(digits.held_out()) == 40
+    assert MEASURES["validation"](digits)["validation_error"] == pytest.approx(1 - row["val_accuracy"], abs=0.05)
+
+
+def test_robustness_of_a_capsule_network_and_of_a_cnn(digits, cnn, monkeypatch):
+    few(monkeypatch)
+    found, other = MEASURES["robustness"](digits), MEASURES["robustness"](cnn)
+    shares = ("affine_accuracy", "fgsm_accuracy", "bim_accuracy", "pgd_accuracy", "auroc_inverted", "auroc_noise")
+    for figures in (found, other):
+        assert all(0 <= figures[name] <= 1 for name in shares)
+    assert 0 <= found["detected"] <= 1
+    assert "detected" not in other  # there is no decoder in a CNN
+
+
+def test_routing_is_measured_where_there_is_routing(digits, cnn, monkeypatch):
+    few(monkeypatch)
+    for name in ("ablation", "diagnostics"):
+        assert MEASURES[name](cnn) == {}
+    assert 0 <= MEASURES["ablation"](digits)["uniform_at_test_error"] <= 1
+    found = MEASURES["diagnostics"](digits)
+    assert 0 <= found["coupling_entropy"] <= 1
+    assert "verdicts" in found["diagnosis"]
+
+
+def test_composites_are_taken_apart_only_where_there_are_any(digits, tmp_path, monkeypatch):
+    few(monkeypatch)
+    assert MEASURES["segmentation"](digits) == {}
+    pairs = trained(tmp_path, data="multi-digits")
+    found = MEASURES["segmentation"](pairs)
+    assert 0 <= found["iou"] <= 1
+    assert found["pixel_mse"] > 0
+    assert found["ink_absent"] > 0
+
+
+def test_clean_digits_are_those_placed_and_not_transformed(tmp_path):
+    found = trained(tmp_path, data="affine-digits")
+    clean = MEASURES["placed"](found)["clean_error"]
+    whole = load_dataset("placed-digits", "test")
+    right = (found.model(whole.float_images()).argmax(dim=1) == whole.labels).float().mean()
+    assert clean == pytest.approx(1 - float(right), abs=1e-6)
+    assert len(found.images) == 4 * len(whole)
+
+
+def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp_path, monkeypatch):
+    """The digits stand for familiar and novel views: what counts is which model is asked about which images."""
+    images = {"a-familiar": load_dataset("digits", "test").subset(range(20))}
+    monkeypatch.setattr("torchcaps.reproduce.measures.load_dataset", lambda name, *_, **__: images[name])
+    for keep, epochs in ((True, 2), (False, 1)):
+        run = trained(tmp_path / str(keep), epochs=epochs, keep_epochs=keep)
+        found = MEASURES["viewpoints"](type(run)(run.run, run.config.updated(data="a"), run.model, run.images))
+        assert 0 <= found["familiar_error"] <= 1
+        assert ("curve" in found) == keep
+        if keep:
+            assert len(found["curve"]["novel"]) == 2
+            best = [row["best"] for row in run.run.rows() if row["kind"] == "epoch"]
+            last = max(k for k, is_best in enumerate(best) if is_best)
+            assert found["curve"]["novel"][last] == pytest.approx(1 - found["novel_error"])
