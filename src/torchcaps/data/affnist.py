@@ -60,7 +60,7 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
         raise DataError(f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}")
     count = images.shape[1]
     labels = _labels(path, data, count)
-    pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIDE, SIDE)
+    pixels = np.require(images.T, requirements=["C", "W"]).reshape(count, 1, SIDE, SIDE)
     ids = data.get("original_id")
     if not isinstance(ids, np.ndarray) or ids.size != count:
         return ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels), CLASSES, name)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.idx import read_bytes
@@ -125,16 +124,17 @@ def read_norb(
     paths = {kind: _require(folder, split, kind, stem) for kind in ("dat", "cat", "info")}
     photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
     _check_shapes(paths, photographs, categories, info)
-    images = _eyes(torch.from_numpy(photographs), eyes)
-    if halve and images.shape[2:] == (96, 96):
-        images = torch.cat([_halved(some) for some in images.split(CHUNK)])
+    pixels = _eyes(photographs, eyes)
+    if halve and pixels.shape[2:] == (96, 96):
+        pixels = np.concatenate([_halved(pixels[at : at + CHUNK]) for at in range(0, len(pixels), CHUNK)])
+    images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     factors = {kind: torch.from_numpy(info[:, i].astype(np.int64)) for i, kind in enumerate(FACTORS)}
     labels = torch.from_numpy(categories.astype(np.int64))
     if eyes == "each":
         factors = {kind: values.repeat_interleave(photographs.shape[1]) for kind, values in factors.items()}
         factors["eye"] = torch.arange(photographs.shape[1]).repeat(len(labels))
         labels = labels.repeat_interleave(photographs.shape[1])
-    return ImageSet(images.contiguous(), labels, CLASSES, name, factors, group="instance")
+    return ImageSet(images, labels, CLASSES, name, factors, group="instance")
 
 
 def _require(folder: Path, split: str, kind: str, stem: str) -> Path:
@@ -157,17 +157,17 @@ def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: n
         raise DataError(f"{paths['info']}: expected {', '.join(FACTORS)} for each of {count} photographs, got {found}")
 
 
-def _eyes(photographs: Tensor, eyes: str) -> Tensor:
+def _eyes(photographs: np.ndarray, eyes: str) -> np.ndarray:
     if eyes == "each":
-        return photographs.flatten(0, 1).unsqueeze(1)
+        return photographs.reshape(-1, 1, *photographs.shape[2:])
     if eyes == "both":
         return photographs
     side = {"left": 0, "right": -1}[eyes]
-    return photographs[:, side].unsqueeze(1)
+    return photographs[:, side, None]
 
 
-def _halved(images: Tensor) -> Tensor:
+def _halved(images: np.ndarray) -> np.ndarray:
     """Means of 2 × 2 pixels, rounded half up, in whole numbers so that every machine gives the same."""
-    wide = images.to(torch.int16)
+    wide = images.astype(np.int16)
     rows = wide[..., 0::2, :] + wide[..., 1::2, :]
-    return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).to(torch.uint8)
+    return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)

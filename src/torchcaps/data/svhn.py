@@ -55,5 +55,5 @@ def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
         raise DataError(
             f"{path}: expected labels from 1 to 10, where 10 is the digit 0, got {digits.min()} to {digits.max()}"
         )
-    pixels = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
+    pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
     return ImageSet(torch.from_numpy(pixels), torch.from_numpy(digits % 10), CLASSES, name)

@@ -79,6 +79,15 @@ class Hits(NamedTuple):
     solid: Int64[Tensor, " rays"]
 
 
+class Crossings(NamedTuple):
+    """Which rays cross which solids, one crossing an entry, and where each ray enters and leaves."""
+
+    ray: Int64[Tensor, " crossings"]
+    solid: Int64[Tensor, " crossings"]
+    enter: Float[Tensor, " crossings"]
+    leave: Float[Tensor, " crossings"]
+
+
 class Body:
     """Solids put together, ready for rays; solids of one kind are computed together.
 
@@ -89,56 +98,84 @@ class Body:
     def __init__(self, solids: Sequence[Solid]) -> None:
         ordered = sorted(solids, key=lambda s: s.kind)
         self.kinds = torch.tensor([s.kind for s in ordered])
+        self.frame = torch.from_numpy(np.stack([s.frame for s in ordered])).float()
         self.inverse = torch.from_numpy(np.stack([np.linalg.inv(s.frame) for s in ordered])).float()
+        self._by_row = self.inverse.movedim(1, 0).reshape(-1, 3)
         self.centre = torch.from_numpy(np.stack([s.centre for s in ordered])).float()
         self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
-        self._of = [(self.kinds == kind).nonzero().flatten() for kind in (BALL, BLOCK, CONE)]
 
-    def spans(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
-        """Where parallel rays enter and leave each solid; where they miss it, they enter behind where they leave."""
-        entries, exits = [], []
-        for kind, chosen in enumerate(self._of):
-            if not len(chosen):
-                continue
-            inverse = self.inverse[chosen]
-            local = inverse @ direction  # [solids, 3]
-            # A ray parallel to a face divides by zero; one a hair off does not.
-            local = torch.where(local.abs() < TINY, torch.full_like(local, TINY), local)
-            start = (inverse @ origins.T) - (inverse @ self.centre[chosen].unsqueeze(-1))  # [solids, 3, rays]
-            enter, leave = _MEET[kind](start, local.unsqueeze(-1), self.top[chosen].unsqueeze(-1))
-            entries.append(enter)
-            exits.append(leave)
-        return torch.cat(entries), torch.cat(exits)
+    def crossings(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Crossings:
+        """All crossings of parallel rays with the solids, those of a solid next to each other."""
+        near = self._near(origins, direction).flatten().nonzero().flatten()
+        solid, ray = near // len(origins), near % len(origins)
+        starts = self._by_row @ origins.T  # [3 · solids, rays]
+        middle = (self.inverse @ self.centre.unsqueeze(-1)).squeeze(-1)
+        local = self.inverse @ direction  # [solids, 3]
+        # A ray parallel to a face divides by zero; one a hair off does not.
+        local = torch.where(local.abs() < TINY, torch.full_like(local, TINY), local)
+        start = starts.view(3, -1).index_select(1, near) - middle.T.index_select(1, solid)
+        along, top = local.T.index_select(1, solid), self.top.index_select(0, solid)
+        # Solids are sorted by kind, and so are their crossings.
+        counts = torch.bincount(self.kinds.index_select(0, solid), minlength=3).tolist()
+        some = zip(_MEET, start.split(counts, 1), along.split(counts, 1), top.split(counts), strict=True)
+        enter, leave = (torch.cat(ends) for ends in zip(*(meet(*each) for meet, *each in some), strict=True))
+        real = (enter < leave).nonzero().flatten()
+        return Crossings(*(values.index_select(0, real) for values in (ray, solid, enter, leave)))
+
+    def _near(self, origins: Tensor, direction: Tensor) -> Tensor:
+        """`[solids, rays]`: whether a ray passes the smallest box around a solid, as one looks along the rays."""
+        helper = torch.eye(3)[int(direction.abs().argmin())]
+        side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
+        axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
+        reach = _reach(self.kinds, axes @ self.frame)
+        at, centre = axes @ origins.T, self.centre @ axes.T
+        across, down = ((at[i] - centre[:, i : i + 1]).abs_() < reach[:, i : i + 1] for i in (0, 1))
+        return across & down
 
     def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Hits:
         """The nearest solid that each ray enters."""
-        enter, leave = self.spans(origins, direction)
-        distance, solid = torch.where(enter < leave, enter, torch.inf).min(dim=0)
-        return Hits(distance, solid)
+        ray, solid, enter, _ = self.crossings(origins, direction)
+        distance = torch.full((len(origins),), torch.inf).scatter_reduce(0, ray, enter, "amin")
+        nearest = enter == distance.index_select(0, ray)
+        none = torch.zeros(len(origins), dtype=torch.int64)
+        return Hits(distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False))
 
     def covered(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
     ) -> Float[Tensor, " rays"]:
         """1 where something more than `skip` away lies on the ray, otherwise 0: whether light from there is blocked."""
-        enter, leave = self.spans(origins, direction)
-        return ((enter < leave) & (leave > skip) & (enter > -skip)).any(dim=0).float()
+        ray, _, enter, leave = self.crossings(origins, direction)
+        return torch.zeros(len(origins)).index_fill(0, ray[(leave > skip) & (enter > -skip)], 1.0)
 
     def normals(self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]) -> Float[Tensor, "rays 3"]:
         """Outward unit normals at points on these solids."""
-        inverse = self.inverse[solid]
-        local = (inverse @ (points - self.centre[solid]).unsqueeze(-1)).squeeze(-1)
-        kind = self.kinds[solid].unsqueeze(-1)
-        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, _face(local), _rim(local, self.top[solid])))
+        inverse, kind = self.inverse.index_select(0, solid), self.kinds.index_select(0, solid).unsqueeze(-1)
+        local = torch.einsum("pij,pj->pi", inverse, points - self.centre.index_select(0, solid))
+        rim = _rim(local, self.top.index_select(0, solid))
+        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, _face(local), rim))
         # Normals turn with the inverse's transpose.
-        return torch.nn.functional.normalize((inverse.transpose(1, 2) @ out.unsqueeze(-1)).squeeze(-1), dim=-1)
+        return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
+
+
+def _reach(kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]) -> Float[Tensor, "solids k"]:
+    """How far solids reach from their centres along k directions, given as (direction · half axis); of a cone, its
+    cylinder.
+    """
+    round_, square = axes.square(), axes.abs()
+    ends = torch.stack(
+        [
+            round_.sum(dim=-1).sqrt(),
+            square.sum(dim=-1),
+            (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2],
+        ]
+    )
+    return ends[kinds, torch.arange(len(kinds))]
 
 
 def _meet_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    square = (along * along).sum(dim=1)
-    middle = -(start * along).sum(dim=1) / square
-    rest = (start * start).sum(dim=1) - 1
+    square = (along * along).sum(dim=0)
+    middle = -(start * along).sum(dim=0) / square
+    rest = (start * start).sum(dim=0) - 1
     half = (middle * middle - rest / square).clamp(min=-1)  # below 0: the ray passes by
     root = half.clamp(min=0).sqrt()
     return middle - root, torch.where(half > 0, middle + root, -torch.inf)
@@ -146,13 +183,13 @@ def _meet_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tenso
 
 def _meet_block(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     middle, half = -start / along, 1 / along.abs()
-    return (middle - half).amax(dim=1), (middle + half).amin(dim=1)
+    return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
 
 
 def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Between the two lids, the ray is inside where x² + y² < (radius at z)²: a quadratic in the distance."""
-    x, y, z = start.unbind(dim=1)
-    u, v, w = along.unbind(dim=1)
+    x, y, z = start
+    u, v, w = along
     enter, leave = -z / w - 1 / w.abs(), -z / w + 1 / w.abs()
     radius, slope = (1 + top) / 2 + (top - 1) / 2 * z, (top - 1) / 2 * w
     a = u * u + v * v - slope * slope
