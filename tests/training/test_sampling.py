@@ -79,7 +79,9 @@ def test_an_epoch_of_a_given_size_takes_that_many_different_images():
     orders = [order(config, epoch, 50) for epoch in range(2)]
     assert all(len(set(found.tolist())) == len(found) == 20 for found in orders)
     assert set(orders[0].tolist()) != set(orders[1].tolist())
-    assert len(order(TrainConfig(epoch_size=80), 0, 50)) == 50
+    more = order(TrainConfig(epoch_size=80), 0, 50)
+    assert len(more) == 80
+    assert set(more[:50].tolist()) == set(range(50))  # all of them before any comes again
 
 
 def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
@@ -135,3 +137,15 @@ def test_holding_out_composites_parts_the_images_they_consist_of():
         {tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held)
     )
     assert not of_kept & of_held
+
+
+def test_few_labels_are_as_many_of_each_class_and_part_of_more():
+    some = set_of([0] * 30 + [1] * 20)
+    few, more = (split(some, TrainConfig(holdout=10, per_class=count), CPU)[0] for count in (3, 6))
+    assert few.labels.bincount().tolist() == [3, 3]
+    assert more.labels.bincount().tolist() == [6, 6]
+    assert set(few.images[:, 0, 0, 0].tolist()) < set(more.images[:, 0, 0, 0].tolist())
+    other = split(some, TrainConfig(holdout=10, per_class=3, seed=1), CPU)[0]
+    assert set(few.images[:, 0, 0, 0].tolist()) != set(other.images[:, 0, 0, 0].tolist())
+    with pytest.raises(ValueError, match="per_class: images that show several classes"):
+        split(pairs_of(), TrainConfig(holdout=0.25, per_class=2), CPU)

@@ -31,7 +31,9 @@ class Settings:
     epochs: int | None = None
     """Passes over the training images."""
     epoch_size: int | None = None
-    """Images of an epoch; by default all."""
+    """Images of an epoch; by default all, once."""
+    per_class: int | None = None
+    """Labelled images of each class to train with; by default all."""
     batch_size: int | None = None
     """Images per step."""
     lr: float | None = None

@@ -19,6 +19,7 @@ from torchcaps.training import RunFolder, TrainConfig, load
 from torchcaps.training.sampling import cropped, split
 from torchcaps.training.validation import validate
 
+UNKNOWN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # data set -> one of the same size and other classes
 SOME = 512  # test images that slow measures look at
 ATTACKED = 200
 STRENGTHS = (0.05, 0.1, 0.2, 0.3)  # of attacks, on pixels in [0, 1]
@@ -152,6 +153,9 @@ def robustness(trained: Trained) -> Figures:
         "calibration_error": evaluation.evaluate(model, some).calibration.length.error,
         "affine": sweep.to_dict(), "attacks": attacks,
     }  # fmt: skip
+    if trained.config.data in UNKNOWN:
+        other = trained.other(UNKNOWN[trained.config.data]).float_images()[:SOME]
+        figures["auroc_unknown"] = evaluation.reject_by_length(model, images, other).auroc
     if getattr(model, "decoder", None) is not None:
         held = trained.held_out().float_images()[:SOME]
         threshold = evaluation.detection_threshold(evaluation.reconstruction_distances(model, held))

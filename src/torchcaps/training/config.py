@@ -16,7 +16,7 @@ Loss = Literal["auto", "margin", "spread", "cross_entropy"]
 
 # Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
 _WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
-_WHOLE_OR_NONE = ("crop", "epoch_size")
+_WHOLE_OR_NONE = ("crop", "epoch_size", "per_class")
 _NUMBER_OR_NONE = ("clip", "stop_at")
 _LARGEST_SEED = 2**31 - 1
 _NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")
@@ -34,12 +34,13 @@ class TrainConfig:
         img_size: (height, width) to which images are resized; None keeps theirs.
         crop: side of the window that the model sees: drawn at random in training, the middle otherwise; None is all.
         epochs: passes over the training images, at least 1.
-        epoch_size: images of an epoch, drawn anew for each; None, or more than there are, is all of them.
+        epoch_size: images of an epoch, drawn anew for each; more than there are take them again. None is all, once.
         batch_size: images per step, at least 1.
         lr: peak learning rate of Adam, above 0.
         schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "paper" is
             lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code; "constant".
         holdout: training images kept for validation: a fraction below 1, or a count.
+        per_class: labelled images of each class to train with, drawn by the seed; None is all that are not held out.
         stop_at: end the training after the first epoch with this validation accuracy, in (0, 1], and keep that epoch's
             model; models are compared at equal accuracy so. None trains to the end and keeps the best.
         loss: "margin", "spread" with a margin that rises from 0.2 to 0.9, "cross_entropy" for networks without
@@ -71,6 +72,7 @@ class TrainConfig:
     lr: float = 1e-3
     schedule: Schedule = "short"
     holdout: float = 0.1
+    per_class: int | None = None
     stop_at: float | None = None
     loss: Loss = "auto"
     reconstruction: float = 0.0005

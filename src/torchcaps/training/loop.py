@@ -84,7 +84,7 @@ class Trainer:
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
         images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
         self.train_set, self.val_set = split(images, config, self.device)
-        self.epoch_size = min(config.epoch_size or len(self.train_set), len(self.train_set))
+        self.epoch_size = config.epoch_size or len(self.train_set)
         self.steps_per_epoch = math.ceil(self.epoch_size / config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)

@@ -47,8 +47,10 @@ def _lit(images: Tensor, config: TrainConfig, generator: torch.Generator) -> Ten
 
 def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
     """Which of `count` images epoch `epoch` takes, in its order."""
-    everything = torch.randperm(count, generator=torch.Generator().manual_seed(_seed(config, epoch, stream=1)))
-    return everything[: config.epoch_size]
+    generator = torch.Generator().manual_seed(_seed(config, epoch, stream=1))
+    size = config.epoch_size or count
+    rounds = [torch.randperm(count, generator=generator) for _ in range(0, size, count)]
+    return torch.cat(rounds)[:size]
 
 
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
@@ -59,7 +61,20 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
     """
     count = int(config.holdout) if config.holdout >= 1 else config.holdout
     kept, held = images.split_off(count, config.seed)
+    if config.per_class is not None:
+        kept = kept.subset(_few(kept, config))
     return _on_device(kept, device), _on_device(cropped(held, config.crop), device)
+
+
+def _few(images: ImageSet, config: TrainConfig) -> Tensor:
+    """Indices of `per_class` images of each class; the fewer are part of the more, for one seed."""
+    if images.labels.dim() == 2:
+        raise ValueError("per_class: images that show several classes have no class to count them by")
+    generator = torch.Generator().manual_seed(_seed(config, 0, stream=2))
+    order = torch.randperm(len(images), generator=generator)
+    labels = images.labels.cpu()[order]
+    chosen = [order[labels == k][: config.per_class] for k in range(images.num_classes)]
+    return torch.cat(chosen).sort().values
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:
