@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps.evaluation import bim, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise
+from torchcaps.evaluation import bim, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack
 from torchcaps.functional import margin_loss
 
 from .stubs import Linear, RoutedPixels
@@ -119,3 +119,16 @@ def test_arguments_that_do_not_fit(options, message: str, images: Tensor) -> Non
     given = {"images": images, "labels": LABELS, "eps": 0.1} | options
     with pytest.raises(ValueError, match=message):
         pgd(Linear(WEIGHT), **given)
+
+
+def test_the_vote_attack_goes_by_the_model_without_routing() -> None:
+    model, images, labels = RoutedPixels(6, 3, iterations=3), torch.rand(4, 1, 6, 4), torch.tensor([0, 1, 2, 0])
+    nn.init.normal_(model.layers[0].weight, std=2.0)
+    twin = RoutedPixels(6, 3, iterations=1)
+    twin.load_state_dict(model.state_dict())
+    found = vote_attack(model, images, labels, 0.1, steps=3)
+    assert torch.equal(found, pgd(twin, images, labels, 0.1, steps=3))
+    assert not torch.equal(found, pgd(model, images, labels, 0.1, steps=3))
+    assert model.layers[0].router.iterations == 3
+    with pytest.raises(ValueError, match="expected a capsule network with routed layers, got Linear"):
+        vote_attack(Linear(WEIGHT), images, labels, 0.1)

@@ -18,10 +18,12 @@ from torchcaps.evaluation.attacks import full_margin_loss as full_margin_loss
 from torchcaps.evaluation.attacks import length_cross_entropy as length_cross_entropy
 from torchcaps.evaluation.attacks import pgd as pgd
 from torchcaps.evaluation.attacks import sign_noise as sign_noise
+from torchcaps.evaluation.attacks import vote_attack as vote_attack
 from torchcaps.evaluation.calibration import Calibration as Calibration
 from torchcaps.evaluation.calibration import Reliability as Reliability
 from torchcaps.evaluation.calibration import calibration as calibration
 from torchcaps.evaluation.calibration import reliability as reliability
+from torchcaps.evaluation.carlini_wagner import carlini_wagner as carlini_wagner
 from torchcaps.evaluation.compare import Comparison as Comparison
 from torchcaps.evaluation.compare import compare as compare
 from torchcaps.evaluation.compare import compare_answers as compare_answers
@@ -45,6 +47,11 @@ from torchcaps.evaluation.detection import score_rejection as score_rejection
 from torchcaps.evaluation.diagnostics import Diagnosis as Diagnosis
 from torchcaps.evaluation.diagnostics import LayerDiagnosis as LayerDiagnosis
 from torchcaps.evaluation.diagnostics import diagnose as diagnose
+from torchcaps.evaluation.equivariance import Equivariance as Equivariance
+from torchcaps.evaluation.equivariance import equivariance as equivariance
+from torchcaps.evaluation.equivariance import group_inconsistency as group_inconsistency
+from torchcaps.evaluation.equivariance import linear_map as linear_map
+from torchcaps.evaluation.equivariance import r_squared as r_squared
 from torchcaps.evaluation.examples import example_indices as example_indices
 from torchcaps.evaluation.examples import worst_mistakes as worst_mistakes
 from torchcaps.evaluation.few_labels import few_label_indices as few_label_indices

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.evaluation.attacks import bim, fgsm, pgd
+from torchcaps.evaluation.attacks import bim, fgsm, pgd, vote_attack
 from torchcaps.evaluation.tensors import BATCH, check_labelled, right_answers, share
 
-Attack = Literal["fgsm", "bim", "pgd"]
-METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pgd}
+Attack = Literal["fgsm", "bim", "pgd", "vote"]
+METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pgd, "vote": vote_attack}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AttackSweep:
     """Accuracy against the strength of an attack.
 
     Attributes:
-        attack: "fgsm", "bim" or "pgd".
+        attack: "fgsm", "bim", "pgd" or "vote".
         clean: accuracy without attack, in [0, 1].
         num_samples: n.
         outcomes: one for each eps, in the order asked for.

@@ -9,15 +9,18 @@ change of each pixel by eps (L-infinity), keep pixels in [0, 1], and raise the l
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
+from torchcaps.evaluation.ablation import uniform_router
 from torchcaps.evaluation.accuracy import Loss
 from torchcaps.evaluation.checks import check_labels
 from torchcaps.evaluation.forward import device_of, still
+from torchcaps.evaluation.recording import swapped_routers
 from torchcaps.evaluation.tensors import BATCH, check_labelled
 from torchcaps.functional import margin_loss
 
@@ -95,7 +98,7 @@ def bim(
     def climb(batch: Tensor, true: Tensor, _: int) -> Tensor:
         return _ascend(model, batch, batch, true, (eps, size, steps), loss or full_margin_loss)
 
-    return _attacked(model, images, labels, batch_size, climb)
+    return attacked(model, images, labels, batch_size, climb)
 
 
 def pgd(
@@ -139,7 +142,30 @@ def pgd(
                     fooled = fooled | (model(end).argmax(dim=1) != true)
         return best
 
-    return _attacked(model, images, labels, batch_size, climb)
+    return attacked(model, images, labels, batch_size, climb)
+
+
+def vote_attack(
+    model: nn.Module,
+    images: Float[Tensor, "n channels height width"],
+    labels: Int64[Tensor, " n"],
+    eps: float,
+    **options: Any,
+) -> Float[Tensor, "n channels height width"]:
+    """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
+
+    Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
+    of robustness by routing has to survive it.
+
+    Args:
+        model: holds routed layers; see `fgsm` for it and for images, labels and eps.
+        options: of `pgd`.
+
+    Raises:
+        ValueError: as `pgd`, or for a model without routed layers.
+    """
+    with swapped_routers(model, uniform_router):
+        return pgd(model, images, labels, eps, **options)
 
 
 def sign_noise(
@@ -191,7 +217,7 @@ def _ascend(
     return x.detach()
 
 
-def _attacked(
+def attacked(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
