@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    recipe: Annotated[str | None, tyro.conf.Positional] = None,
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
     /,
     list: bool = False,
     budget: Literal["small", "hour", "full"] = "small",
@@ -36,7 +36,7 @@ def reproduce(
     Example: torchcaps reproduce multimnist --budget small
 
     Args:
-        recipe: Name of an experiment.
+        recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
         budget: small: at most ten minutes on 2 processor cores; hour: at most one; full: as published.
         seeds: How many seeds of each row.
@@ -121,9 +121,9 @@ def _list(json: bool) -> int:
             for r in recipes
         ])  # fmt: skip
         return 0
-    costs = [
-        tuple(r.budgets[name].cost if name in r.budgets else "-" for name in ("small", "hour", "full")) for r in recipes
-    ]
-    rows = [(r.name, r.title, *cost) for r, cost in zip(recipes, costs, strict=True)]
-    print_table([("recipe", "experiment", "small", "hour", "full"), *rows])
+    for r in recipes:
+        print(f"{r.name}: {r.title}")
+        print(f"    published: {r.published}")
+        for name, budget in r.budgets.items():
+            print(f"    {name}: {budget.cost}")
     return 0
