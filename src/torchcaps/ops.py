@@ -21,6 +21,7 @@ from torchcaps.kernels.cpu import convolution as cpu_convolution
 from torchcaps.kernels.cpu import dynamic as cpu_dynamic
 from torchcaps.kernels.cpu import dynamic_numba as numba_dynamic
 from torchcaps.kernels.cpu import em as cpu_em
+from torchcaps.kernels.cpu import em_numba as numba_em
 from torchcaps.kernels.cpu import given as cpu_given
 from torchcaps.kernels.triton import dynamic as triton_dynamic
 from torchcaps.types import Routed
@@ -38,7 +39,7 @@ _FAST: dict[str, dict[str, Callable[..., support.Support]]] = {
         "cpu": support.cpu_routed_dynamic,
         "triton": support.triton_routed_dynamic,
     },
-    "routed_em": {"cpu": support.cpu_routed_em},
+    "routed_em": {"numba": support.numba_routed_em, "cpu": support.cpu_routed_em},
 }
 # Tensors of the published networks at batch 128, for `survey`.
 _TYPICAL: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -166,7 +167,7 @@ def routed_em(
         inverse_temperature: see `functional.em_routing`.
         convention: see `functional.Windows.share`.
         want_coupling: return the coupling; otherwise a fast path returns None there.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference", "cpu" (blocked torch operations) or "numba" (compiled loops).
 
     Raises:
         ValueError: for shapes that do not fit, or an implementation that cannot take these tensors.
@@ -191,9 +192,8 @@ def routed_em(
     kind = full_precision(weight).dtype
     tensors = (None if x is None else x.to(kind) for x in (pose, activation, weight, beta_u, beta_a, shift))
     schedule = temperatures(iterations, inverse_temperature)
-    v, length, coupling = cpu_em.routed_em(
-        *tensors, windows.kernel, windows.stride, convention, schedule, want_coupling
-    )
+    route: Any = numba_em.routed_em if chosen == "numba" else cpu_em.routed_em
+    v, length, coupling, *_ = route(*tensors, windows.kernel, windows.stride, convention, schedule, want_coupling)
     return Routed(v, length, coupling if want_coupling else None)
 
 

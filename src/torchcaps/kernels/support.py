@@ -11,8 +11,12 @@ from torch import Tensor
 
 # Looked for once, without importing them: numba alone takes half a second.
 HAS_NUMBA, HAS_TRITON = (find_spec(name) is not None for name in ("numba", "triton"))
+NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
 NUMBA_WORTH = 1 << 16
+NUMBA_EM_WORTH = 1 << 11  # shared over positions, each is used far more often
+# Products of a vote's matrices above which they are not written out in code: 8 x 8 matrices still are.
+NUMBA_PRODUCTS = 512
 # Kernel and channels below which the frequency domain has no chance.
 CONV_KERNEL, CONV_CHANNELS = 4, 8
 # Numbers of a GPU program's block of votes, for 16 samples: parents x dimensions, each rounded up to a power of two.
@@ -70,10 +74,25 @@ def cpu_routed_em(pose: Tensor, activation: Tensor, weight: Tensor, *others: Ten
     return Support(True, "blocked over samples: the votes of a batch are never stored")
 
 
+def numba_routed_em(pose: Tensor, activation: Tensor, weight: Tensor, *others: Tensor | None) -> Support:
+    """Whether the compiled loops of `routed_em` can take these tensors."""
+    if not HAS_NUMBA:
+        return Support(False, NO_NUMBA)
+    support = cpu_routed_em(pose, activation, weight, *others)
+    if not support.usable:
+        return support
+    products = pose.shape[-1] * weight.shape[-1]
+    if products > NUMBA_PRODUCTS:
+        return Support(False, f"a vote takes {products} products; at most {NUMBA_PRODUCTS} are written out in code")
+    if weight.numel() < NUMBA_EM_WORTH:
+        return Support(True, f"fewer than {NUMBA_EM_WORTH} weights do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are made in registers and never stored")
+
+
 def numba_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None = None) -> Support:
     """Whether the compiled loops of `routed_dynamic` can take these tensors."""
     if not HAS_NUMBA:
-        return Support(False, "numba is not installed (pip install 'torchcaps[fast]')")
+        return Support(False, NO_NUMBA)
     reason = _not_on_cpu(pose, weight, bias)
     if reason is not None:
         return Support(False, reason)

@@ -184,7 +184,7 @@ def routed_em(
     kernel: int, stride: int, convention: str, temperatures: list[float], want_coupling: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Parents' pose, activation and coupling (empty unless wanted); `activation` is of the type of `weight`."""
-    outcome = _empty(pose, weight, kernel, stride, want_coupling)
+    outcome = empty_outcome(pose, weight, kernel, stride, want_coupling)
     parents, length, coupling = outcome
     with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
         for rows in _blocks(pose, weight, parents):
@@ -259,7 +259,7 @@ def _blocks(pose: Tensor, weight: Tensor, parents: Tensor) -> list[slice]:
     return [slice(start, min(start + size, len(pose))) for start in range(0, len(pose), size)]
 
 
-def _empty(
+def empty_outcome(
     pose: Tensor, weight: Tensor, kernel: int, stride: int, want_coupling: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Memory for the outcome."""
@@ -277,7 +277,7 @@ def _(
     kernel: int, stride: int, convention: str, temperatures: list[float], want_coupling: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     del activation, beta_u, beta_a, shift, convention, temperatures
-    return _empty(pose, weight, kernel, stride, want_coupling)
+    return empty_outcome(pose, weight, kernel, stride, want_coupling)
 
 
 @routed_em_backward.register_fake
@@ -287,14 +287,19 @@ def _(
     temperatures: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad_parents, grad_length, grad_coupling, kernel, stride, convention, temperatures
+    return empty_gradients(pose, activation, weight, beta_u, beta_a, shift)
+
+
+def empty_gradients(
+    pose: Tensor, activation: Tensor, weight: Tensor, beta_u: Tensor, beta_a: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Memory for what a backward operator returns."""
     children, parents, inner, outer = weight.shape
     size = () if shift is None else (children, parents, pose.shape[-1] // inner * outer)
-    same = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (pose, activation, weight))
-    grad_pose, grad_activation, grad_weight = same
-    return (
-        grad_pose, grad_activation, grad_weight, torch.empty_like(beta_u), torch.empty_like(beta_a),
-        weight.new_empty(size),
-    )  # fmt: skip
+    grad_pose, grad_activation, grad_weight, grad_u, grad_a = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (pose, activation, weight, beta_u, beta_a)
+    )
+    return grad_pose, grad_activation, grad_weight, grad_u, grad_a, weight.new_empty(size)
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:

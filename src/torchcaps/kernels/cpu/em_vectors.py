@@ -1,0 +1,496 @@
+"""Vector instructions for the compiled loops of EM routing: votes are made in registers and used at once. Needs numba.
+
+As in `vectors.py`, a vector holds one number of each of LANES samples, and arrays are flat. The vote of a child,
+V = M W (+ shift), is written out product by product: the sizes of the matrices are part of the code, taken from the
+type of `form` (see `form_of`). Letters: p rows of a pose, r its columns, q columns of a vote, h = (p, q); H numbers of
+h. A vector or matrix "of the child" is the n-th from the position given, n being the child's number.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from torchcaps.functional.routing.em import EPSILON, VAR_MIN
+from torchcaps.kernels.cpu.vectors import LANES, _Code
+
+# Rows of votes whose sums over children are made at once: the sums of more would not fit in the registers.
+BLOCK_ROWS = 2
+# Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
+FAR = 16.0
+
+_Place = tuple[Any, Any]  # an array, and a position in it
+
+
+def form_of(rows: int, inner: int, outer: int, shifted: bool) -> tuple[tuple[int, ...], ...]:
+    """Sizes of matrices as lengths of tuples: those are types to numba, and constants in the code that it makes."""
+    return (0,) * rows, (0,) * inner, (0,) * outer, (0,) * (1 + shifted)
+
+
+class _Math(_Code):
+    """What EM needs beyond sums of products."""
+
+    def subtract(self, a: Any, b: Any) -> Any:
+        return self.builder.fsub(a, b, flags=("contract",))
+
+    def times(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=("contract",))
+
+    def inverse(self, x: Any) -> Any:
+        return self.builder.fdiv(self.number(1.0), x)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """The larger of two; NaN in `a` stays."""
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), b, a)
+
+    def log(self, x: Any) -> Any:
+        """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
+        shift, half, terms = (23, 0x3F3504F3, 5) if self.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
+        b, whole = self.builder, ir.VectorType(ir.IntType(self.bits), LANES)
+        place, bits = ir.Constant(whole, [shift] * LANES), b.bitcast(x, whole)
+        e = b.ashr(b.sub(bits, ir.Constant(whole, [half] * LANES)), place)
+        m = b.bitcast(b.sub(bits, b.shl(e, place)), self.vector)
+        s = b.fdiv(b.fsub(m, self.number(1.0)), b.fadd(m, self.number(1.0)))
+        square, y = b.fmul(s, s), self.number(2.0 / (2 * terms + 1))
+        for n in range(terms - 1, -1, -1):
+            y = self.multiply_add(y, square, self.number(2.0 / (2 * n + 1)))
+        return self.multiply_add(b.sitofp(e, self.vector), self.number(0.6931471805599453), b.fmul(y, s))
+
+    def log_sigmoid(self, x: Any) -> tuple[Any, Any]:
+        """log(sigmoid(x)) and sigmoid(-x), both from exp(-|x|)."""
+        b, zero = self.builder, self.number(0.0)
+        positive = b.fcmp_ordered(">", x, zero)
+        e = self.exp(b.select(positive, b.fsub(zero, x), x))
+        more = b.fadd(e, self.number(1.0))
+        log = b.fsub(b.select(positive, zero, x), self.log(more))
+        return log, b.fdiv(b.select(positive, e, self.number(1.0)), more)
+
+    def offset(self, start: Any, vectors: Any) -> Any:
+        """Position so many vectors after `start`."""
+        count = self.integer(vectors) if isinstance(vectors, int) else vectors
+        return self.builder.add(start, self.builder.mul(count, self.integer(LANES)))
+
+
+class _Votes(_Math):
+    """Votes of the children of a window: `runs` rows of the map, `count` children of each, `step` from row to row."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
+        self.rows, self.inner, self.outer, shifted = (len(size) for size in signature.args[0])
+        self.shifted, self.dim = shifted == 2, self.rows * self.outer
+        super().__init__(context, builder, signature.replace(args=signature.args[1:]), values[1:])
+
+    def children(self, runs: Any, step: Any, count: Any) -> Iterator[tuple[Any, Any]]:
+        """Loop over children: number in the window, and in the map from the window's first."""
+        b = self.builder
+        with cgutils.for_range(b, runs) as run:
+            first, start = b.mul(run.index, count), b.mul(run.index, step)
+            with cgutils.for_range(b, count) as loop:
+                yield b.add(first, loop.index), b.add(start, loop.index)
+
+    def matrix(self, weight: Any, w0: Any, n: Any) -> list[list[Any]]:
+        """The child's matrix of weights, each number in all lanes."""
+        start = self.builder.add(w0, self.builder.mul(n, self.integer(self.inner * self.outer)))
+        flat = [
+            self.everywhere(weight, self.builder.add(start, self.integer(k))) for k in range(self.inner * self.outer)
+        ]
+        return [flat[r * self.outer : (r + 1) * self.outer] for r in range(self.inner)]
+
+    def places(self, n: Any, p: int, columns: int) -> list[Any]:
+        """Numbers of the vectors in row p of the child's matrix of `columns`."""
+        start = self.builder.mul(n, self.integer(self.rows * columns))
+        return [self.builder.add(start, self.integer(p * columns + c)) for c in range(columns)]
+
+    def loaded(self, array: Any, first: Any, places: list[Any]) -> list[Any]:
+        return [self.load(array, first, at) for at in places]
+
+    def constants(self, array: Any, first: Any, p: int) -> list[Any]:
+        """Row p of H vectors that are the same for all children."""
+        return [self.load(array, first, self.integer(p * self.outer + q)) for q in range(self.outer)]
+
+    def vote(self, matrix: list[list[Any]], pose: list[Any], shift: Any, s0: Any, n: Any, p: int) -> list[Any]:
+        """Row p of the child's vote, from that row of its pose."""
+        start = self.builder.add(s0, self.builder.mul(n, self.integer(self.dim)))
+        votes = []
+        for q in range(self.outer):
+            total = None
+            if self.shifted:
+                total = self.everywhere(shift, self.builder.add(start, self.integer(p * self.outer + q)))
+            for r in range(self.inner):
+                product = (pose[r], matrix[r][q])
+                total = self.times(*product) if total is None else self.multiply_add(*product, total)
+            votes.append(total)
+        return votes
+
+
+def _operation(kind: type[_Math], write: Any) -> Any:
+    """An operation on flat arrays and positions from a function that writes its code."""
+
+    def typed(_context: Any, *arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            code = kind(context, builder, signature, values)
+            write(code, *code.values)
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
+
+    return typed
+
+
+def _energy(
+    code: _Votes, linear: bool, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any,
+    count: Any, factors: Any, f0: Any, out: Any, out0: Any,
+) -> None:  # fmt: skip
+    starts = [code.offset(f0, k * code.dim) for k in range(4)]
+    for n, at in code.children(runs, step, count):
+        matrix = code.matrix(weight, w0, n)
+        total = code.load(factors, starts[3], code.integer(0))
+        for p in range(code.rows):
+            row = code.loaded(pose, p0, code.places(at, p, code.inner))
+            centre, first, second = (code.constants(factors, start, p) for start in starts[:3])
+            for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
+                d = code.subtract(v, centre[q])
+                slope = code.multiply_add(second[q], d, first[q]) if linear else code.times(second[q], d)
+                total = code.multiply_add(slope, d, total)
+        code.store(total, out, out0, n)
+
+
+@intrinsic
+def square_form(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0):
+    """out = constant + sum_h square_h (V_h - centre_h)^2 of each child; factors: centre, (linear), square, constant."""
+    return _operation(_Votes, lambda code, *a: _energy(code, False, *a))(
+        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0
+    )
+
+
+@intrinsic
+def full_form(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0):
+    """The same plus sum_h linear_h (V_h - centre_h)."""
+    return _operation(_Votes, lambda code, *a: _energy(code, True, *a))(
+        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0
+    )
+
+
+def _moments(
+    code: _Votes, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any, count: Any,
+    factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any,
+) -> None:  # fmt: skip
+    zero = code.integer(0)
+    for start in range(0, code.rows, BLOCK_ROWS):
+        block = range(start, min(start + BLOCK_ROWS, code.rows))
+        sums = {(p, q, k): code.variable(code.number(0.0)) for p in block for q in range(code.outer) for k in (0, 1)}
+        total = code.variable(code.number(0.0))
+        centres = {p: code.constants(centre, c0, p) for p in block}
+        for n, at in code.children(runs, step, count):
+            matrix, f = code.matrix(weight, w0, n), code.load(factor, f0, n)
+            code.builder.store(code.builder.fadd(code.builder.load(total), f), total)
+            for p in block:
+                row = code.loaded(pose, p0, code.places(at, p, code.inner))
+                for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
+                    d = code.subtract(v, centres[p][q])
+                    fd = code.builder.fmul(f, d)
+                    first = sums[p, q, 0]
+                    code.builder.store(code.builder.fadd(code.builder.load(first), fd), first)
+                    code.add_product(sums[p, q, 1], fd, d)
+        for (p, q, k), place in sums.items():
+            to = code.integer(k * code.dim + p * code.outer + q)
+            code.store(code.builder.load(place), out, out0, to)
+        code.store(code.builder.load(total), out, code.offset(out0, 2 * code.dim), zero)
+
+
+@intrinsic
+def moments(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factor, f0, centre, c0, out, out0):
+    """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
+    return _operation(_Votes, _moments)(
+        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factor, f0, centre, c0, out, out0
+    )
+
+
+def _spread(
+    code: _Votes, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any, count: Any,
+    terms: Any, factor: Any, f0: Any, slopes: Any, k0: Any, centre: Any, c0: Any, grad_pose: Any, gp0: Any,
+    grad_weight: Any, gw0: Any, grad_shift: Any, gs0: Any,
+) -> None:  # fmt: skip
+    b, shape = code.builder, (code.inner, code.outer)
+    children = b.mul(runs, count)
+    for n, at in code.children(runs, step, count):
+        matrix = code.matrix(weight, w0, n)
+        add_weight: dict[tuple[int, int], Any] = {}
+        for p in range(code.rows):
+            sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
+            with cgutils.for_range(b, terms) as term:
+                f = code.load(factor, code.offset(f0, b.mul(term.index, children)), n)
+                first = code.offset(k0, b.mul(term.index, code.integer(2 * code.dim)))
+                for k in (0, 1):
+                    for total, slope in zip(
+                        sums[k], code.constants(slopes, code.offset(first, k * code.dim), p), strict=True
+                    ):
+                        code.add_product(total, f, slope)
+            constant, linear = ([b.load(total) for total in sums[k]] for k in (0, 1))
+            places = code.places(at, p, code.inner)
+            row, centres = code.loaded(pose, p0, places), code.constants(centre, c0, p)
+            votes = code.vote(matrix, row, shift, s0, n, p)
+            grads = [
+                code.multiply_add(linear[q], code.subtract(v, centres[q]), constant[q]) for q, v in enumerate(votes)
+            ]
+            for r, place in enumerate(places):
+                total = code.load(grad_pose, gp0, place)
+                for q, grad in enumerate(grads):
+                    total = code.multiply_add(grad, matrix[r][q], total)
+                    before = add_weight.get((r, q))
+                    add_weight[r, q] = (
+                        code.times(row[r], grad) if before is None else code.multiply_add(row[r], grad, before)
+                    )
+                code.store(total, grad_pose, gp0, place)
+            if code.shifted:
+                for to, grad in zip(code.places(n, p, code.outer), grads, strict=True):
+                    code.store(b.fadd(code.load(grad_shift, gs0, to), grad), grad_shift, gs0, to)
+        first = b.mul(n, code.integer(shape[0] * shape[1]))
+        for (r, q), grad in add_weight.items():
+            to = b.add(first, code.integer(r * code.outer + q))
+            code.store(b.fadd(code.load(grad_weight, gw0, to), grad), grad_weight, gw0, to)
+
+
+@intrinsic
+def spread(
+    typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, terms, factor, f0, slopes, k0, centre, c0,
+    grad_pose, gp0, grad_weight, gw0, grad_shift, gs0,
+):  # fmt: skip
+    """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
+
+    factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
+    """
+    return _operation(_Votes, _spread)(
+        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, terms, factor, f0, slopes, k0, centre, c0,
+        grad_pose, gp0, grad_weight, gw0, grad_shift, gs0,
+    )  # fmt: skip
+
+
+def _fit(
+    code: _Math, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, beta_a: Any, j: Any, heat: Any,
+    t: Any, out: Any, out0: Any, far: Any, far0: Any,
+) -> None:  # fmt: skip
+    b, zero, var_min = code.builder, code.integer(0), code.number(VAR_MIN)
+    seconds, spreads = code.offset(m0, dim), code.offset(out0, dim)
+    rest = code.offset(spreads, dim)
+    data = code.load(sums, code.offset(seconds, dim), zero)
+    inverse = code.inverse(b.fadd(data, code.number(EPSILON)))
+    logs, excess = code.variable(code.number(0.0)), code.variable(code.number(-1.0))
+    with cgutils.for_range(b, dim) as loop:
+        c, first = code.load(centre, c0, loop.index), code.load(sums, m0, loop.index)
+        mean = code.times(code.multiply_add(c, data, first), inverse)
+        moved = b.fsub(mean, c)
+        second = code.multiply_add(code.times(moved, first), code.number(-2.0), code.load(sums, seconds, loop.index))
+        squares = code.times(moved, moved)
+        var = code.larger(code.times(code.multiply_add(squares, data, second), inverse), code.number(0.0))
+        code.store(mean, out, out0, loop.index)
+        code.store(var, out, spreads, loop.index)
+        var = b.fadd(var, var_min)
+        b.store(b.fadd(b.load(logs), code.log(var)), logs)
+        b.store(code.larger(b.load(excess), code.multiply_add(var, code.number(-FAR), squares)), excess)
+    log = b.load(logs)
+    cost = code.multiply_add(log, code.number(0.5), code.everywhere(beta_u, j))
+    logit = b.fmul(code.everywhere(heat, t), b.fsub(code.everywhere(beta_a, j), b.fmul(cost, data)))
+    for k, value in enumerate((data, log, logit)):
+        code.store(value, out, rest, code.integer(k))
+    code.store(b.load(excess), far, far0, zero)
+
+
+@intrinsic
+def fit(typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0):
+    """M-step of one parent from `moments`: mean `[H]`, variance without its least `[H]`, data, sum of logs, logit.
+
+    beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
+    """
+    return _operation(_Math, _fit)(
+        typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0
+    )
+
+
+def _expectation(code: _Math, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
+    b, spreads = code.builder, code.offset(s0, dim)
+    rest, squares = code.offset(spreads, dim), code.offset(code.offset(out0, dim), dim)
+    with cgutils.for_range(b, dim) as loop:
+        var = b.fadd(code.load(state, spreads, loop.index), code.number(VAR_MIN))
+        code.store(code.load(state, s0, loop.index), out, out0, loop.index)
+        code.store(b.fdiv(code.number(-0.5), var), out, squares, loop.index)
+    log, _ = code.log_sigmoid(code.load(state, rest, code.integer(2)))
+    logs = code.load(state, rest, code.integer(1))
+    constant = code.multiply_add(logs, code.number(-0.5), log)
+    code.store(constant, out, code.offset(squares, dim), code.integer(0))
+
+
+@intrinsic
+def expectation(typingctx, state, s0, dim, out, out0):
+    """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
+    return _operation(_Math, _expectation)(typingctx, state, s0, dim, out, out0)
+
+
+def _fit_backward(
+    code: _Math, state: Any, s0: Any, grad: Any, g0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, j: Any,
+    heat: Any, t: Any, out: Any, out0: Any, slopes: Any, k0: Any, betas: Any, b0: Any,
+) -> None:  # fmt: skip
+    b, zero, minus = code.builder, code.integer(0), code.number(-1.0)
+    spreads, grad_spreads = code.offset(s0, dim), code.offset(g0, dim)
+    rest = code.offset(spreads, dim)
+    linear = code.offset(out0, dim)
+    square, steep = code.offset(linear, dim), code.offset(k0, dim)
+    data, logs = (code.load(state, rest, code.integer(k)) for k in (0, 1))
+    inverse = code.inverse(b.fadd(data, code.number(EPSILON)))
+    slope = b.fmul(code.everywhere(heat, t), code.load(grad, code.offset(grad_spreads, dim), zero))
+    cost = code.multiply_add(logs, code.number(0.5), code.everywhere(beta_u, j))
+    half = b.fmul(b.fmul(slope, data), code.number(-0.5))
+    leak = b.fmul(inverse, code.number(-2.0 * EPSILON))
+    constant = code.variable(b.fmul(b.fmul(slope, cost), minus))
+    with cgutils.for_range(b, dim) as loop:
+        mean, var = code.load(state, s0, loop.index), code.load(state, spreads, loop.index)
+        grad_var = code.load(grad, grad_spreads, loop.index)
+        grad_var = b.fadd(grad_var, b.fdiv(half, b.fadd(var, code.number(VAR_MIN))))
+        grad_mean = code.multiply_add(b.fmul(grad_var, leak), mean, code.load(grad, g0, loop.index))
+        first, second = b.fmul(grad_mean, inverse), b.fmul(grad_var, inverse)
+        b.store(code.subtract(b.load(constant), code.times(second, var)), constant)
+        for value, to in ((mean, out0), (first, linear), (second, square)):
+            code.store(value, out, to, loop.index)
+        twice = b.fadd(second, second)
+        moved = b.fsub(code.load(centre, c0, loop.index), mean)
+        code.store(code.multiply_add(twice, moved, first), slopes, k0, loop.index)
+        code.store(twice, slopes, steep, loop.index)
+    code.store(b.load(constant), out, code.offset(square, dim), zero)
+    code.store(b.fadd(code.load(betas, b0, zero), b.fmul(b.fmul(slope, data), minus)), betas, b0, zero)
+    code.store(b.fadd(code.load(betas, b0, code.integer(1)), slope), betas, b0, code.integer(1))
+
+
+@intrinsic
+def fit_backward(typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, heat, t, out, out0, slopes, k0, betas, b0):
+    """Backward of `fit`: factors of `full_form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
+
+    grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
+    """
+    return _operation(_Math, _fit_backward)(
+        typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, heat, t, out, out0, slopes, k0, betas, b0
+    )
+
+
+def _expectation_backward(
+    code: _Math, state: Any, s0: Any, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, grad: Any, g0: Any,
+    slopes: Any, k0: Any,
+) -> None:  # fmt: skip
+    b, zero = code.builder, code.integer(0)
+    spreads, seconds, grad_spreads = (code.offset(start, dim) for start in (s0, m0, g0))
+    steep = code.offset(k0, dim)
+    count = code.load(sums, code.offset(seconds, dim), zero)
+    with cgutils.for_range(b, dim) as loop:
+        mean, var = code.load(state, s0, loop.index), code.load(state, spreads, loop.index)
+        inverse = code.inverse(b.fadd(var, code.number(VAR_MIN)))
+        code.store(b.fmul(code.load(sums, m0, loop.index), inverse), grad, g0, loop.index)
+        second = code.subtract(code.times(code.load(sums, seconds, loop.index), inverse), count)
+        code.store(b.fmul(b.fmul(second, inverse), code.number(0.5)), grad, grad_spreads, loop.index)
+        moved = b.fsub(mean, code.load(centre, c0, loop.index))
+        code.store(b.fmul(moved, inverse), slopes, k0, loop.index)
+        code.store(b.fmul(inverse, code.number(-1.0)), slopes, steep, loop.index)
+    _, other = code.log_sigmoid(code.load(state, code.offset(spreads, dim), code.integer(2)))
+    code.store(b.fmul(other, count), grad, code.offset(grad_spreads, dim), zero)
+
+
+@intrinsic
+def expectation_backward(typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0):
+    """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
+    return _operation(_Math, _expectation_backward)(
+        typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0
+    )
+
+
+def _each(write: Any) -> Any:
+    """An operation on n vectors from a function that writes it for one: that takes (array, position) and its number."""
+
+    def loop(code: _Math, *arguments: Any) -> None:
+        *places, n = arguments
+        pairs = list(zip(places[::2], places[1::2], strict=True))
+        with cgutils.for_range(code.builder, n) as body:
+            write(code, body.index, *pairs)
+
+    return loop
+
+
+@_each
+def _scale(code: _Math, at: Any, factor: _Place, x: _Place, out: _Place) -> None:
+    code.store(code.times(code.everywhere(*factor), code.load(*x, at)), *out, at)
+
+
+@intrinsic
+def scale(typingctx, factor, f0, x, x0, out, out0, n):
+    """out[n] = f x[n], f being the single number at f0."""
+    return _operation(_Math, _scale)(typingctx, factor, f0, x, x0, out, out0, n)
+
+
+@_each
+def _multiply(code: _Math, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    code.store(code.times(code.load(*a, at), code.load(*b, at)), *out, at)
+
+
+@intrinsic
+def multiply(typingctx, a, a0, b, b0, out, out0, n):
+    """out[n] = a[n] b[n]."""
+    return _operation(_Math, _multiply)(typingctx, a, a0, b, b0, out, out0, n)
+
+
+@_each
+def _accumulate(code: _Math, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    code.store(code.multiply_add(code.load(*a, at), code.load(*b, at), code.load(*out, at)), *out, at)
+
+
+@intrinsic
+def accumulate_products(typingctx, a, a0, b, b0, out, out0, n):
+    """out[n] += a[n] b[n]."""
+    return _operation(_Math, _accumulate)(typingctx, a, a0, b, b0, out, out0, n)
+
+
+@_each
+def _peak(code: _Math, at: Any, x: _Place, out: _Place) -> None:
+    code.store(code.larger(code.load(*out, at), code.load(*x, at)), *out, at)
+
+
+@intrinsic
+def peak(typingctx, x, x0, out, out0, n):
+    """out[n] = max(out[n], x[n])."""
+    return _operation(_Math, _peak)(typingctx, x, x0, out, out0, n)
+
+
+@_each
+def _exponentiate(code: _Math, at: Any, top: _Place, x: _Place, total: _Place) -> None:
+    value = code.exp(code.builder.fsub(code.load(*x, at), code.load(*top, at)))
+    code.store(value, *x, at)
+    code.store(code.builder.fadd(code.load(*total, at), value), *total, at)
+
+
+@intrinsic
+def exponentiate(typingctx, top, top0, x, x0, total, total0, n):
+    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
+    return _operation(_Math, _exponentiate)(typingctx, top, top0, x, x0, total, total0, n)
+
+
+@_each
+def _invert(code: _Math, at: Any, x: _Place) -> None:
+    code.store(code.inverse(code.load(*x, at)), *x, at)
+
+
+@intrinsic
+def invert(typingctx, x, x0, n):
+    """x[n] = 1 / x[n]."""
+    return _operation(_Math, _invert)(typingctx, x, x0, n)
+
+
+@_each
+def _below(code: _Math, at: Any, share: _Place, mean: _Place, grad: _Place) -> None:
+    value = code.builder.fsub(code.load(*grad, at), code.load(*mean, at))
+    code.store(code.times(code.load(*share, at), value), *grad, at)
+
+
+@intrinsic
+def softmax_below(typingctx, share, r0, mean, m0, grad, grad0, n):
+    """grad[n] = share[n] (grad[n] - mean[n])."""
+    return _operation(_Math, _below)(typingctx, share, r0, mean, m0, grad, grad0, n)
