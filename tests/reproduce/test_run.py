@@ -118,7 +118,7 @@ def test_a_transforming_auto_encoder_is_measured_by_what_its_poses_say(tmp_path)
         """
 title = "shifts"
 published = "pictures"
-figures = ["mean_correlation"]
+figures = ["correlation_dx"]
 [run]
 kind = "transforming_autoencoder"
 data = "digits"
@@ -133,7 +133,8 @@ cost = "seconds"
     )
     [result] = reproduce(recipe, tmp_path / "out")
     assert result.figures["num_samples"] > 0
-    assert "shifts" not in result.figures
+    assert result.figures["correlation_dx"] == result.figures["correlation"]["dx"]
+    assert result.figures["pixel_mse"] > 0
     assert result.parameters > 3 * 784 * 4
     assert len(results_table([result])) == 2
 

@@ -150,7 +150,7 @@ def _one(
         _check_same(run, config)
     if isinstance(config, TransformingConfig):
         run_transforming(config, run.path, resume=started, listener=listener, should_stop=should_stop)
-        parameters, figures = parameter_count(load_transforming(run.path)), finish_transforming(run).to_dict()
+        parameters, figures = parameter_count(load_transforming(run.path)), _transforming(run, config)
     else:
         train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
         parameters, figures = _measured(recipe, config, run)
@@ -178,6 +178,13 @@ def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int,
     for name in recipe.measures:
         figures |= MEASURES[name](trained)
     return parameter_count(trained.model), figures
+
+
+def _transforming(run: RunFolder, config: TransformingConfig) -> dict[str, Any]:
+    """The figures of a transforming auto-encoder, with the correlation of each number of a transformation by name."""
+    found = finish_transforming(run, root=config.root)
+    named = {f"correlation_{name}": value for name, value in found.correlation.items()}
+    return found.to_dict() | named | {"pixel_mse": found.error}
 
 
 def _check_same(run: RunFolder, config: Config) -> None:
