@@ -52,3 +52,20 @@ def test_seeds_differ():
 def test_bad_amounts(bad):
     with pytest.raises(DataError, match=r"expected a (count from 1 to 3|fraction between 0 and 1)"):
         holdout(torch.tensor([0, 1, 0, 1]), bad)
+
+
+SOME = torch.tensor([0] * 30 + [1] * 20 + [2] * 25)
+
+
+def test_as_many_of_each_class_and_small_subsets_in_larger_ones() -> None:
+    small, large = (few_labels(SOME, count, seed=3) for count in (4, 20))
+    assert torch.bincount(SOME[large]).tolist() == [20, 20, 20]
+    assert torch.isin(small, large).all()
+    assert torch.equal(small, small.sort().values)
+    assert torch.equal(small, few_labels(SOME, 4, seed=3))
+    assert not torch.equal(small, few_labels(SOME, 4, seed=4))
+
+
+def test_a_class_with_too_few() -> None:
+    with pytest.raises(ValueError, match="per_class: expected at most 20, the images of class 1, got 21"):
+        few_labels(SOME, 21)

@@ -48,6 +48,7 @@ from torchcaps.data.place import place_images as place_images
 from torchcaps.data.place import placed as placed
 from torchcaps.data.preprocess import Preprocess as Preprocess
 from torchcaps.data.preprocess import images_in as images_in
+from torchcaps.data.split import few_labels as few_labels
 from torchcaps.data.split import holdout as holdout
 from torchcaps.data.svhn import read_svhn as read_svhn
 from torchcaps.data.synthnorb import render_synthnorb as render_synthnorb

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, check_range, check_shape
 
 TEST_FRACTION = 0.2
 
@@ -46,6 +46,32 @@ def holdout(
     if held.all() or not held.any():
         raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
+    """Indices of `per_class` random images of each class; of one seed, the fewer are part of the more.
+
+    Args:
+        labels: `[n]`, integers, the class of each image.
+        per_class: at least 1, and at most the images of the rarest class.
+        seed: 0 or more; the same seed gives the same images on every machine and version.
+
+    Returns:
+        `[classes * per_class]` int64 indices on the CPU, ascending.
+
+    Raises:
+        ValueError: for labels with several classes an image, or a number out of range.
+    """
+    check_shape("labels", labels, ("n",))
+    array = labels.cpu().numpy()
+    classes, counts = np.unique(array, return_counts=True)
+    check_range("per_class", per_class, low=1)
+    if counts.min() < per_class:
+        rarest = int(classes[counts.argmin()])
+        raise ValueError(f"per_class: expected at most {counts.min()}, the images of class {rarest}, got {per_class}")
+    random = np.random.RandomState(seed)
+    chosen = [random.permutation(np.flatnonzero(array == label))[:per_class] for label in classes]
+    return torch.from_numpy(np.sort(np.concatenate(chosen)))
 
 
 def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,8 @@ def photograph(
     hit = (~on_table).nonzero().flatten()
     normals[hit] = body.normals(points[hit], solid[hit])
     surface = torch.where(on_table, TABLE, albedo)
-    light = torch.stack([_lit(body, lamp, turn, points, normals, on_table) for lamp in lamps])
+    starts = points + SKIP * normals
+    light = torch.stack([_lit(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
     grey = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
     return (grey.clamp(0, 1) * 255).round().to(torch.uint8)
 
@@ -97,13 +98,13 @@ def _direction(height: float, azimuth: float) -> Tensor:
     return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
 
 
-def _lit(body: Body, lamp: Lamp, turn: float, points: Tensor, normals: Tensor, on_table: Tensor) -> Tensor:
+def _lit(body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor) -> Tensor:
     """Light that arrives at each point: Lambert's cosine of the lamp where nothing is before it, and of the sky."""
     to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
     cosine = (normals @ to_lamp).clamp(min=0)
     cosine = torch.where(on_table, to_lamp[2], cosine)
     asked = (cosine > 0).nonzero().flatten()
-    start = points[asked] + SKIP * normals[asked]
-    cosine[asked] *= 1 - body.covered(start, to_lamp, SKIP)
+    dark = body.covered(starts.index_select(0, asked), to_lamp, SKIP)
+    cosine = cosine.index_fill(0, asked.masked_select(dark > 0), 0.0)
     sky = 0.6 + 0.4 * normals[:, 2]
     return lamp.ambient * sky + lamp.strength * cosine

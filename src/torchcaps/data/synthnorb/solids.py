@@ -100,20 +100,18 @@ class Body:
         self.kinds = torch.tensor([s.kind for s in ordered])
         self.frame = torch.from_numpy(np.stack([s.frame for s in ordered])).float()
         self.inverse = torch.from_numpy(np.stack([np.linalg.inv(s.frame) for s in ordered])).float()
-        self._by_row = self.inverse.movedim(1, 0).reshape(-1, 3)
         self.centre = torch.from_numpy(np.stack([s.centre for s in ordered])).float()
+        # Row by row of the maps into the solids' frames: [3, solids, 3], and where the origin goes, [3, solids, 1].
+        self._rows = self.inverse.movedim(1, 0).contiguous()
+        self._origin = -(self.inverse @ self.centre.unsqueeze(-1)).movedim(1, 0)
         self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
 
     def crossings(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Crossings:
         """All crossings of parallel rays with the solids, those of a solid next to each other."""
-        near = self._near(origins, direction).flatten().nonzero().flatten()
-        solid, ray = near // len(origins), near % len(origins)
-        starts = self._by_row @ origins.T  # [3 · solids, rays]
-        middle = (self.inverse @ self.centre.unsqueeze(-1)).squeeze(-1)
+        ray, solid, start = self._near(origins, direction)
         local = self.inverse @ direction  # [solids, 3]
         # A ray parallel to a face divides by zero; one a hair off does not.
         local = torch.where(local.abs() < TINY, torch.full_like(local, TINY), local)
-        start = starts.view(3, -1).index_select(1, near) - middle.T.index_select(1, solid)
         along, top = local.T.index_select(1, solid), self.top.index_select(0, solid)
         # Solids are sorted by kind, and so are their crossings.
         counts = torch.bincount(self.kinds.index_select(0, solid), minlength=3).tolist()
@@ -122,15 +120,25 @@ class Body:
         real = (enter < leave).nonzero().flatten()
         return Crossings(*(values.index_select(0, real) for values in (ray, solid, enter, leave)))
 
-    def _near(self, origins: Tensor, direction: Tensor) -> Tensor:
-        """`[solids, rays]`: whether a ray passes the smallest box around a solid, as one looks along the rays."""
+    def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rays that pass the smallest box around a solid, as one looks along them: their numbers, those of the solids,
+        and their origins `[3, passes]` in the solids' own frames.
+        """
         helper = torch.eye(3)[int(direction.abs().argmin())]
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
-        reach = _reach(self.kinds, axes @ self.frame)
-        at, centre = axes @ origins.T, self.centre @ axes.T
-        across, down = ((at[i] - centre[:, i : i + 1]).abs_() < reach[:, i : i + 1] for i in (0, 1))
-        return across & down
+        at = axes @ origins.T
+        reach, centre = _reach(self.kinds, axes @ self.frame).T, axes @ self.centre.T  # [2, solids]
+        low, high = centre - reach, centre + reach
+        # First the box around all solids, which most rays miss.
+        inside = (at > low.amin(dim=1, keepdim=True)) & (at < high.amax(dim=1, keepdim=True))
+        rays = (inside[0] & inside[1]).nonzero().flatten()
+        at = at.index_select(1, rays)
+        across, down = ((at[i] - centre[i, :, None]).abs_() < reach[i, :, None] for i in (0, 1))
+        passes = (across & down).flatten().nonzero().flatten()
+        solid = passes // len(rays) if len(rays) else passes
+        starts = torch.baddbmm(self._origin, self._rows, origins.index_select(0, rays).T.expand(3, -1, -1))
+        return rays.index_select(0, passes - solid * len(rays)), solid, starts.flatten(1).index_select(1, passes)
 
     def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Hits:
         """The nearest solid that each ray enters."""
