@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data import holdout
+from torchcaps.data import few_labels, holdout
 from torchcaps.errors import DataError
 
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)

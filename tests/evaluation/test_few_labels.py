@@ -1,25 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from torchcaps.evaluation import few_label_indices, labels_needed, log_area
-
-LABELS = torch.tensor([0] * 30 + [1] * 20 + [2] * 25)
-
-
-def test_as_many_of_each_class_and_small_subsets_in_larger_ones() -> None:
-    small, large = (few_label_indices(LABELS, count, seed=3) for count in (4, 20))
-    assert torch.bincount(LABELS[large]).tolist() == [20, 20, 20]
-    assert torch.isin(small, large).all()
-    assert torch.equal(small, small.sort().values)
-    assert torch.equal(small, few_label_indices(LABELS, 4, seed=3))
-    assert not torch.equal(small, few_label_indices(LABELS, 4, seed=4))
-
-
-def test_a_class_with_too_few() -> None:
-    with pytest.raises(ValueError, match="per_class: expected at most 20, the samples of class 1, got 21"):
-        few_label_indices(LABELS, 21)
+from torchcaps.evaluation import labels_needed, log_area
 
 
 def test_the_area_of_a_constant_curve_is_the_constant() -> None:

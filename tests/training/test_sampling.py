@@ -147,5 +147,5 @@ def test_few_labels_are_as_many_of_each_class_and_part_of_more():
     assert set(few.images[:, 0, 0, 0].tolist()) < set(more.images[:, 0, 0, 0].tolist())
     other = split(some, TrainConfig(holdout=10, per_class=3, seed=1), CPU)[0]
     assert set(few.images[:, 0, 0, 0].tolist()) != set(other.images[:, 0, 0, 0].tolist())
-    with pytest.raises(ValueError, match="per_class: images that show several classes"):
+    with pytest.raises(ValueError, match="labels: expected"):
         split(pairs_of(), TrainConfig(holdout=0.25, per_class=2), CPU)

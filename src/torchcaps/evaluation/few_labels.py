@@ -1,4 +1,4 @@
-"""How little is enough? Subsets with few labels for each class, and what the curve over their sizes says.
+"""How little is enough? What accuracy over the number of labels says; `data.few_labels` draws the subsets.
 
 Train each model with the same number of UPDATES on every subset, not of epochs, and on five seeds or more.
 """
@@ -9,36 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
-from jaxtyping import Int64
-from torch import Tensor
-
 from torchcaps.errors import check_range
-from torchcaps.evaluation.examples import example_indices
-
-
-def few_label_indices(labels: Int64[Tensor, " n"], per_class: int, seed: int = 0) -> Int64[Tensor, " subset"]:
-    """Exactly `per_class` random samples of each class, ascending; of one seed, small subsets lie in larger ones.
-
-    Args:
-        labels: `[n]` class indices.
-        per_class: at least 1.
-        seed: of a generator of its own.
-
-    Returns:
-        `[classes * per_class]` int64 indices on the CPU.
-
-    Raises:
-        ValueError: if a class has fewer samples.
-    """
-    found = example_indices(labels, per_class, seed)
-    classes, counts = labels.cpu().unique(return_counts=True)
-    if len(found) and int(counts.min()) < per_class:
-        poorest = int(classes[counts.argmin()])
-        raise ValueError(
-            f"per_class: expected at most {int(counts.min())}, the samples of class {poorest}, got {per_class}"
-        )
-    return torch.sort(found).values
 
 
 def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torchcaps.data import Drawn, ImageSet, affine, centre_crop, flip, random_crop, relight, shift
+from torchcaps.data import Drawn, ImageSet, affine, centre_crop, few_labels, flip, random_crop, relight, shift
 from torchcaps.errors import DataError
 from torchcaps.training.config import TrainConfig
 
@@ -62,19 +62,8 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
     count = int(config.holdout) if config.holdout >= 1 else config.holdout
     kept, held = images.split_off(count, config.seed)
     if config.per_class is not None:
-        kept = kept.subset(_few(kept, config))
+        kept = kept.subset(few_labels(kept.labels, config.per_class, config.seed))
     return _on_device(kept, device), _on_device(cropped(held, config.crop), device)
-
-
-def _few(images: ImageSet, config: TrainConfig) -> Tensor:
-    """Indices of `per_class` images of each class; the fewer are part of the more, for one seed."""
-    if images.labels.dim() == 2:
-        raise ValueError("per_class: images that show several classes have no class to count them by")
-    generator = torch.Generator().manual_seed(_seed(config, 0, stream=2))
-    order = torch.randperm(len(images), generator=generator)
-    labels = images.labels.cpu()[order]
-    chosen = [order[labels == k][: config.per_class] for k in range(images.num_classes)]
-    return torch.cat(chosen).sort().values
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:
