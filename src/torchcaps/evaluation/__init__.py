@@ -28,6 +28,8 @@ from torchcaps.evaluation.compare import Comparison as Comparison
 from torchcaps.evaluation.compare import compare as compare
 from torchcaps.evaluation.compare import compare_answers as compare_answers
 from torchcaps.evaluation.compare import mcnemar as mcnemar
+from torchcaps.evaluation.coupling_maps import CouplingMaps as CouplingMaps
+from torchcaps.evaluation.coupling_maps import coupling_maps as coupling_maps
 from torchcaps.evaluation.couplings import CouplingDynamics as CouplingDynamics
 from torchcaps.evaluation.couplings import CouplingEntropy as CouplingEntropy
 from torchcaps.evaluation.couplings import ParseTree as ParseTree
@@ -54,7 +56,6 @@ from torchcaps.evaluation.equivariance import linear_map as linear_map
 from torchcaps.evaluation.equivariance import r_squared as r_squared
 from torchcaps.evaluation.examples import example_indices as example_indices
 from torchcaps.evaluation.examples import worst_mistakes as worst_mistakes
-from torchcaps.evaluation.few_labels import few_label_indices as few_label_indices
 from torchcaps.evaluation.few_labels import labels_needed as labels_needed
 from torchcaps.evaluation.few_labels import log_area as log_area
 from torchcaps.evaluation.health import ActivationDecay as ActivationDecay
