@@ -162,7 +162,7 @@ def _sizes(pose: Tensor, weight: Tensor, kernel: int, stride: int, passes: int) 
     """Of the state."""
     _, parents, inner, outer = weight.shape
     windows = ((pose.shape[1] - kernel) // stride + 1) * ((pose.shape[2] - kernel) // stride + 1)
-    return -(-len(pose) // LANES), passes, windows, parents, 2 * (pose.shape[-1] // inner * outer) + 3, LANES
+    return -(-pose.shape[0] // LANES), passes, windows, parents, 2 * (pose.shape[-1] // inner * outer) + 3, LANES
 
 
 @routed_em.register_fake

@@ -19,8 +19,6 @@ from numba.extending import intrinsic
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels.cpu.vectors import LANES, _Code
 
-# Rows of votes whose sums over children are made at once: the sums of more would not fit in the registers.
-BLOCK_ROWS = 2
 # Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
 FAR = 16.0
 
@@ -179,27 +177,25 @@ def _moments(
     code: _Votes, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any, count: Any,
     factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any,
 ) -> None:  # fmt: skip
-    zero = code.integer(0)
-    for start in range(0, code.rows, BLOCK_ROWS):
-        block = range(start, min(start + BLOCK_ROWS, code.rows))
-        sums = {(p, q, k): code.variable(code.number(0.0)) for p in block for q in range(code.outer) for k in (0, 1)}
-        total = code.variable(code.number(0.0))
-        centres = {p: code.constants(centre, c0, p) for p in block}
+    total = code.variable(code.number(0.0))
+    for p in range(code.rows):  # the sums of one row fit in the registers
+        sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
+        centres = code.constants(centre, c0, p)
         for n, at in code.children(runs, step, count):
             matrix, f = code.matrix(weight, w0, n), code.load(factor, f0, n)
-            code.builder.store(code.builder.fadd(code.builder.load(total), f), total)
-            for p in block:
-                row = code.loaded(pose, p0, code.places(at, p, code.inner))
-                for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
-                    d = code.subtract(v, centres[p][q])
-                    fd = code.builder.fmul(f, d)
-                    first = sums[p, q, 0]
-                    code.builder.store(code.builder.fadd(code.builder.load(first), fd), first)
-                    code.add_product(sums[p, q, 1], fd, d)
-        for (p, q, k), place in sums.items():
-            to = code.integer(k * code.dim + p * code.outer + q)
-            code.store(code.builder.load(place), out, out0, to)
-        code.store(code.builder.load(total), out, code.offset(out0, 2 * code.dim), zero)
+            if p == 0:
+                code.builder.store(code.builder.fadd(code.builder.load(total), f), total)
+            row = code.loaded(pose, p0, code.places(at, p, code.inner))
+            for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
+                d = code.subtract(v, centres[q])
+                fd = code.builder.fmul(f, d)
+                code.builder.store(code.builder.fadd(code.builder.load(sums[0][q]), fd), sums[0][q])
+                code.add_product(sums[1][q], fd, d)
+        for k in (0, 1):
+            for q, place in enumerate(sums[k]):
+                to = code.integer(k * code.dim + p * code.outer + q)
+                code.store(code.builder.load(place), out, out0, to)
+    code.store(code.builder.load(total), out, code.offset(out0, 2 * code.dim), code.integer(0))
 
 
 @intrinsic
