@@ -2,15 +2,15 @@ import pytest
 import torch
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, UnknownNameError
 
 CLASSES = ("a", "b", "c")
 
 
-def made(images=None, labels=None, classes=CLASSES):
+def made(images=None, labels=None, classes=CLASSES, **known):
     images = torch.arange(4 * 2 * 3).view(4, 1, 2, 3).to(torch.uint8) if images is None else images
     labels = torch.tensor([0, 1, 2, 0]) if labels is None else labels
-    return ImageSet(images, labels, classes, "toy")
+    return ImageSet(images, labels, classes, "toy", **known)
 
 
 def test_describes_itself():
@@ -88,3 +88,38 @@ def test_bad_classes():
         made(classes=("a", "b", "a"))
     with pytest.raises(DataError, match="at least two classes, got a"):
         made(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
+
+
+def grouped():
+    """Eight images of two classes; toys 0 and 1 of each."""
+    factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
+    return ImageSet(torch.rand(8, 1, 2, 2), torch.arange(8) // 4, ("a", "b"), "g", factors, group="toy")
+
+
+def test_factors_go_with_their_images():
+    part = grouped().subset([5, 0])
+    assert {name: values.tolist() for name, values in part.factors.items()} == {"toy": [0, 0], "light": [5, 0]}
+    assert part.group == "toy"
+
+
+def test_a_holdout_keeps_groups_together():
+    kept, held = grouped().split_off(0.5)
+    sides = [set(zip(s.labels.tolist(), s.factors["toy"].tolist(), strict=True)) for s in (kept, held)]
+    assert not sides[0] & sides[1]
+    assert sides[0] | sides[1] == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert (len(kept), len(held)) == (4, 4)
+    assert sorted(kept.factors["light"].tolist() + held.factors["light"].tolist()) == list(range(8))
+
+
+def test_a_draw_of_single_images_is_the_images():
+    whole, generator = grouped(), torch.Generator().manual_seed(0)
+    drawn = whole.draw(torch.tensor([3, 1]), generator=generator)
+    torch.testing.assert_close(drawn.images, whole.images[[3, 1]])
+    assert (drawn.labels.tolist(), drawn.singles) == ([0, 0], None)
+
+
+def test_bad_factors():
+    with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
+        made(factors={"toy": torch.zeros(3)})
+    with pytest.raises(UnknownNameError, match="unknown factor 'toys'; did you mean 'toy'"):
+        made(factors={"toy": torch.zeros(4)}, group="toys")

