@@ -12,7 +12,8 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"), ("functional",), ("kernels",), ("ops",), ("testing",), ("data",), ("nn",), ("models",),
-    ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("cli",),
+    ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
+    ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))

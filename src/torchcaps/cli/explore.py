@@ -1,0 +1,61 @@
+"""torchcaps explore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from torchcaps.cli.console import note, usage
+
+
+def explore(
+    run: Annotated[Path, tyro.conf.Positional],
+    other: Annotated[Path | None, tyro.conf.Positional] = None,
+    /,
+    data: str | None = None,
+    root: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    open: bool = True,
+    device: str = "auto",
+    threads: int = 1,
+) -> int:
+    """Draw a digit and watch the capsules: a page in the browser, served by this machine to itself. Ctrl-C ends it.
+
+    Example: torchcaps explore runs/capsnet-digits
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        other: Another one, to compare with on the same input.
+        data: Another data set than the run's own to choose test images from, by name or path.
+        root: Folder in which a named data set is looked for first.
+        host: Address to listen on; any but this machine's own asks for the token that the printed address has.
+        port: The first port to try.
+        open: Open the page in the browser.
+        device: auto, cpu, cuda, ...
+        threads: Of torch; one image at a time gains little from more.
+    """
+    from torchcaps.errors import check_range
+
+    with usage():
+        check_range("--port", port, low=0, high=65535)
+        check_range("--threads", threads, low=1)
+
+    import torch
+
+    from torchcaps.explorer import open_session, server
+
+    torch.set_num_threads(threads)
+    runs = [run] if other is None else [run, other]
+    note("reading the model ...")
+    sessions = [open_session(path, data=data, root=root, device=device) for path in runs]
+    for session in sessions:
+        if session.note:
+            note(session.note)
+    try:
+        server.serve(sessions, host=host, port=port, open_page=open, say=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        note("stopped")
+    return 0

@@ -1,0 +1,135 @@
+// The page: what the model makes of the picture, always; and one view into it at a time.
+
+import { ask, latest, problem } from "./api.js";
+import { picture, pictureText, restore, setUp } from "./input.js";
+import { make } from "./pictures.js";
+import { about, change, model, onChange, readAddress, state } from "./state.js";
+import * as compare from "./compare.js";
+import * as overlap from "./overlap.js";
+import * as pose from "./pose.js";
+import * as routing from "./routing.js";
+import * as transform from "./transform.js";
+
+const $ = (id) => document.getElementById(id);
+const TABS = { pose, routing, overlap, transform, compare };
+let look = null, spoken = 0;
+
+const send = latest("look", (found, { moment }) => {
+  look = found;
+  bars();
+  if (moment) measure(moment);
+  view();
+});
+
+function refresh(moment = 0) {
+  if (!picture.bytes) return;
+  send({ model: state.model, image: pictureText(), classes: state.cls === null ? [] : [state.cls], uniform: uniform() }, { moment });
+}
+
+const uniform = () => Boolean(state.uni) && model().capsules;
+
+// From the movement of the pen to the bars on the screen, for whoever wants to know.
+function measure(moment) {
+  requestAnimationFrame(() => {
+    if (performance.getEntriesByName("stroke-to-bars").length > 500) performance.clearMeasures("stroke-to-bars");
+    performance.measure("stroke-to-bars", { start: moment });
+  });
+}
+
+function bars() {
+  const { classes, capsules } = model(), list = $("bars");
+  const top = look.activation.indexOf(Math.max(...look.activation));
+  while (list.children.length > classes.length) list.lastChild.remove();
+  while (list.children.length < classes.length) list.append(bar(list.children.length));
+  classes.forEach((name, k) => {
+    const button = list.children[k].firstChild, [label, track, value] = button.children;
+    label.textContent = name;
+    track.firstChild.style.width = `${100 * Math.min(1, look.activation[k])}%`;
+    value.textContent = look.activation[k].toFixed(3);
+    button.setAttribute("aria-pressed", String(state.cls === k));
+    button.setAttribute("aria-label", `${name}: ${look.activation[k].toFixed(3)}${k === top ? ", the longest" : ""}`);
+    button.classList.toggle("longest", k === top);
+  });
+  const what = capsules ? "length" : "probability";
+  clearTimeout(spoken); // a screen reader hears it when the pen rests
+  spoken = setTimeout(() => { $("prediction").textContent = `Prediction: ${classes[top]}, ${what} ${look.activation[top].toFixed(2)}`; }, 150);
+}
+
+function bar(k) {
+  const button = make("button", { type: "button", onclick: () => change({ cls: state.cls === k ? null : k, d: "" }) },
+    make("span", { className: "name" }), make("span", { className: "track" }, make("span", { className: "fill" })), make("span", { className: "value" }));
+  button.querySelector(".fill").style.display = "block";
+  return make("li", {}, button);
+}
+
+function view() {
+  for (const name of Object.keys(TABS)) {
+    const selected = name === state.tab;
+    $(name).hidden = !selected;
+    $(`tab-${name}`).setAttribute("aria-selected", String(selected));
+    $(`tab-${name}`).tabIndex = selected ? 0 : -1;
+  }
+  if (look) TABS[state.tab].update(look, state.cls ?? look.shown[0], uniform());
+}
+
+function setUpTabs() {
+  $("tab-compare").hidden = about.models.length < 2;
+  const shown = () => Object.keys(TABS).filter((name) => !$(`tab-${name}`).hidden);
+  for (const name of Object.keys(TABS)) {
+    TABS[name].setUp($(name));
+    $(`tab-${name}`).addEventListener("click", () => change({ tab: name }));
+  }
+  $("tabs").addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const names = shown(), to = names[(names.indexOf(state.tab) + step + names.length) % names.length];
+    change({ tab: to });
+    $(`tab-${to}`).focus();
+  });
+}
+
+function describe() {
+  const { name, title, parameters, capsules, decoder, dim, data } = model();
+  const parts = [`${name}: ${title}`, `${parameters.toLocaleString("en")} parameters`];
+  if (capsules) parts.push(`${dim} pose dimensions`, decoder ? "with decoder" : "no decoder");
+  else parts.push("no capsules");
+  if (data) parts.push(`test images of ${data}`);
+  $("about").textContent = parts.join(" · ");
+  $("lengths-title").textContent = capsules ? "Capsule lengths" : "Class probabilities";
+  $("bars-help").textContent = capsules
+    ? "Lengths are in [0, 1] and are no probabilities. Choose a class to look into its capsule; choose it again to follow the longest."
+    : "This model has no capsules: there are no poses and no routing to look into.";
+  $("uniform-row").hidden = !capsules;
+}
+
+function controls() {
+  $("model").value = state.model;
+  $("uniform").checked = Boolean(state.uni);
+  describe();
+}
+
+async function start() {
+  about.models = (await ask("about")).models;
+  Object.assign(state, readAddress());
+  if (about.models.length < 2 && state.tab === "compare") state.tab = "pose";
+  about.models.forEach((one, k) => $("model").append(make("option", { value: k }, one.name)));
+  $("model-row").hidden = about.models.length < 2;
+  $("model").addEventListener("change", () => change({ model: Number($("model").value), cls: null, c1: null, c2: null, d: "" }));
+  $("uniform").addEventListener("change", () => change({ uni: $("uniform").checked ? 1 : 0 }));
+  setUpTabs();
+  controls();
+  onChange((before) => {
+    controls();
+    if (["model", "cls", "uni"].some((name) => before[name] !== state[name])) refresh();
+    else if (before.px === state.px && before.ex === state.ex && before.inv === state.inv) view();
+  });
+  await setUp(refresh);
+  window.addEventListener("hashchange", async () => {
+    Object.assign(state, readAddress());
+    controls();
+    await restore();
+  });
+  view();
+}
+
+start().catch((error) => problem(error.message));

@@ -1,0 +1,101 @@
+// Two digits in one picture, and each drawn by its own capsule (arXiv 1710.09829, section 6).
+
+import { latest, problem, toBytes, toText } from "./api.js";
+import { fetchExample, picture, pictureText, randomExample } from "./input.js";
+import { figure, make, show, showBoth, slider } from "./pictures.js";
+import { about, change, model, state } from "./state.js";
+
+const COLOURS = [[255, 140, 20], [40, 150, 255]];
+let parts = {}, second = null, loading = null, kept = null;
+
+const send = latest("overlap", draw);
+
+export function setUp(panel) {
+  parts = {
+    note: make("p", { className: "note", hidden: true }), told: make("p", { role: "status", id: "overlap-told" }),
+    both: figure("what the model sees"), mixed: figure("both reconstructions"), one: figure(""), two: figure(""),
+  };
+  [parts.one, parts.two].forEach((one, k) => { one.canvas.id = `capsule-${k + 1}`; one.text.className = k ? "second" : "first"; });
+  parts.ex2 = make("input", { type: "number", min: 0, step: 1, onchange: () => choose(Math.round(Number(parts.ex2.value))) });
+  parts.ex2.setAttribute("aria-label", "Second test image");
+  parts.keep = make("button", { type: "button", onclick: keep }, "Take the input as second");
+  parts.random = make("button", { type: "button", onclick: () => choose(randomExample()) }, "Random");
+  parts.sources = make("span", { className: "row" }, make("span", {}, "Second test image"), parts.ex2, parts.random);
+  parts.right = slider("right", { low: -14, high: 14, step: 1, value: 0, wide: true, unit: " px", change: (right) => change({ right }) });
+  parts.down = slider("down", { low: -14, high: 14, step: 1, value: 0, wide: true, unit: " px", change: (down) => change({ down }) });
+  parts.choices = [0, 1].map((k) => {
+    const choice = make("select", { onchange: () => change({ [`c${k + 1}`]: choice.value === "" ? null : Number(choice.value) }) });
+    return choice;
+  });
+  parts.body = make("div", {},
+    make("p", { className: "hint" }, "The second picture is laid over the input: their light adds up. The two longest capsules are decoded one at a time; choose others to see what a capsule draws that nothing woke. A network trained on single digits was never shown this; one trained on multi-mnist was."),
+    make("div", { className: "row" }, parts.sources, parts.keep), parts.right.row, parts.down.row,
+    make("div", { className: "row" },
+      make("label", { className: "first" }, "First capsule ", parts.choices[0]), make("label", { className: "second" }, "Second capsule ", parts.choices[1])),
+    parts.told, make("div", { className: "pictures" }, parts.both.element, parts.mixed.element, parts.one.element, parts.two.element));
+  panel.append(make("h2", {}, "Two pictures in one"), parts.note, parts.body);
+}
+
+const choose = (index) => { kept = null; change({ ex2: Math.min(about.models[0].examples - 1, Math.max(0, index || 0)) }); };
+
+function keep() {
+  kept = picture.bytes;
+  second = { bytes: kept, name: "the kept picture" };
+  change({});
+}
+
+export async function update(look, label, uniform) {
+  const { classes, capsules, decoder, width, height } = model();
+  parts.note.hidden = capsules && decoder;
+  parts.note.textContent = "This model has no decoder to draw its capsules with: only its lengths for both pictures are shown.";
+  for (const part of [parts.mixed, parts.one, parts.two]) part.element.hidden = !(capsules && decoder);
+  parts.sources.hidden = !about.models[0].examples;
+  const half = Math.floor(Math.max(width, height) / 2);
+  for (const name of ["right", "down"]) { parts[name].input.min = -half; parts[name].input.max = half; parts[name].set(state[name]); }
+  parts.choices.forEach((choice, k) => {
+    if (choice.options.length !== classes.length + 1) choice.replaceChildren(make("option", { value: "" }, k ? "second longest" : "longest"), ...classes.map((name, j) => make("option", { value: j }, name)));
+    choice.value = state[`c${k + 1}`] ?? "";
+  });
+  if (!kept && !(await load())) return;
+  const chosen = [state.c1, state.c2];
+  const body = { model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform };
+  send(chosen.every((k) => k !== null) ? { ...body, classes: chosen } : body, chosen);
+}
+
+// Another test image than the input, unless the address names one.
+async function load() {
+  if (!about.models[0].examples) { second = second ?? { bytes: picture.bytes, name: "the input itself" }; return true; }
+  const index = state.ex2 ?? Math.min(1, about.models[0].examples - 1);
+  if (document.activeElement !== parts.ex2) parts.ex2.value = index;
+  if (second?.index === index) return true;
+  loading = index;
+  try {
+    const found = await fetchExample(index);
+    if (loading !== index) return false;
+    second = { ...found, index, name: `test image ${index}, ${found.labels.map((k) => about.models[0].classes[k]).join(" and ")}` };
+    return true;
+  } catch (error) { problem(error.message); return false; }
+}
+
+function draw(found, chosen) {
+  const { classes, decoder } = model();
+  // One chosen and one not: the longest of the others takes the free place.
+  const order = found.activation.map((_, k) => k).sort((a, b) => found.activation[b] - found.activation[a]);
+  let shown = found.shown;
+  if (chosen.filter((k) => k === null).length === 1) {
+    shown = chosen.map((k) => k ?? order.find((j) => !chosen.includes(j)));
+    if (String(shown) !== String(found.shown)) { send({ model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform: Boolean(state.uni) && model().capsules, classes: shown }, shown); return; }
+  }
+  show(parts.both.canvas, toBytes(found.image), model());
+  parts.both.text.textContent = `what the model sees: the input and ${second.name}`;
+  const names = shown.map((k) => `${classes[k]} (${found.activation[k].toFixed(3)})`);
+  parts.told.textContent = `Longest: ${order.slice(0, 2).map((k) => `${classes[k]} (${found.activation[k].toFixed(3)})`).join(" and ")}.`;
+  if (!decoder || !found.drawn) return;
+  const drawn = found.drawn.map(toBytes);
+  [parts.one, parts.two].forEach((one, k) => {
+    show(one.canvas, drawn[k], model(), model().channels === 3 ? null : COLOURS[k]);
+    one.text.textContent = `capsule ${names[k]}`;
+    one.canvas.setAttribute("aria-label", `Reconstruction from capsule ${names[k]}`);
+  });
+  showBoth(parts.mixed.canvas, drawn[0], drawn[1], model(), model().channels === 3 ? [null, null] : COLOURS);
+}

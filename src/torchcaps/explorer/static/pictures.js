@@ -1,0 +1,85 @@
+// Pictures of bytes on canvases, and small makers of elements.
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// Bytes row by row, channels of a pixel together; of two channels the first is shown.
+export function imageData(bytes, { width, height, channels }, tint = null) {
+  const data = new ImageData(width, height);
+  for (let k = 0; k < width * height; k++) {
+    for (let c = 0; c < 3; c++) {
+      const value = channels === 3 ? bytes[3 * k + c] : bytes[channels * k];
+      data.data[4 * k + c] = tint ? (value * tint[c]) / 255 : value;
+    }
+    data.data[4 * k + 3] = 255;
+  }
+  return data;
+}
+
+export function show(canvas, bytes, size, tint = null) {
+  canvas.width = size.width;
+  canvas.height = size.height;
+  canvas.getContext("2d").putImageData(imageData(bytes, size, tint), 0, 0);
+}
+
+// Two pictures in two colours, added like light.
+export function showBoth(canvas, first, second, size, colours) {
+  const data = imageData(first, size, colours[0]), other = imageData(second, size, colours[1]);
+  for (let k = 0; k < data.data.length; k++) data.data[k] = Math.min(255, data.data[k] + other.data[k]);
+  canvas.width = size.width;
+  canvas.height = size.height;
+  canvas.getContext("2d").putImageData(data, 0, 0);
+}
+
+export function figure(caption, label = caption) {
+  const canvas = make("canvas", { className: "pixels", role: "img" });
+  canvas.setAttribute("aria-label", label);
+  const text = make("figcaption", {}, caption);
+  return { canvas, text, element: make("figure", {}, canvas, text) };
+}
+
+export function slider(label, { low, high, step, value, wide = false, change, play = null, unit = "" }) {
+  const input = make("input", { type: "range", min: low, max: high, step });
+  input.setAttribute("aria-label", label);
+  input.value = value;
+  const output = make("output", {});
+  const places = step < 0.1 ? 2 : step < 1 ? 1 : 0;
+  const tell = () => {
+    output.textContent = `${Number(input.value).toFixed(places)}${unit}`;
+    input.setAttribute("aria-valuetext", output.textContent);
+  };
+  input.addEventListener("input", () => { tell(); change(Number(input.value)); });
+  const row = make("div", { className: wide ? "slider wide" : "slider" }, make("span", { ariaHidden: "true" }, label), input, output);
+  if (play) {
+    const button = make("button", { type: "button", title: `What does ${label} do?`, onclick: play }, "▶");
+    button.setAttribute("aria-label", `What does ${label} do? Animate it`);
+    row.append(button);
+  }
+  tell();
+  return { row, input, set(value) { input.value = value; tell(); } };
+}
+
+// Bars in a list; rows are made once, then only moved.
+export function miniBars(list, names, values, largest = 1) {
+  while (list.children.length > values.length) list.lastChild.remove();
+  while (list.children.length < values.length) {
+    list.append(make("li", {}, make("span", { className: "name" }), make("span", { className: "track" }, make("span", { className: "fill" })), make("span", { className: "value" })));
+  }
+  const top = values.indexOf(Math.max(...values));
+  values.forEach((value, k) => {
+    const [name, track, text] = list.children[k].children;
+    name.textContent = names[k];
+    track.firstChild.style.display = "block";
+    track.firstChild.style.width = `${Math.min(100, (100 * value) / largest)}%`;
+    text.textContent = value.toFixed(3);
+    list.children[k].classList.toggle("longest", k === top);
+  });
+}

@@ -1,0 +1,140 @@
+// The pose of one class capsule: sliders, what each dimension does, and a walk to another picture's pose.
+
+import { latest, toBytes, toText } from "./api.js";
+import { fetchExample, picture, randomExample } from "./input.js";
+import { figure, make, show, slider } from "./pictures.js";
+import { about, change, model, offsets, offsetText, state } from "./state.js";
+import { problem } from "./api.js";
+
+const SPAN = 0.25, FRAMES = 21, STRIP = 11;
+let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
+
+const moved = latest("decode", ({ drawn }) => { if (look) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
+const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim} from −${SPAN} to +${SPAN}`));
+const walked = latest("decode", ({ drawn }) => show(parts.walk.canvas, toBytes(drawn[0]), model()));
+const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's"));
+const other = latest("look", (found, index) => { walkTo = { pose: found.pose, index }; walk(); });
+
+export function setUp(panel) {
+  parts = {
+    title: make("h2", {}), note: make("p", { className: "note", hidden: true }),
+    input: figure("input"), drawn: figure("reconstruction"), changed: figure("with the sliders"),
+    sliders: make("div", { className: "sliders" }), strip: make("div", { className: "strip" }), told: make("p", { className: "hint", role: "status" }),
+    matrix: make("pre", { hidden: true }), walk: figure("on the way"), second: figure("second picture"),
+  };
+  parts.reset = make("button", { type: "button", id: "reset", onclick: () => change({ d: "" }) }, "Reset sliders");
+  parts.changed.canvas.id = "changed";
+  parts.drawn.canvas.id = "reconstruction";
+  parts.pictures = make("div", { className: "pictures" }, parts.input.element, parts.drawn.element, parts.changed.element);
+  parts.walkSlider = slider("walk", { low: 0, high: 1, step: 0.01, value: 0, wide: true, change: (value) => change({ walk: value }) });
+  parts.ex2 = make("input", { type: "number", min: 0, step: 1, onchange: () => choose(Math.round(Number(parts.ex2.value))) });
+  parts.ex2.setAttribute("aria-label", "Second test image");
+  parts.walkArea = make("div", {}, make("h3", {}, "Walk to another picture's pose"),
+    make("div", { className: "row" }, make("span", {}, "Second test image"), parts.ex2,
+      make("button", { type: "button", onclick: () => choose(randomExample()) }, "Random"),
+      make("button", { type: "button", onclick: playWalk }, "▶ Walk")),
+    parts.walkSlider.row, make("div", { className: "pictures" }, parts.second.element, parts.walk.element));
+  parts.decoding = make("div", {}, parts.pictures, make("div", { className: "row" }, parts.reset,
+    make("span", { className: "hint" }, `▶ moves one dimension from −${SPAN} to +${SPAN}.`)), parts.sliders, parts.told, parts.strip, parts.walkArea);
+  panel.append(parts.title, parts.note, parts.decoding, parts.matrix);
+}
+
+const clampExample = (index) => Math.min(about.models[0].examples - 1, Math.max(0, index || 0));
+const choose = (index) => change({ ex2: clampExample(index) });
+
+export function update(found, chosen, uniform) {
+  look = found;
+  label = chosen;
+  const { classes, capsules, decoder, dim } = model();
+  parts.title.textContent = capsules ? `Pose of class ${classes[label]}, length ${found.activation[label].toFixed(3)}` : "Pose";
+  parts.note.hidden = capsules && decoder;
+  parts.note.textContent = !capsules ? "This model has no capsules, so there is no pose to show."
+    : decoder ? "" : "This model was built without a decoder: here are the numbers of the pose, but nothing can be drawn of them.";
+  parts.decoding.hidden = !(capsules && decoder);
+  parts.matrix.hidden = !capsules || decoder;
+  if (!capsules) return;
+  if (!decoder) { parts.matrix.textContent = rows(found.pose[label]); return; }
+  show(parts.input.canvas, picture.bytes, picture.size);
+  show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
+  parts.drawn.text.textContent = `reconstruction from class ${classes[label]} alone`;
+  build(dim, found.pose[label]);
+  const by = offsets(dim);
+  sliders.forEach((one, k) => one.set(found.pose[label][k] + by[k]));
+  moved({ model: state.model, label, poses: [found.pose[label].map((value, k) => value + by[k])] });
+  parts.walkArea.hidden = !about.models[0].examples;
+  if (about.models[0].examples) second(uniform);
+}
+
+// The sliders are made anew where another model or a longer pose needs it.
+function build(dim, pose) {
+  const reach = Math.max(0.6, Math.ceil(11 * Math.max(...pose.map(Math.abs))) / 10);
+  const key = `${state.model} ${dim} ${reach}`;
+  if (key === made) return;
+  made = key;
+  sliders = pose.map((value, k) => slider(`dim ${k}`, {
+    low: -reach, high: reach, step: 0.01, value,
+    change: (to) => { const by = offsets(dim); by[k] = to - look.pose[label][k]; change({ d: offsetText(by) }); },
+    play: () => frames({ model: state.model, label, poses: along(k) }, k),
+  }));
+  parts.sliders.replaceChildren(...sliders.map((one) => one.row));
+}
+
+function along(k) {
+  const by = offsets(look.pose[label].length), here = look.pose[label].map((value, j) => value + by[j]);
+  return Array.from({ length: FRAMES }, (_, step) => here.map((value, j) => (j === k ? value + SPAN * ((2 * step) / (FRAMES - 1) - 1) : value)));
+}
+
+// There and back, twice; and a strip that stays. Who asked for less motion gets the strip alone.
+function animate(drawn, what) {
+  const images = drawn.map(toBytes), size = model();
+  parts.told.textContent = `Shown: ${what}.`;
+  parts.strip.replaceChildren(...Array.from({ length: STRIP }, (_, k) => {
+    const canvas = make("canvas", { className: "pixels", role: "img" });
+    canvas.setAttribute("aria-label", `step ${k + 1} of ${STRIP} of ${what}`);
+    show(canvas, images[Math.round((k * (images.length - 1)) / (STRIP - 1))], size);
+    return canvas;
+  }));
+  cancelAnimationFrame(playing);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const start = performance.now(), order = [...images, ...images.slice(1, -1).reverse()];
+  const tick = (now) => {
+    const k = Math.floor((now - start) / 45);
+    if (k >= 2 * order.length) return show(parts.changed.canvas, images[(images.length - 1) / 2], size);
+    show(parts.changed.canvas, order[Math.max(0, k) % order.length], size);
+    playing = requestAnimationFrame(tick);
+  };
+  playing = requestAnimationFrame(tick);
+}
+
+async function second(uniform) {
+  const index = state.ex2 ?? Math.min(1, about.models[0].examples - 1);
+  if (document.activeElement !== parts.ex2) parts.ex2.value = index;
+  parts.walkSlider.set(state.walk);
+  const key = `${state.model} ${index} ${uniform}`;
+  if (key === asked) return walk();
+  asked = key;
+  try {
+    const { bytes, labels } = await fetchExample(index);
+    show(parts.second.canvas, bytes, picture.size);
+    parts.second.text.textContent = `test image ${index}, shows ${labels.map((k) => about.models[0].classes[k]).join(" and ")}`;
+    other({ model: state.model, image: toText(bytes), uniform }, index);
+  } catch (error) { problem(error.message); }
+}
+
+const between = (part) => look.pose[label].map((value, k) => (1 - part) * value + part * walkTo.pose[label][k]);
+
+function walk() {
+  if (!walkTo?.pose || !look?.pose) return;
+  parts.walk.text.textContent = `${Math.round(100 * state.walk)} % of the way, class ${model().classes[label]}`;
+  walked({ model: state.model, label, poses: [between(state.walk)] });
+}
+
+function playWalk() {
+  if (walkTo?.pose) walkFrames({ model: state.model, label, poses: Array.from({ length: FRAMES }, (_, k) => between(k / (FRAMES - 1))) });
+}
+
+function rows(pose) {
+  const side = Number.isInteger(Math.sqrt(pose.length)) ? Math.sqrt(pose.length) : 4;
+  const texts = pose.map((value) => value.toFixed(3).padStart(8));
+  return Array.from({ length: Math.ceil(pose.length / side) }, (_, k) => texts.slice(k * side, (k + 1) * side).join(" ")).join("\n");
+}

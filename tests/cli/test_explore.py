@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs starlette")
+
+from torchcaps.explorer import server
+
+from .conftest import the_sentence
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the server was started with, in place of serving."""
+    calls = []
+
+    def serve(sessions, **options):
+        calls.append((sessions, options))
+        options["say"]("http://127.0.0.1:1/")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "serve", serve)
+    return calls
+
+
+def test_a_run_is_opened_with_its_test_images_and_ctrl_c_is_a_good_end(command, trained, served):
+    outcome = command("explore", trained, "--no-open", "--port", 9000)
+    assert (outcome.status, outcome.out) == (0, "http://127.0.0.1:1/\n")
+    assert outcome.err.endswith("stopped\n")
+    [(sessions, options)] = served
+    assert (options["host"], options["port"], options["open_page"]) == ("127.0.0.1", 9000, False)
+    assert sessions[0].describe()["examples"] == 12
+
+
+def test_two_runs_are_compared(command, trained, served):
+    assert command("explore", trained, trained / "model.safetensors").status == 0
+    [(sessions, _)] = served
+    assert [session.name for session in sessions] == ["run", "model.safetensors"]
+    assert "give --data" in sessions[1].note
+
+
+def test_a_run_without_its_data_is_explored_without_examples(command, run, served):
+    config = run / "config.json"
+    config.write_text(config.read_text().replace("bars.npz", "gone.npz"))
+    outcome = command("explore", run)
+    assert "No test images" in outcome.err
+    assert served[0][0][0].describe()["examples"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "why"),
+    [
+        (["nowhere"], 1, "nowhere: no such run folder or model file"),
+        (["nowhere", "--port", "70000"], 2, "--port: expected between 0 and 65535"),
+        (["nowhere", "--threads", "0"], 2, "--threads: expected at least 1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(command, words, status, why):
+    outcome = command("explore", *words)
+    outcome = outcome._replace(err=outcome.err.removeprefix("reading the model ...\n"))
+    assert outcome.status == status
+    assert why in the_sentence(outcome)
+
+
+def test_given_data_must_be_there(command, trained, served):
+    assert command("explore", trained, "--data", "./nothing.npz").status == 1
+    assert not served

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
+
+from starlette.testclient import TestClient
+
+from torchcaps.errors import RunError
+from torchcaps.explorer import server
+from torchcaps.explorer.server import Access, access_for, bound, make_app, page_url
+
+from .conftest import SIZE, png
+
+HOME = "http://127.0.0.1:8700"
+
+
+@pytest.fixture(scope="module")
+def client(session, plain):
+    return TestClient(make_app([session, plain]), base_url=HOME)
+
+
+@pytest.fixture
+def picture(image):
+    return base64.b64encode(image.numpy().tobytes()).decode()
+
+
+def refused(answer, status, why):
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["error"]
+    sentence = answer.json()["error"]
+    assert why in sentence
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
+
+
+def test_the_page_and_its_files_are_served_and_refer_to_nothing_else(client):
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    texts = [page.text, *(client.get(f"/static/{name}").text for name in server.STATIC)]
+    for text in texts:
+        foreign = set(re.findall(r"https?://[^\"'` )]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not foreign
+    named = set(re.findall(r"static/([\w.]+)", page.text)) | set(re.findall(r'from "\./([\w.]+)"', "".join(texts)))
+    assert named <= set(server.STATIC)
+    assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_every_static_file_is_in_the_table():
+    folder = Path(server.__file__).with_name("static")
+    assert {path.name for path in folder.iterdir()} == {"index.html", *server.STATIC}
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/about", "/nothing", "/api/look"])
+def test_every_answer_has_the_headers_of_a_careful_server(client, path):
+    headers = client.get(path).headers
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_a_look_over_the_wire(client, session, image, picture):
+    found = client.post("/api/look", json={"image": picture, "classes": [1]}).json()
+    wanted = session.look(image, [1])
+    assert found["activation"] == pytest.approx(wanted.activation.tolist(), abs=1e-5)
+    assert found["shown"] == [1]
+    drawn = torch.frombuffer(bytearray(base64.b64decode(found["drawn"][0])), dtype=torch.uint8)
+    assert torch.allclose(drawn.float() / 255, wanted.reconstructions.flatten(), atol=0.003)
+
+
+def test_every_question_has_an_answer(client, picture):
+    motion = {"degrees": 30, "changing": "degrees"}
+    bodies = {
+        "examples": {"label": 1, "count": 2},
+        "look": {"image": picture, "uniform": True, "motion": motion},
+        "decode": {"label": 2, "poses": [[0.1] * 16, [0] * 16]},
+        "routing": {"image": picture, "label": 0},
+        "sweep": {"image": picture, "label": 0, "values": [-10, 0, 10], "motion": motion},
+        "overlap": {"image": picture, "second": picture, "right": 2, "down": -3.5, "classes": [0, 2]},
+    }
+    assert bodies.keys() == server.QUESTIONS.keys()
+    found = {}
+    for name, body in bodies.items():
+        answer = client.post(f"/api/{name}", json=body)
+        assert answer.status_code == 200, answer.text
+        found[name] = answer.json()
+    assert [example["index"] for example in found["examples"]["examples"]] == [1, 4]
+    assert len(found["decode"]["drawn"]) == 2
+    assert len(found["routing"]["steps"]) == 3
+    assert len(found["sweep"]["activation"]) == 3
+    assert found["overlap"]["shown"] == [0, 2]
+
+
+def test_the_second_model_is_asked_by_number(client, picture):
+    assert [model["capsules"] for model in client.get("/api/about").json()["models"]] == [True, False]
+    found = client.post("/api/look", json={"image": picture, "model": 1}).json()
+    assert found["pose"] is None
+    refused(client.post("/api/routing", json={"image": picture, "model": 1, "label": 0}), 400, "cannot be told")
+
+
+def test_an_image_file_over_the_wire(client):
+    found = client.post("/api/picture", content=png(colour="white")).json()
+    assert base64.b64decode(found["image"]) == b"\xff" * (SIZE[0] * SIZE[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"image": None}, "image: expected base64"),
+        ({"image": 7}, "image: expected base64"),
+        ({"image": "not base64!"}, "image: expected base64"),
+        ({"image": "AAAA"}, "image: expected 360 bytes, got 3"),
+        ({"model": 2}, "model: expected a whole number from 0 to 1"),
+        ({"model": True}, "model: expected"),
+        ({"model": "0"}, "model: expected"),
+        ({"model": 0.0}, "model: expected"),
+        ({"uniform": 1}, "uniform: expected true or false"),
+        ({"classes": 3}, "classes: expected a list"),
+        ({"classes": [3]}, "class: expected between 0 and 2"),
+        ({"classes": [-1]}, "classes: expected"),
+        ({"classes": [0] * 65}, "classes: expected a list of at most"),
+        ({"classes": [[0]]}, "classes: expected"),
+        ({"motion": []}, "motion: expected an object"),
+        ({"motion": {"degrees": 1e9}}, "degrees: expected a number from -180 to 180"),
+        ({"motion": {"scale": 0}}, "scale: expected"),
+        ({"motion": {"right": "1"}}, "right: expected"),
+        ({"motion": {"changing": "__class__"}}, "changing: expected one of"),
+        ({"motion": {"changing": {}}}, "changing: expected one of"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_sentence(client, picture, change, why):
+    refused(client.post("/api/look", json={"image": picture} | change), 400, why)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "why"),
+    [
+        ("decode", {"label": 0}, "poses: expected a list of 1 to 64 poses"),
+        ("decode", {"label": 0, "poses": []}, "poses: expected"),
+        ("decode", {"label": 0, "poses": [[0] * 15]}, "poses: expected 16 numbers"),
+        ("decode", {"label": 0, "poses": [[0] * 15 + ["1"]]}, "poses: expected a number"),
+        ("decode", {"label": 0, "poses": [[0] * 15 + [1e300]]}, "poses: expected a number"),
+        ("decode", {"label": 0, "poses": [0] * 16}, "poses: expected a list"),
+        ("decode", {"label": 3, "poses": [[0] * 16]}, "label: expected a whole number from 0 to 2"),
+        ("examples", {}, "label: expected"),
+        ("examples", {"index": -1}, "index: expected"),
+        ("examples", {"index": 9}, "index: expected between 0 and 8"),
+        ("examples", {"label": 0, "count": 61}, "count: expected a whole number from 1 to 60"),
+        ("examples", {"label": 0, "start": -5}, "start: expected"),
+    ],
+)
+def test_wrong_questions_are_refused_in_one_sentence(client, name, body, why):
+    refused(client.post(f"/api/{name}", json=body), 400, why)
+
+
+@pytest.mark.parametrize("values", [[], [0] * 42, [None], 5, [[0]], [1000]])
+def test_a_sweep_is_bounded(client, picture, values):
+    refused(client.post("/api/sweep", json={"image": picture, "label": 0, "values": values}), 400, "expected")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"7", b"null", b'"text"', b'{"image": NaN}', b'{"image": Infinity}', b"\xff\xfe", b"\x00" * 9,
+        b"[" * 4000, b'{"a":' * 700, b'{"model": 1' + b"0" * 4000 + b"}", b'{"model": 1e999}',
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object_are_refused(client, body):
+    answer = client.post("/api/look", content=body)
+    refused(answer, 400, "")
+
+
+def test_infinity_does_not_come_in_as_a_large_number(client):
+    body = b'{"label": 0, "poses": [[1e999' + b", 0" * 15 + b"]]}"
+    refused(client.post("/api/decode", content=body), 400, "poses: expected a number")
+
+
+def test_random_bodies_are_answered_without_a_failure(client, picture):
+    draw = random.Random(0)
+    whole = json.dumps({"image": picture, "label": 0, "values": [0, 1], "poses": [[0.1] * 16], "index": 2}).encode()
+    for _ in range(150):
+        body = bytearray(whole)
+        for _ in range(draw.randint(1, 6)):
+            start = draw.randrange(len(body))
+            body[start : start + draw.randint(0, 40)] = draw.randbytes(draw.randint(0, 20))
+        answer = client.post(
+            f"/api/{draw.choice(['look', 'decode', 'sweep', 'examples', 'routing'])}", content=bytes(body)
+        )
+        assert answer.status_code in (200, 400, 413), answer.text
+
+
+def test_random_files_are_answered_without_a_failure(client):
+    draw = random.Random(1)
+    files = [png(), png(kind="GIF", mode="L"), png(kind="JPEG"), png(kind="BMP"), png(kind="WEBP")]
+    for _ in range(150):
+        body = bytearray(draw.choice(files))
+        for _ in range(draw.randint(1, 8)):
+            body[draw.randrange(len(body))] = draw.randrange(256)
+        assert client.post("/api/picture", content=bytes(body)).status_code in (200, 400)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def blank_png(width, height, *more):
+    """A PNG whose pixels are all there, in a few bytes."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(min((width + 1) * height, 2_000_000)), 9))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + pixels + chunk(b"IEND", b"")
+
+
+def test_images_of_many_pixels_are_refused_by_their_header(client):
+    refused(client.post("/api/picture", content=blank_png(10_000, 10_000)), 400, "pixels")
+    refused(client.post("/api/picture", content=blank_png(60_000, 60_000)), 400, "pixels")
+    refused(client.post("/api/picture", content=blank_png(2**31 - 1, 2**31 - 1)), 400, "")
+
+
+def test_a_text_that_unpacks_to_gigabytes_is_refused(client):
+    bomb = chunk(b"zTXt", b"name\x00\x00" + zlib.compress(bytes(80_000_000), 9))
+    answer = client.post("/api/picture", content=blank_png(20, 20, bomb))
+    refused(answer, 400, "image")
+
+
+def test_bodies_that_are_too_large_are_refused(client, picture):
+    refused(client.post("/api/look", content=b" " * 100_000), 413, "larger than")
+    refused(client.post("/api/picture", content=bytes(server.MOST_FILE + 1)), 413, "larger than")
+    parts = (bytes(4096) for _ in range(30))  # without a length of the whole
+    refused(client.post("/api/look", content=parts), 413, "larger than")
+    refused(client.post("/api/look", content=b"{}", headers={"content-length": "-1"}), 413, "larger than")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
+        "/static/index.html", "/static/", "/..%5cserver.py", "/static/main.js%00.png", "/etc/passwd",
+        "/api/../server.py", "/static/%252e%252e%252fserver.py", "/favicon.ico", "/api/__class__",
+    ],
+)  # fmt: skip
+def test_no_path_reaches_a_file(client, path):
+    for answer in (client.get(path), client.post(path, json={})):
+        assert answer.status_code in (404, 405)
+        assert "import" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8700", "127.0.0.1.evil.example", "", "169.254.169.254", "[::2]"]
+)
+def test_another_host_is_refused(client, host):
+    refused(client.get("/api/about", headers={"host": host}), 403, "not called")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost:9000", "LOCALHOST", "[::1]:8700", "127.0.0.1"])
+def test_this_machine_is_known_by_its_names_on_any_port(client, host):
+    assert client.get("/api/about", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8700.evil"]
+)
+def test_another_page_is_refused(client, origin, picture):
+    refused(client.post("/api/look", json={"image": picture}, headers={"origin": origin}), 403, "other pages")
+
+
+def test_the_own_page_is_not(client, picture):
+    headers = {"origin": HOME, "sec-fetch-site": "same-origin"}
+    assert client.post("/api/look", json={"image": picture}, headers=headers).status_code == 200
+    refused(client.get("/api/about", headers={"sec-fetch-site": "cross-site"}), 403, "other pages")
+
+
+def test_elsewhere_every_request_needs_the_token(session):
+    access = access_for("0.0.0.0")
+    far = TestClient(make_app([session], access), base_url="http://192.168.1.7:8700")
+    for token in ("", "wrong", access.token[:-1], "ünfug"):
+        refused(far.get("/api/about", params={"token": token}), 403, "token")
+        refused(far.get("/", params={"token": token}), 403, "token")
+    assert far.get("/", params={"token": access.token}).status_code == 200
+    assert far.get("/api/about", headers={"x-token": access.token}).status_code == 200
+    refused(far.get("/", params={"token": access.token}, headers={"host": "evil.example"}), 403, "not called")
+    assert page_url("0.0.0.0", 80, access.token) == f"http://127.0.0.1:80/?token={access.token}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
+def test_here_none_is_needed(host):
+    assert access_for(host).token == ""
+    assert access_for(host).any_address is False
+
+
+def test_tokens_are_never_the_same():
+    assert len({access_for("10.0.0.1").token for _ in range(5)}) == 5
+    assert Access(frozenset()).token == ""
+
+
+def test_a_busy_server_says_so(session, picture, monkeypatch):
+    desk = server.Desk([session])
+    held = threading.Event()
+    desk.thread.submit(held.wait)
+    monkeypatch.setattr(server, "Desk", lambda _: desk)
+    monkeypatch.setattr(desk, "waiting", server.MOST_WAITING)
+    busy = TestClient(make_app([session]), base_url=HOME)
+    refused(busy.post("/api/look", json={"image": picture}), 503, "busy")
+    held.set()
+
+
+def test_a_mistake_of_ours_is_told_to_the_terminal_only(client, monkeypatch, capsys):
+    def fail(desk, body):
+        raise KeyError("secret")
+
+    monkeypatch.setitem(server.QUESTIONS, "look", fail)
+    answer = client.post("/api/look", json={})
+    refused(answer, 500, "its terminal says why")
+    assert "secret" not in answer.text
+    assert "secret" in capsys.readouterr().err
+
+
+def test_values_that_are_not_finite_are_a_sentence(client, session, picture, monkeypatch):
+    weight = session.model.class_capsules.weight
+    before = weight.detach().clone()
+    weight.data.fill_(float("nan"))
+    try:
+        refused(client.post("/api/look", json={"image": picture}), 400, "not finite")
+    finally:
+        weight.data.copy_(before)
+
+
+def test_a_taken_port_leads_to_the_next():
+    with bound("127.0.0.1", 0) as first:
+        taken = first.getsockname()[1]
+        with bound("127.0.0.1", taken) as second:
+            assert taken < second.getsockname()[1] < taken + server.PORTS
+
+
+def test_addresses_that_cannot_be_had_are_a_sentence(monkeypatch):
+    with pytest.raises(RunError, match="cannot be listened on|is no address"):
+        bound("192.0.2.1", 8700)
+    with pytest.raises(RunError, match="is no address"):
+        bound("no such host", 8700)
+    monkeypatch.setattr(server, "PORTS", 1)
+    with bound("127.0.0.1", 0) as first, pytest.raises(RunError, match="are in use"):
+        bound("127.0.0.1", first.getsockname()[1])
+
+
+CODE = """
+import sys, torch
+from torchcaps.explorer.server import serve
+from torchcaps.data import Preprocess
+from torchcaps.explorer import Session
+from torchcaps.models import create_model
+sizes = {"img_size": 12, "num_classes": 2, "channels": (4,), "kernels": (3,), "hidden": (4,)}
+model = create_model("cnn_baseline", **sizes).eval()
+model.classes, model.preprocess = ("a", "b"), Preprocess((12, 12), 1)
+try:
+    serve([Session(model, "m")], port=0, open_page=False, say=lambda line: print(line, flush=True))
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+"""
+
+
+def test_ctrl_c_stops_it_with_a_browser_still_connected():
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        url = process.stdout.readline().strip()
+        port = int(url.rstrip("/").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as open_one:
+            open_one.sendall(b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert b"200 OK" in open_one.recv(200)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        assert out == "stopped\n"
+        assert "Traceback" not in err
+        assert process.returncode == 0
