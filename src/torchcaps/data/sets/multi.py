@@ -1,6 +1,6 @@
 """MultiMNIST and its like: pairs of overlapping images, made on reading from the set that they take their images from.
 
-Training: one composite of each image, and new ones in every step through `PairSet.draw`. Testing: ten partners for
+Training: one composite of each image, and new ones in every step through `PairSet.draw`. Testing: two partners for
 each image, always the same ones. Shifts of up to 4 pixels, on a canvas that cuts nothing off.
 """
 
@@ -15,7 +15,7 @@ from torchcaps.data.sets.digits import PASSPORT as DIGITS
 from torchcaps.data.sets.fashion_mnist import PASSPORT as FASHION
 from torchcaps.data.sets.mnist import PASSPORT as MNIST
 
-PER_IMAGE = {"train": 1, "test": 10}
+PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
 
 
