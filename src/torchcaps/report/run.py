@@ -98,9 +98,7 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
     return found
 
 
-def write_evaluation(
-    folder: str | Path, found: Evaluation | MultiLabel, model: nn.Module, images: ImageSet
-) -> None:
+def write_evaluation(folder: str | Path, found: Evaluation | MultiLabel, model: nn.Module, images: ImageSet) -> None:
     """Write evaluation.json and, where matplotlib is installed, plots/; see `plot_evaluation` and `plot_overlaps`.
 
     Raises:
