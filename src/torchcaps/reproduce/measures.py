@@ -21,6 +21,7 @@ from torchcaps.training.validation import validate
 
 UNKNOWN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # data set -> one of the same size and other classes
 SOME = 512  # test images that slow measures look at
+CURVE = 2048  # of each side of a viewpoint set, after every epoch
 ATTACKED = 200
 STRENGTHS = (0.05, 0.1, 0.2, 0.3)  # of attacks, on pixels in [0, 1]
 
@@ -43,8 +44,7 @@ class Trained:
 
     def some(self, count: int = SOME) -> ImageSet:
         """Random test images, always the same ones."""
-        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
-        return self.images.subset(order[:count])
+        return _some(self.images, count)
 
     def other(self, data: str, split: str = "test") -> ImageSet:
         """Images of another named set, as the model takes them."""
@@ -93,7 +93,7 @@ def placed(trained: Trained) -> Figures:
 
 
 def viewpoints(trained: Trained) -> Figures:
-    """Errors on familiar and on novel views, at the end and after every epoch whose model was kept."""
+    """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
     familiar, novel = trained.other(f"{trained.config.data}-familiar"), trained.images
     figures: Figures = {
         "familiar_error": evaluation.evaluate(trained.model, familiar).error,
@@ -102,9 +102,9 @@ def viewpoints(trained: Trained) -> Figures:
     kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.epochs + 1)]
     models = [load(path) for path in kept if path.exists()]
     if models:
+        views = {"familiar": _some(familiar, CURVE), "novel": _some(novel, CURVE)}
         figures["curve"] = {
-            "familiar": [evaluation.evaluate(model, familiar).accuracy for model in models],
-            "novel": [evaluation.evaluate(model, novel).accuracy for model in models],
+            name: [evaluation.evaluate(model, some).accuracy for model in models] for name, some in views.items()
         }
     return figures
 
@@ -181,6 +181,11 @@ def finished(run: RunFolder, config: TrainConfig) -> Trained:
     """A run whose training is done, with its test images."""
     model, images = open_run(run.path, root=config.root, device=config.device)
     return Trained(run, config, model, images)
+
+
+def _some(images: ImageSet, count: int) -> ImageSet:
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.subset(order[:count])
 
 
 def _routed(model: nn.Module) -> bool:
