@@ -114,7 +114,7 @@ def dynamic_routing(
         leaky: see `functional.dynamic_routing`.
         detach: see `functional.dynamic_routing`.
         want_coupling: return the coupling; otherwise a fast path returns None there.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference", "numba" or "cpu".
 
     Raises:
         ValueError: for votes without these axes, or an implementation that cannot take them.

@@ -27,7 +27,10 @@ GAPS = 1.1
 """Size of the heap over the most that lies on it at once."""
 TORCH, STEP = 160 * MIB, 8 * MIB
 """Bytes of torch's code and tables that a first forward pass makes resident, and what a training step adds to them."""
-RESIDENT = {"torchcaps::routed_dynamic_numba": 103 * MIB, "torchcaps::conv2d_cpu": 20 * MIB}
+RESIDENT = {
+    "torchcaps::routed_dynamic_numba": 103 * MIB, "torchcaps::routed_em_numba": 103 * MIB,
+    "torchcaps::conv2d_cpu": 20 * MIB,
+}  # fmt: skip
 """The same for an operator's first run."""
 
 
@@ -91,6 +94,17 @@ def _em_backward(*_: Any) -> int:
     return 4 * EM_BYTES
 
 
+def _em_compiled(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
+    """`em_numba.routed_em`: poses and activations once more, a sample to a lane."""
+    return (_lanes(pose) + _lanes(activation)) * weight.element_size()
+
+
+def _em_compiled_backward(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
+    """The same with its gradients, and those of the weights for each group of samples."""
+    groups = -(-len(pose) // LANES)
+    return 2 * _em_compiled(pose, activation, weight) + groups * weight.numel() * weight.element_size()
+
+
 def _direct(_x: Tensor, weight: Tensor, *_: Any) -> int:
     """torch's convolution: the weights once more, in the library's own order."""
     return weight.numel() * weight.element_size()
@@ -107,6 +121,8 @@ WORKSPACE: dict[str, Callable[..., int]] = {
     "torchcaps::routed_dynamic_numba_backward": _compiled_backward,
     "torchcaps::routed_em_cpu": _em,
     "torchcaps::routed_em_cpu_backward": _em_backward,
+    "torchcaps::routed_em_numba": _em_compiled,
+    "torchcaps::routed_em_numba_backward": _em_compiled_backward,
     "torchcaps::conv2d_cpu": _frequency,
     "torchcaps::conv2d_cpu_backward": _frequency_backward,
     "aten::convolution": _direct,

@@ -45,7 +45,7 @@ class MatrixCaps(nn.Module):
         coordinates: whether to add each position's coordinate to its votes for the classes.
         bias: add learned vectors to the votes.
         standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
-        impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
+        impl: "auto", "reference", "numba" or "cpu"; see `torchcaps.ops`.
 
     Shapes:
         input: images `[batch, in_chans, height, width]`; output: activations of the class capsules

@@ -29,7 +29,7 @@ class EMRouting(Router):
         inverse_temperature: lambda after many iterations, or one for each; see `functional.em_routing`.
         beta_u: value at the start.
         beta_a: value of `lambda * beta_a` at the start; 0 is an activation of 1/2 for a parent without data.
-        impl: "auto", "reference" or "cpu"; see `torchcaps.ops`.
+        impl: "auto", "reference", "numba" or "cpu"; see `torchcaps.ops`.
 
     Raises:
         ValueError: for fewer than one iteration, or another number of temperatures.
