@@ -11,6 +11,7 @@ const SHARE = 20 / 28; // of the side that a digit of MNIST fills
 export const picture = { bytes: null, size: null, labels: null };
 let announce = () => {}, drawn = false, pen = null, last = null, down = false, moment = 0, file = null;
 const strokes = document.createElement("canvas");
+const pencilOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
 
 export function pictureText() { return toText(picture.bytes); }
 
@@ -84,14 +85,14 @@ function keys(event) {
 
 function begin() {
   if (drawn) return;
-  strokes.getContext("2d").clearRect(0, 0, strokes.width, strokes.height);
+  pencilOf(strokes).clearRect(0, 0, strokes.width, strokes.height);
   drawn = true;
   picture.labels = null;
   $("invert").checked = false;
 }
 
 function stroke(from, to) {
-  const pencil = strokes.getContext("2d");
+  const pencil = pencilOf(strokes);
   pencil.strokeStyle = $("ink-row").hidden ? "#fff" : $("ink").value;
   pencil.lineCap = pencil.lineJoin = "round";
   pencil.lineWidth = Math.max(strokes.width, strokes.height) / 12;
@@ -113,7 +114,7 @@ function sample() {
   const small = document.createElement("canvas");
   small.width = width;
   small.height = height;
-  const pencil = small.getContext("2d", { willReadFrequently: true });
+  const pencil = pencilOf(small);
   pencil.imageSmoothingQuality = "high";
   pencil.fillStyle = "#000";
   pencil.fillRect(0, 0, width, height);
@@ -137,7 +138,7 @@ function halved(source) {
 
 function fitting() {
   const { width, height } = picture.size, W = strokes.width, H = strokes.height;
-  const data = strokes.getContext("2d", { willReadFrequently: true }).getImageData(0, 0, W, H).data;
+  const data = pencilOf(strokes).getImageData(0, 0, W, H).data;
   let left = W, right = -1, top = H, bottom = -1, mass = 0, sx = 0, sy = 0;
   for (let y = 0; y < H; y++) for (let x = 0; x < W; x++) {
     const ink = data[4 * (y * W + x) + 3];
@@ -150,7 +151,13 @@ function fitting() {
   }
   if (!mass) return [width / W, 0, 0];
   const scale = Math.min((SHARE * Math.min(width, height)) / Math.max(right - left + 1, bottom - top + 1), (3 * width) / W);
-  return [scale, width / 2 - (sx / mass + 0.5) * scale, height / 2 - (sy / mass + 0.5) * scale];
+  // No ink leaves the picture on the way to the centre.
+  const within = (centred, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centred));
+  return [
+    scale,
+    within(width / 2 - (sx / mass + 0.5) * scale, left, right + 1, width),
+    within(height / 2 - (sy / mass + 0.5) * scale, top, bottom + 1, height),
+  ];
 }
 
 function channelsOf(data) {

@@ -13,7 +13,7 @@ const send = latest("overlap", draw);
 export function setUp(panel) {
   parts = {
     note: make("p", { className: "note", hidden: true }), told: make("p", { role: "status", id: "overlap-told" }),
-    both: figure("what the model sees"), mixed: figure("both reconstructions"), one: figure(""), two: figure(""),
+    both: figure("what the model sees"), mixed: figure("both reconstructions"), one: figure("first capsule"), two: figure("second capsule"),
   };
   [parts.one, parts.two].forEach((one, k) => { one.canvas.id = `capsule-${k + 1}`; one.text.className = k ? "second" : "first"; });
   parts.ex2 = make("input", { type: "number", min: 0, step: 1, onchange: () => choose(Math.round(Number(parts.ex2.value))) });

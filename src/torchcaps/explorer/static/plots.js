@@ -1,7 +1,7 @@
 // Line plots as SVG.
 
 const NS = "http://www.w3.org/2000/svg";
-const W = 640, H = 240, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 28;
+const H = 240, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 28;
 
 function node(tag, attributes, text) {
   const element = document.createElementNS(NS, tag);
@@ -12,6 +12,7 @@ function node(tag, attributes, text) {
 
 // series: [{ name, values }], at most six in colours of their own; `here` is where the input stands now.
 export function lines(place, label, x, series, { low, high, here = null }) {
+  const W = Math.max(280, Math.min(736, place.clientWidth || 640)); // one unit is one pixel: the text stays readable
   const at = (value) => LEFT + ((W - LEFT - RIGHT) * (value - x[0])) / (x[x.length - 1] - x[0] || 1);
   const up = (value) => H - BOTTOM - ((H - TOP - BOTTOM) * (value - low)) / (high - low || 1);
   const svg = node("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });

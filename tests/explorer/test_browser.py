@@ -1,0 +1,303 @@
+"""The page in a real browser, from the pen to the pixels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("starlette", reason="needs starlette and uvicorn")
+pytest.importorskip("selenium", reason="needs selenium to drive a browser")
+
+import uvicorn
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from torchcaps.data import load_dataset
+from torchcaps.explorer import Session
+from torchcaps.explorer.server import bound, make_app
+from torchcaps.models import create_model
+from torchcaps.nn import DynamicRouting
+from torchcaps.training.objective import MarginObjective
+
+from .conftest import named, png
+
+pytestmark = pytest.mark.slow
+SECONDS = 30
+SEVEN = [(0.25, 0.2), (0.75, 0.2), (0.45, 0.85)]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", "test")
+
+
+@pytest.fixture(scope="module")
+def reader(digits):
+    """A small capsule network that reads digits."""
+    torch.manual_seed(0)
+    model = create_model("capsnet", channels=16, primary_types=4)
+    images = load_dataset("digits", "train")
+    objective = MarginObjective(model, reconstruction=0.0005)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(240):
+        batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step))
+        optimiser.zero_grad()
+        objective(images.float_images(batch), images.labels[batch]).total.backward()
+        optimiser.step()
+    return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
+
+
+@pytest.fixture(scope="module")
+def address(reader, digits):
+    """Where the page is served, by a thread of this process."""
+    torch.manual_seed(0)
+    cnn = create_model("cnn_baseline", channels=(4,), kernels=(5,), hidden=(8,))
+    other = Session(named(cnn, (28, 28), 1, digits.classes), "other")
+    with bound("127.0.0.1", 0) as listening:
+        server = uvicorn.Server(
+            uvicorn.Config(make_app([reader, other]), log_level="warning", lifespan="off", ws="none")
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("no browser here: needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+@pytest.fixture
+def page(browser, address):
+    """Open the page in this state, and see at the end that it had no error and asked nobody else."""
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # what earlier tests left
+
+    def open_page(state=""):
+        browser.get("about:blank")
+        browser.get(f"{address}#{state}")
+        wait(browser, lambda: browser.find_element(By.ID, "prediction").text)
+        return browser
+
+    yield open_page
+    errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert [line for line in errors if "400 (Bad Request)" not in line["message"]] == []
+    events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
+    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert urls
+    assert all(url.startswith((address, "data:", "about:")) for url in urls), urls
+
+
+def wait(browser, ready):
+    return WebDriverWait(browser, SECONDS).until(lambda _: ready())
+
+
+def pixels(browser, canvas):
+    """The bytes of a canvas, three for each pixel."""
+    script = """const c = document.getElementById(arguments[0]);
+      const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+      return Array.from(data.filter((_, k) => k % 4 < 3))"""
+    return browser.execute_script(script, canvas)
+
+
+def moved(browser):
+    """Whether the sliders changed the reconstruction by more than rounding."""
+    changed, own = pixels(browser, "changed"), pixels(browser, "reconstruction")
+    return max(abs(a - b) for a, b in zip(changed, own, strict=True)) > 2
+
+
+def draw(browser, points):
+    """Draw with the mouse; points are shares of the paper."""
+    paper = browser.find_element(By.ID, "paper")
+    width, height = paper.size["width"], paper.size["height"]
+    chain = ActionChains(browser, duration=10)
+    places = [points[0]]
+    for (x, y), (to_x, to_y) in zip(points, points[1:], strict=False):
+        places += [(x + (to_x - x) * k / 6, y + (to_y - y) * k / 6) for k in range(1, 7)]
+    for k, (x, y) in enumerate(places):
+        chain.move_to_element_with_offset(paper, int((x - 0.5) * width), int((y - 0.5) * height))
+        if k == 0:
+            chain.click_and_hold()
+    chain.release().perform()
+
+
+def set_slider(browser, slider, value):
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+    browser.execute_script(script, slider, value)
+
+
+def longest(browser):
+    return browser.find_element(By.CSS_SELECTOR, "#bars .longest .name").get_attribute("textContent")
+
+
+def test_a_drawn_seven_is_a_seven(page):
+    browser = page()
+    browser.find_element(By.ID, "clear").click()
+    draw(browser, SEVEN)
+    wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+    assert longest(browser) == "7"
+    # The drawing is in the address: the same picture comes back.
+    seen = pixels(browser, "seen")
+    wait(browser, lambda: "px=" in browser.current_url)
+    page(browser.current_url.partition("#")[2])
+    assert pixels(browser, "seen") == seen
+    assert longest(browser) == "7"
+
+
+def test_the_keyboard_draws(page):
+    browser = page()
+    browser.find_element(By.ID, "clear").click()
+    paper = browser.find_element(By.ID, "paper")
+    wait(browser, lambda: max(pixels(browser, "seen")) == 0)
+    paper.send_keys(Keys.SPACE, *[Keys.ARROW_UP] * 5, *[Keys.ARROW_LEFT] * 3, Keys.SPACE)
+    assert sum(value > 100 for value in pixels(browser, "seen")) > 10
+    paper.send_keys(Keys.DELETE)
+    wait(browser, lambda: max(pixels(browser, "seen")) == 0)
+
+
+def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
+    browser = page("ex=0")
+    wait(browser, lambda: not moved(browser))
+    sliders = browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input[type=range]")
+    assert len(sliders) == 16
+    set_slider(browser, sliders[4], 0.6)
+    wait(browser, lambda: moved(browser))
+    browser.find_element(By.ID, "reset").click()
+    wait(browser, lambda: not moved(browser))
+
+
+def test_what_a_dimension_does_is_shown_as_a_strip(page):
+    browser = page("ex=0")
+    browser.find_element(By.CSS_SELECTOR, "#pose .slider button").click()
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose .strip canvas")) == 11)
+
+
+def test_two_overlaid_pictures_are_drawn_by_two_capsules(page, digits):
+    labels = digits.labels.tolist()
+    second = next(k for k, label in enumerate(labels) if label != labels[0])
+    browser = page(f"tab=overlap&ex=0&ex2={second}&c1={labels[0]}&c2={labels[second]}")
+    wait(browser, lambda: any(pixels(browser, "capsule-1")) and any(pixels(browser, "capsule-2")))
+    first, other = pixels(browser, "capsule-1"), pixels(browser, "capsule-2")
+    assert sum(first[0::3]) > sum(first[2::3])  # orange
+    assert sum(other[2::3]) > sum(other[0::3])  # blue
+    shapes = [[max(p[k : k + 3]) for k in range(0, len(p), 3)] for p in (first, other)]
+    assert sum(abs(a - b) for a, b in zip(*shapes, strict=True)) > 28 * 28
+
+
+def test_without_routing_the_couplings_are_uniform(page):
+    browser = page("tab=routing&ex=0")
+
+    def spreads():
+        return [float(e.get_attribute("data-spread")) for e in browser.find_elements(By.CSS_SELECTOR, ".steps > div")]
+
+    wait(browser, lambda: len(spreads()) == DynamicRouting().iterations)
+    assert spreads()[0] == pytest.approx(0, abs=1e-6)
+    assert spreads()[-1] > 1e-4
+    browser.find_element(By.ID, "uniform").click()
+    wait(browser, lambda: spreads() == [pytest.approx(0, abs=1e-6)])
+    assert "gives every class the same 0.100" in browser.find_element(By.ID, "routing").text
+
+
+def test_the_address_brings_everything_back(page):
+    browser = page("ex=5")
+    sliders = wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input[type=range]"))
+    set_slider(browser, sliders[2], 0.4)
+    browser.find_element(By.ID, "uniform").click()
+    wait(browser, lambda: "uni=1" in browser.current_url and "d=2" in browser.current_url)
+    wait(browser, lambda: moved(browser))
+
+    def state():
+        values = [e.get_attribute("value") for e in browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input")]
+        return values, browser.find_element(By.ID, "bars").text, browser.find_element(By.ID, "uniform").is_selected()
+
+    # The slider was set with routing; without it the pose under it is another.
+    wait(browser, lambda: state()[2])
+    browser.execute_script("return new Promise((done) => setTimeout(done, 700))")
+    before = state()
+    browser.refresh()
+    wait(browser, lambda: browser.find_element(By.ID, "prediction").text)
+    wait(browser, lambda: state() == before)
+
+
+def test_a_transformation_draws_its_lines(page):
+    browser = page("tab=transform&ex=0&deg=30")
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#length-lines path")) == 6)
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose-lines path")) == 6)
+    Select(browser.find_element(By.ID, "sweep")).select_by_value("right")
+    wait(browser, lambda: "shift right" in browser.find_element(By.ID, "length-lines").get_attribute("innerHTML"))
+
+
+def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
+    browser = page("tab=compare&ex=0")
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#compare .bars li")) == 20)
+    assert "probabilities, not lengths" in browser.find_element(By.ID, "compare").text
+    browser.find_element(By.ID, "tab-pose").click()
+    Select(browser.find_element(By.ID, "model")).select_by_value("1")
+    wait(browser, lambda: "no capsules" in browser.find_element(By.ID, "pose").text)
+    assert not browser.find_element(By.ID, "uniform-row").is_displayed()
+    for tab in ("routing", "overlap", "transform"):
+        browser.find_element(By.ID, f"tab-{tab}").click()
+    assert not browser.find_element(By.ID, "problem").is_displayed()
+
+
+def test_files_are_opened_or_refused_with_a_sentence(page, tmp_path):
+    browser = page()
+    (tmp_path / "white.png").write_bytes(png())
+    (tmp_path / "text.png").write_bytes(b"hello")
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "white.png"))
+    wait(browser, lambda: min(pixels(browser, "seen")) == 255)
+    browser.find_element(By.ID, "invert").click()
+    wait(browser, lambda: max(pixels(browser, "seen")) == 0)
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "text.png"))
+    wait(browser, lambda: "not an image" in browser.find_element(By.ID, "problem").text)
+
+
+def test_tabs_follow_the_arrow_keys(page):
+    browser = page()
+    browser.find_element(By.ID, "tab-pose").send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element.get_attribute("id") == "tab-routing"
+    assert browser.find_element(By.ID, "routing").is_displayed()
+    assert not browser.find_element(By.ID, "pose").is_displayed()
+
+
+@pytest.mark.parametrize("tab", ["pose", "routing", "overlap", "transform", "compare"])
+def test_nothing_is_cut_on_a_phone(page, tab):
+    browser = page()
+    size = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page(f"tab={tab}&ex=0")
+        browser.execute_script("return new Promise((done) => setTimeout(done, 500))")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_every_control_has_a_name(page):
+    browser = page()
+    script = """return [...document.querySelectorAll('button, input, select, canvas[role=img]')]
+      .filter((e) => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim()))
+      .map((e) => e.outerHTML)"""
+    for tab in ("pose", "routing", "overlap", "transform", "compare"):
+        browser.find_element(By.ID, f"tab-{tab}").click()
+        assert browser.execute_script(script) == []
