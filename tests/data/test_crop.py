@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchcaps.data import Preprocess, centre_crop, random_crop, relight, standardise
+from torchcaps.data import Preprocess, centre_crop, random_crop, relight
 from torchcaps.errors import DataError
 
 
@@ -48,15 +48,6 @@ def test_light_changes_both_eyes_alike_and_within_range():
     assert found.std() != images.std()
 
 
-def test_standardised_over_both_eyes():
-    images = torch.rand(5, 2, 8, 8, generator=generator()) * torch.tensor([1.0, 0.2]).view(1, 2, 1, 1)
-    found = standardise(images)
-    torch.testing.assert_close(found.mean((1, 2, 3)), torch.zeros(5), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.var((1, 2, 3), correction=0), torch.ones(5))
-    assert found[:, 0].mean() > 0 > found[:, 1].mean()  # one scale for both
-    assert standardise(torch.full((1, 1, 4, 4), 0.3)).abs().max() < 1e-4
-
-
 def test_a_seed_settles_everything():
     images = torch.rand(9, 1, 12, 12)
     for change in (lambda g: random_crop(images, 5, generator=g), lambda g: relight(images, generator=g)):
@@ -79,11 +70,11 @@ def test_arguments_out_of_range(change, words):
         change(torch.rand(2, 1, 12, 12))
 
 
-def test_preprocessing_crops_and_standardises():
-    whole = Preprocess((48, 48), 1, crop=32, standardised=True)
+def test_preprocessing_crops():
+    whole = Preprocess((48, 48), 1, crop=32)
     image = torch.rand(1, 48, 48)
     assert whole.model_size == (32, 32)
-    torch.testing.assert_close(whole(image), standardise(image[None, :, 8:40, 8:40])[0])
+    torch.testing.assert_close(whole(image), image[:, 8:40, 8:40])
     assert Preprocess.from_dict(whole.to_dict()) == whole
     assert Preprocess((48, 48), 1).to_dict() == {"img_size": [48, 48], "in_chans": 1}
     with pytest.raises(DataError, match="crop: expected from 1 to 40 pixels, got 41"):

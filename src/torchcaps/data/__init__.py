@@ -24,7 +24,6 @@ from torchcaps.data.cifar import read_cifar as read_cifar
 from torchcaps.data.crop import centre_crop as centre_crop
 from torchcaps.data.crop import random_crop as random_crop
 from torchcaps.data.crop import relight as relight
-from torchcaps.data.crop import standardise as standardise
 from torchcaps.data.dataset import Drawn as Drawn
 from torchcaps.data.dataset import ImageSet as ImageSet
 from torchcaps.data.fetch import fetch_dataset as fetch_dataset

@@ -1,4 +1,4 @@
-"""What the papers on smallNORB do to a batch of 48 × 48 photographs: crop, change the light, standardise.
+"""What the papers on smallNORB do to a batch of 48 × 48 photographs: crop, and change the light.
 
 Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4: a random crop of
 32 × 32 with random brightness and contrast in training, the centre crop in testing. Constants as in the authors' code.
@@ -66,7 +66,7 @@ def relight(
         generator: where the amounts are drawn from.
 
     Returns:
-        A new tensor of the same type; its values may leave [0, 1], which `standardise` makes good.
+        A new tensor of the same type; its values may leave [0, 1], which `functional.standardise` makes good.
     """
     check_shape("images", images, AXES)
     check_range("brightness", brightness, low=0)
@@ -75,15 +75,3 @@ def relight(
     images = images + brightness * (2 * added - 1)
     mean = images.mean(dim=(2, 3), keepdim=True)
     return mean + (images - mean) * (contrast[0] + (contrast[1] - contrast[0]) * factor)
-
-
-def standardise(images: FloatImages, least: float = 1e-3) -> FloatImages:
-    """Each image with mean 0 and standard deviation 1 over all of its pixels and channels together.
-
-    Args:
-        images: `[batch, channels, height, width]`, floating.
-        least: what a smaller standard deviation is taken for, above 0; an image of one grey becomes zero.
-    """
-    check_shape("images", images, AXES)
-    centred = images - images.mean(dim=(1, 2, 3), keepdim=True)
-    return centred / centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp(min=least)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.crop import centre_crop, standardise
+from torchcaps.data.crop import centre_crop
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
 from torchcaps.data.pixels import array_images, fit_images, size_pair
@@ -26,7 +26,7 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 class Preprocess:
     """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1].
 
-    What the papers on smallNORB do after that is optional: a crop of the middle, and standardised values.
+    A crop of the middle after that is optional, as in the papers on smallNORB.
 
     Image files go through the decoder that reads training folders, arrays through the one that reads `.npz`.
 
@@ -34,7 +34,6 @@ class Preprocess:
         img_size: (height, width) to resize to; without a crop, what the model takes.
         in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
         crop: side of the square that is cut out of the middle after resizing, or None.
-        standardised: whether each image gets mean 0 and standard deviation 1 at the end, as `standardise` has it.
 
     Raises:
         DataError: at construction, when a size is below 1, or the crop larger than the image.
@@ -43,7 +42,6 @@ class Preprocess:
     img_size: tuple[int, int]
     in_chans: int
     crop: int | None = None
-    standardised: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", size_pair(self.img_size))
@@ -58,13 +56,12 @@ class Preprocess:
         return self.img_size if self.crop is None else (self.crop, self.crop)
 
     def finish(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels h w"]:
-        """Crop and standardise images that have the right size and channels, where this preprocessing does.
+        """Crop images that have the right size and channels, where this preprocessing does.
 
         Args:
             images: `[batch, channels, *img_size]`, floats in [0, 1].
         """
-        images = images if self.crop is None else centre_crop(images, self.crop)
-        return standardise(images) if self.standardised else images
+        return images if self.crop is None else centre_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
         """One image as the model takes it.
@@ -74,7 +71,7 @@ class Preprocess:
                 `[channels, height, width]` (the axis of at most 4 is the channels), uint8, uint16 or float in [0, 1].
 
         Returns:
-            float32 `[channels, *model_size]`, in [0, 1] unless standardised.
+            float32 `[channels, *model_size]`, in [0, 1].
 
         Raises:
             DataError: unreadable, of an unclear layout, or out of range.
@@ -90,12 +87,10 @@ class Preprocess:
         return self.finish(whole.unsqueeze(0))[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, crop, standardised."""
+        """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop."""
         values: dict[str, Any] = {"img_size": list(self.img_size), "in_chans": self.in_chans}
         if self.crop is not None:
             values["crop"] = self.crop
-        if self.standardised:
-            values["standardised"] = True
         return values
 
     @classmethod
@@ -110,7 +105,7 @@ class Preprocess:
             crop = values.get("crop")
             return cls(
                 (int(height), int(width)), int(values["in_chans"]),
-                None if crop is None else int(crop), bool(values.get("standardised", False)),
+                None if crop is None else int(crop),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {dict(values)}") from None
