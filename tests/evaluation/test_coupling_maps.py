@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_maps
+from torchcaps.evaluation.coupling_maps import _spread
 from torchcaps.models import create_model
 
 from .stubs import RoutedPixels
@@ -54,9 +55,19 @@ def test_a_place_counts_most_in_the_middle_of_what_it_sees(capsnet):
     image[..., 0, 0] = 1  # position (0, 0) alone sees it
     spread = coupling_maps(capsnet, image).maps[0]
     assert divmod(int(spread.abs().argmax()), 22) == (8, 8)
-    # As many ways as the ninefold sum has: 1, 2, ..., 9, ..., 2, 1 each way.
-    ways = torch.tensor([*range(1, 10), *range(8, 0, -1)]) / 81
+    # Nine by nine after nine by nine, of which the edges of the stride of two count half.
+    ways = torch.tensor([0.5, *(k + 0.5 for k in range(1, 8)), 8, *(k + 0.5 for k in range(7, 0, -1)), 0.5]) / 72
     torch.testing.assert_close(spread[:17, :17] / spread.sum(), torch.outer(ways, ways), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(9, 1), (9, 2), (5, 2), (3, 2), (4, 4), (7, 3), (2, 3), (1, 1), (5, 4)])
+def test_even_support_makes_an_even_map(kernel, stride):
+    spread = _spread(kernel, stride)
+    assert float(spread.sum()) == pytest.approx(1)
+    assert torch.equal(spread, spread.flip(0))
+    if kernel >= stride:
+        sums = [float(spread[offset::stride].sum()) for offset in range(stride)]
+        assert sums == pytest.approx([1 / stride] * stride)
 
 
 def test_classes_that_are_asked_for_are_shown(capsnet):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from torchcaps.cli import bench, data, doctor, explore, inspect, lists, measure, reproduce, train
+from torchcaps.cli import bench, data, doctor, explore, inspect, lists, measure, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.signals import unwinding
 
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": measure.predict,
     "reconstruct": inspect.reconstruct,
     "perturb": inspect.perturb,
+    "report": report.report,
     "explore": explore.explore,
     "models": lists.models,
     "recipes": lists.recipes,

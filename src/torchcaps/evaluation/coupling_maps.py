@@ -8,7 +8,8 @@ with `strength = |vote|` for vector capsules, whose lengths are their activation
 that have an activation beside their pose. For vector capsules without a bias the supports of all children sum to |s_j|,
 the length before squashing (arXiv 1710.09829, equation 2). Summed over capsule types they are a map over positions, and
 each position's sum is spread over the pixels that it sees, in proportion to the number of ways from a pixel to it
-through the convolutions. This reading of routing is the library's own.
+through the convolutions, softened at the edges of strides so that even supports make an even map. This reading of
+routing is the library's own.
 """
 
 from __future__ import annotations
@@ -174,11 +175,19 @@ def _over_pixels(positions: Tensor, seen: _Seen, size: tuple[int, int]) -> Tenso
         ratio = positions[0].numel() / (size[0] * size[1])
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(seen.convolutions):
-        box = x.new_full((1, 1, *kernel), 1 / (kernel[0] * kernel[1]))
-        x = F.conv_transpose2d(x, box, stride=stride)
+        down, right = (_spread(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
+        x = F.conv_transpose2d(x, torch.outer(down, right)[None, None], stride=stride)
         x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
     # What a stride leaves over at the lower and right edges nobody sees.
     return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))[:, 0]
+
+
+def _spread(kernel: int, stride: int) -> Tensor:
+    """`[kernel]`, of sum one: copies `stride` apart sum to a constant, where a plain box would leave a comb."""
+    step = min(stride, kernel)
+    ramp = torch.arange(1, kernel + 1)
+    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=min(step, kernel - step + 1)).float()
+    return weight / weight.sum()
 
 
 @contextmanager

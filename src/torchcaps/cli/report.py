@@ -1,0 +1,59 @@
+"""torchcaps report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from torchcaps.cli.console import UsageError, progress_bar, usage
+
+
+def report(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    output: Path | None = None,
+    root: str | None = None,
+    device: str = "auto",
+    images: int = 10_000,
+    diagnose: int = 64,
+) -> int:
+    """Write one HTML file that shows what a run is and does; of several runs, a comparison. It works offline.
+
+    Example: torchcaps report runs/capsnet-digits
+
+    Args:
+        runs: Run folders: one for a report, several for a comparison with the first.
+        output: The file; by default report.html, or comparison.html, in the first run folder.
+        root: Folder in which a named data set is looked for first.
+        device: auto, cpu, cuda, ...
+        images: Of more test images, so many evenly spread ones are looked at for mistakes and pictures.
+        diagnose: Of these, so many random ones are looked at for the measures of routing; 0 leaves them out.
+    """
+    from torchcaps.errors import check_range
+    from torchcaps.report import write_comparison, write_report
+
+    if not runs:
+        raise UsageError("runs: expected one run folder or more, got none")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError("runs: expected different run folders, got one of them twice")
+    with usage():
+        check_range("--images", images, low=1)
+        check_range("--diagnose", diagnose, low=0)
+        if diagnose == 1:
+            raise ValueError("--diagnose: expected 0 or at least 2, got 1")
+    with progress_bar("evaluating") as bar:
+        task = bar.add_task("")
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if len(runs) == 1:
+            path = write_report(
+                runs[0], output=output, root=root, device=device, images=images, diagnose=diagnose, progress=progress
+            )
+        else:
+            path = write_comparison(runs, output=output, root=root, device=device, images=images, progress=progress)
+    print(path)
+    return 0

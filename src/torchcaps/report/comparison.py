@@ -1,0 +1,139 @@
+"""The sections of the report on several runs, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchcaps.evaluation import compare_answers
+from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
+from torchcaps.report.subject import Subject
+from torchcaps.report.words import duration, percent, setting
+
+Runs = Mapping[str, Subject]
+
+FIGURES: dict[str, Callable[[Subject], str]] = {
+    "Model": lambda run: run.config.model,
+    "Test accuracy": lambda run: percent(run.accuracy),
+    "Test error": lambda run: percent(run.figures["error"]),
+    "Test images": lambda run: f"{run.figures['num_samples']:,}",
+    "Test loss": lambda run: "–" if run.several else f"{run.figures['loss']:.4f}",
+    "Calibration error": lambda run: "–" if run.several else percent(run.figures["calibration_error"]),
+    "Parameters": lambda run: f"{run.parameters:,}",
+    "Epochs": lambda run: str(len(run.epochs)),
+    "Best epoch": lambda run: str(run.best_epoch),
+    "Training time": lambda run: "–" if run.seconds is None else duration(run.seconds),
+    "Seed": lambda run: str(run.config.seed),
+}
+
+
+def named(runs: Sequence[Subject]) -> dict[str, Subject]:
+    """The runs by the shortest ends of their paths that tell them apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, runs, strict=True))
+
+
+def lead(runs: Runs) -> Html:
+    """What is compared."""
+    return paragraph(Html(f"{len(runs)} runs side by side: {', '.join(name(key) for key in runs)}."))
+
+
+def figures(runs: Runs) -> Section:
+    """Accuracy, error, size, time."""
+    rows = [(text(label), *(name(value(run)) for run in runs.values())) for label, value in FIGURES.items()]
+    about = (
+        "Accuracy is the share of images with all of their classes found. " * any(run.several for run in runs.values())
+        + "Times are those of training steps alone, on the machine of each run."
+    )
+    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(text(about)))
+    return Section("figures", "Side by side", body)
+
+
+def difference(runs: Runs) -> Section:
+    """Whether one of them is better, on the same test images."""
+    (first, base), *others = runs.items()
+    rows, verdicts = [], []
+    for key, run in others:
+        if not same_images(base, run):
+            verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: not tested on the same images.")))
+            continue
+        found = compare_answers(run.right, base.right)
+        low, high = (f"{100 * bound:+.2f}" for bound in found.interval)
+        rows.append((
+            name(key), text(f"{100 * found.difference:+.2f}"), text(f"{low} to {high}"), text(f"{found.only_first:,}"),
+            text(f"{found.only_second:,}"), text(f"{found.p_value:.2g}"),
+        ))  # fmt: skip
+        verdict = found.verdict.replace("The first model", "This run").replace("The second model", "The reference")
+        verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: {text(verdict)}")))
+    about = Html(
+        f"Each run beside {name(first)}, the reference, image by image: only images that one gets right and the other "
+        "wrong say anything (McNemar's exact test). One run a model is one seed a model: a difference between two "
+        "trainings is not yet one between two methods."
+    )
+    heads = [text(t) for t in ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")]
+    counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
+    told = [table(counted, heads, rows, kind="figures")] if rows else []
+    return Section("difference", "Is one better?", join(paragraph(about), *told, *verdicts))
+
+
+def same_images(one: Subject, other: Subject) -> bool:
+    """Whether both were tested on the same images in the same order; of other sizes, those of the same data set."""
+    if one.images.classes != other.images.classes or not torch.equal(one.labels, other.labels):
+        return False
+    first, second = one.images.images.cpu(), other.images.images.cpu()
+    if first.shape == second.shape:
+        return torch.equal(first, second)
+    return one.config.data == other.config.data and one.images.name == other.images.name
+
+
+def curves(runs: Runs) -> Section:
+    """Validation loss and accuracy of all of them in one picture."""
+    from torchcaps import viz
+
+    figure = viz.overlaid_curves({key: run.epochs for key, run in runs.items()})
+    ends = ", ".join(f"{key} ends at {percent(run.epochs[-1]['val_accuracy'])}" for key, run in runs.items())
+    alt = f"Validation loss and accuracy over epochs, a line for each run: {ends}."
+    return Section("curves", "Training", picture(figure, alt))
+
+
+def classes(runs: Runs) -> Section:
+    """Accuracy of each class, a column for each run."""
+    title, base = "Class by class", next(iter(runs.values()))
+    if any(run.several for run in runs.values()):
+        return Section("classes", title, paragraph(text("A comparison by class needs one class an image.")))
+    if any(run.classes != base.classes for run in runs.values()):
+        return Section("classes", title, paragraph(text("The runs do not have the same classes.")))
+    rows = [
+        (name(label), *(text(percent(run.figures["per_class"][index]["accuracy"])) for run in runs.values()))
+        for index, label in enumerate(base.classes)
+    ]
+    return Section("classes", title, table("Accuracy by class", _heads("Class", runs), rows, kind="figures"))
+
+
+def settings(runs: Runs) -> Section:
+    """Settings and machines, where they differ."""
+    parts = []
+    for caption, heading, values in (
+        ("Settings that differ", "Setting", [run.config.to_dict() for run in runs.values()]),
+        ("Environments that differ", "What", [run.environment for run in runs.values()]),
+    ):
+        rows = _differing(values)
+        told = table(caption, _heads(heading, runs), rows, kind="words")
+        parts.append(told if rows else paragraph(text(f"{caption}: none.")))
+    return Section("settings", "What differs", join(*parts))
+
+
+def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[Html, ...]]:
+    keys = dict.fromkeys(key for one in values for key in one)
+    rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
+    return [(text(key), *map(name, found)) for key, found in rows if len(set(found)) > 1]
+
+
+def _heads(first: str, runs: Runs) -> list[Html]:
+    return [text(first), *(name(key) for key in runs)]

@@ -1,0 +1,124 @@
+"""A run in, one self-contained HTML file out; several runs side by side in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torchcaps
+from torchcaps.errors import check_range
+from torchcaps.report import comparison, sections
+from torchcaps.report.markup import page
+from torchcaps.report.plots import can_plot, make_folder
+from torchcaps.report.subject import Subject, open_subject
+from torchcaps.training.checkpoint import atomic
+
+REPORT, COMPARISON = "report.html", "comparison.html"
+MOST_IMAGES, DIAGNOSED = 10_000, 64
+Progress = Callable[[int, int], None]
+
+
+def write_report(
+    run: str | Path,
+    *,
+    output: str | Path | None = None,
+    root: str | None = None,
+    device: str = "auto",
+    images: int = MOST_IMAGES,
+    diagnose: int = DIAGNOSED,
+    progress: Progress | None = None,
+) -> Path:
+    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network.
+
+    Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
+    from running the model over its test images once more; nothing is chosen by them.
+
+    Args:
+        run: a finished run folder of a classifier.
+        output: the file; by default report.html in the run folder.
+        root: where a named data set is looked for first; by default as for the run.
+        device: where to compute; see `TrainConfig`.
+        images: of more test images, so many evenly spread ones are looked at.
+        diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
+        progress: called with (images done, images in all).
+
+    Returns:
+        The file written.
+
+    Raises:
+        RunError: for no run, one that is not finished, or one whose files are damaged. DataError: if the test images
+            cannot be had. TrainingError: if the file cannot be written. ImportError: without matplotlib.
+        ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
+    """
+    _check(images, diagnose)
+    subject = open_subject(run, root=root, device=device, most_images=images, progress=progress)
+    content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot())
+    return _write(content, subject.path / REPORT if output is None else Path(output))
+
+
+def write_comparison(
+    runs: Sequence[str | Path],
+    *,
+    output: str | Path | None = None,
+    root: str | None = None,
+    device: str = "auto",
+    images: int = MOST_IMAGES,
+    progress: Progress | None = None,
+) -> Path:
+    """Write several finished runs side by side as one HTML file; the first is the reference of the others.
+
+    Args:
+        runs: at least two different run folders of classifiers.
+        output: the file; by default comparison.html in the first run folder.
+        root, device, images, progress: as for `write_report`.
+
+    Raises:
+        ValueError: for fewer than two runs, or one that is named twice. Otherwise as `write_report`.
+    """
+    _check(images, 0)
+    check_range("number of runs", len(runs), low=2)
+    paths = [Path(run).resolve() for run in runs]
+    twice = next((run for run, path in zip(runs, paths, strict=True) if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ValueError(f"runs: expected different run folders, got {twice} twice")
+    found = [open_subject(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
+    named = comparison.named(found)
+    parts = [
+        part(named)
+        for part in (
+            comparison.figures, comparison.difference, comparison.curves, comparison.classes, comparison.settings,
+        )
+    ]  # fmt: skip
+    content = page(f"Comparison of {len(found)} runs", comparison.lead(named), parts, _foot())
+    return _write(content, found[0].path / COMPARISON if output is None else Path(output))
+
+
+def _of_one(run: Subject, diagnose: int) -> list[sections.Section]:
+    parts = (
+        sections.summary, sections.curves, sections.classes, sections.calibration, sections.mistakes, sections.drawings,
+        sections.dimensions, sections.maps,
+    )  # fmt: skip
+    return [*(part(run) for part in parts), sections.routing(run, diagnose), sections.configuration(run)]
+
+
+def _check(images: int, diagnose: int) -> None:
+    if not can_plot():
+        raise ImportError("a report needs matplotlib for its pictures; install it with: pip install 'torchcaps[plots]'")
+    check_range("images", images, low=1)
+    if diagnose:
+        check_range("diagnose", diagnose, low=2)
+
+
+def _foot() -> str:
+    return (
+        f"Written by torchcaps {torchcaps.__version__}. Activations of class capsules are lengths in [0, 1], not "
+        "probabilities."
+    )
+
+
+def _write(content: str, path: Path) -> Path:
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        # A file name may hold bytes that are no text.
+        partial.write_bytes(content.encode("utf-8", errors="replace"))
+    return path

@@ -1,0 +1,154 @@
+"""Pieces of an HTML page: everything that is not `Html` already is escaped on its way in."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Html = NewType("Html", str)
+
+PIXELS_PER_INCH = 96  # of CSS
+DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may hold these
+
+
+class Section(NamedTuple):
+    """A part of a page, under a heading of its own.
+
+    Attributes:
+        key: letters and hyphens, the address within the page.
+        title: its heading.
+        body: what stands under it.
+    """
+
+    key: str
+    title: str
+    body: Html
+
+
+def text(value: object) -> Html:
+    """Any text, escaped for use between tags and in attributes."""
+    return Html(escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True))
+
+
+def name(value: object) -> Html:
+    """A name of unknown script: one that runs from right to left leaves its surroundings alone."""
+    return Html(f"<bdi>{text(value)}</bdi>")
+
+
+def join(*parts: Html) -> Html:
+    """One after the other."""
+    return Html("\n".join(parts))
+
+
+def paragraph(content: Html) -> Html:
+    """A paragraph."""
+    return Html(f"<p>{content}</p>")
+
+
+def heading(title: str) -> Html:
+    """A heading below that of a section."""
+    return Html(f"<h3>{text(title)}</h3>")
+
+
+def table(caption: str, heads: Sequence[Html], rows: Sequence[Sequence[Html]], *, kind: str = "") -> Html:
+    """A table whose first column names its rows.
+
+    Args:
+        caption: plain text above it.
+        heads: of the columns.
+        rows: as many cells each as there are heads.
+        kind: a class of the style sheet: "figures" sets all columns but the first to the right.
+    """
+    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    body = "\n".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for first, *cells in rows
+    )
+    return Html(
+        f'<div class="wide" tabindex="0" role="region" aria-label="{text(caption)}"><table class="{text(kind)}">\n'
+        f"<caption>{text(caption)}</caption>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+        "</table></div>"
+    )
+
+
+def picture(figure: Figure, alt: str, *, kind: Literal["svg", "webp"] = "svg") -> Html:
+    """A matplotlib figure on a white card: "svg" for lines and bars, "webp" for what is made of pixels.
+
+    Args:
+        figure: drawn into the page.
+        alt: what it shows, for those who do not see it.
+        kind: of the embedded picture.
+    """
+    from matplotlib import rc_context
+
+    stream = io.BytesIO()
+    with rc_context({"svg.hashsalt": "torchcaps"}):  # the same figure is the same page, byte for byte
+        if kind == "svg":
+            figure.savefig(stream, format="svg", metadata={"Date": None})
+        else:
+            figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
+    width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
+    mime = "image/svg+xml" if kind == "svg" else "image/webp"
+    return Html(
+        f'<figure class="card"><img src="{_address(mime, stream.getvalue())}" alt="{text(alt)}" width="{width}" '
+        f'height="{height}" style="--natural:{width}px"></figure>'
+    )
+
+
+def thumbnail(pixels: NDArray[np.uint8], alt: str) -> Html:
+    """A small image `[height, width, 3]`, its pixels kept as squares."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="png")
+    height, width = pixels.shape[:2]
+    scale = 96 / max(height, width)
+    return Html(
+        f'<img class="pixels" src="{_address("image/png", stream.getvalue())}" alt="{text(alt)}" '
+        f'width="{round(width * scale)}" height="{round(height * scale)}">'
+    )
+
+
+def lengths(rows: Sequence[tuple[str, float, str]]) -> Html:
+    """Lengths in [0, 1] as bars: (name, length, kind), where kind is "true", "wrong" or "" for the colour."""
+    lines = "\n".join(
+        f'<tr><th scope="row">{name(label)}</th><td class="track"><span class="bar {text(kind)}" '
+        f'style="width:{100 * min(max(value, 0.0), 1.0):.1f}%"></span></td><td>{value:.3f}</td></tr>'
+        for label, value, kind in rows
+    )
+    return Html(f'<table class="lengths"><tbody>\n{lines}\n</tbody></table>')
+
+
+def page(title: str, lead: Html, sections: Sequence[Section], foot: str) -> str:
+    """The whole document: nothing in it is loaded from anywhere.
+
+    Args:
+        title: plain text.
+        lead: under the title.
+        sections: in their order; the contents list them.
+        foot: plain text at the end.
+    """
+    template = Template(files("torchcaps.report").joinpath("page.html").read_text(encoding="utf-8"))
+    contents = "\n".join(f'<li><a href="#{text(one.key)}">{text(one.title)}</a></li>' for one in sections)
+    body = "\n".join(
+        f'<section aria-labelledby="{text(one.key)}">\n<h2 id="{text(one.key)}">{text(one.title)}</h2>\n{one.body}\n'
+        "</section>"
+        for one in sections
+    )
+    return template.substitute(title=text(title), lead=lead, contents=contents, body=body, foot=text(foot))
+
+
+def _address(mime: str, content: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"

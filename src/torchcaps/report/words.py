@@ -1,0 +1,36 @@
+"""Figures and settings as people read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def percent(share: float | None) -> str:
+    """`99.43 %` for 0.9943, and a dash for what is not known."""
+    return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """`9 s`, `14 min`, `2 h 5 min`: to one part in ten or so."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def setting(value: Any) -> str:
+    """A value of a configuration file."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {setting(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return " × ".join(setting(one) for one in value)
+    return str(value)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from torchcaps.report.words import counted, duration, percent, setting
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "1 s"), (89, "89 s"), (91, "2 min"), (840, "14 min"), (5390, "1 h 30 min"), (90_000, "25 h 0 min")],
+)
+def test_durations(seconds, expected):
+    assert duration(seconds) == expected
+
+
+def test_counts():
+    assert [counted(n, "epoch") for n in (0, 1, 1200)] == ["0 epochs", "1 epoch", "1,200 epochs"]
+
+
+def test_shares():
+    assert (percent(0.99434), percent(0), percent(None)) == ("99.43 %", "0.00 %", "–")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "none"), (True, "yes"), (False, "no"), (0.0005, "0.0005"), ("mnist", "mnist"), ([32, 24], "32 × 24"),
+        ({"routing": "uniform", "bias": None}, "routing = uniform, bias = none"), ({}, "none"),
+    ],
+)  # fmt: skip
+def test_settings(value, expected):
+    assert setting(value) == expected
