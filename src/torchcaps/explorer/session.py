@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image, standardise
+from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
@@ -253,8 +253,7 @@ class Session:
     def _tensor(self, image: Picture) -> Float[Tensor, "1 channels height width"]:
         channels, height, width = self.shape
         check_shape("image", image, ("channels", "height", "width"), channels=channels, height=height, width=width)
-        pixels = image.unsqueeze(0).float() / 255
-        return (standardise(pixels) if self.preprocess.standardised else pixels).to(device_of(self.model))
+        return (image.unsqueeze(0).float() / 255).to(device_of(self.model))
 
     def _drawn(self, pose: Tensor, shown: Sequence[int]) -> Float[Tensor, "n channels height width"]:
         place = device_of(self.model)

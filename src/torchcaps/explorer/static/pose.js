@@ -1,17 +1,16 @@
 // The pose of one class capsule: sliders, what each dimension does, and a walk to another picture's pose.
 
-import { latest, toBytes, toText } from "./api.js";
+import { latest, problem, toBytes, toText } from "./api.js";
 import { fetchExample, picture, randomExample } from "./input.js";
 import { figure, make, show, slider } from "./pictures.js";
 import { about, change, model, offsets, offsetText, state } from "./state.js";
-import { problem } from "./api.js";
 
 const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
 
-const moved = latest("decode", ({ drawn }) => { if (look) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
+const moved = latest("decode", ({ drawn }) => { if (state.d) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
 const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim} from −${SPAN} to +${SPAN}`));
-const walked = latest("decode", ({ drawn }) => show(parts.walk.canvas, toBytes(drawn[0]), model()));
+const walked = latest("decode", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
 const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's"));
 const other = latest("look", (found, index) => { walkTo = { pose: found.pose, index }; walk(); });
 
@@ -60,7 +59,9 @@ export function update(found, chosen, uniform) {
   build(dim, found.pose[label]);
   const by = offsets(dim);
   sliders.forEach((one, k) => one.set(found.pose[label][k] + by[k]));
-  moved({ model: state.model, label, poses: [found.pose[label].map((value, k) => value + by[k])] });
+  // Nothing is asked for that is here already: the pen needs the server for itself.
+  if (state.d) moved({ model: state.model, label, poses: [found.pose[label].map((value, k) => value + by[k])] });
+  else show(parts.changed.canvas, toBytes(found.drawn[0]), model());
   parts.walkArea.hidden = !about.models[0].examples;
   if (about.models[0].examples) second(uniform);
 }
@@ -126,6 +127,7 @@ const between = (part) => look.pose[label].map((value, k) => (1 - part) * value 
 function walk() {
   if (!walkTo?.pose || !look?.pose) return;
   parts.walk.text.textContent = `${Math.round(100 * state.walk)} % of the way, class ${model().classes[label]}`;
+  if (!state.walk) return show(parts.walk.canvas, toBytes(look.drawn[0]), model());
   walked({ model: state.model, label, poses: [between(state.walk)] });
 }
 
