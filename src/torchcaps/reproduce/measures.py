@@ -21,6 +21,7 @@ from torchcaps.training.validation import validate
 
 UNKNOWN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # data set -> one of the same size and other classes
 SOME = 512  # test images that slow measures look at
+ABLATED = 10_000  # all of most sets, for the figure stands beside the error on all
 CURVE = 2048  # of each side of a viewpoint set, after every epoch
 ATTACKED = 200
 STRENGTHS = (0.05, 0.1, 0.2, 0.3)  # of attacks, on pixels in [0, 1]
@@ -113,7 +114,7 @@ def ablation(trained: Trained) -> Figures:
     """The trained model with uniform and with random couplings at test time; empty for a network without routing."""
     if not _routed(trained.model):
         return {}
-    some = trained.some(4 * SOME)
+    some = trained.some(ABLATED)
     found = evaluation.routing_ablation(trained.model, some.float_images(), some.labels)
     return {"uniform_at_test_error": 1 - found.uniform, "changed_by_routing": found.changed}
 
