@@ -208,7 +208,8 @@ def test_without_routing_the_couplings_are_uniform(page):
     browser = page("tab=routing&ex=0")
 
     def spreads():
-        return [float(e.get_attribute("data-spread")) for e in browser.find_elements(By.CSS_SELECTOR, ".steps > div")]
+        script = "return [...document.querySelectorAll('.steps > div')].map((step) => Number(step.dataset.spread))"
+        return browser.execute_script(script)
 
     wait(browser, lambda: len(spreads()) == DynamicRouting().iterations)
     assert spreads()[0] == pytest.approx(0, abs=1e-6)
@@ -222,6 +223,7 @@ def test_the_address_brings_everything_back(page):
     browser = page("ex=5")
     sliders = wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input[type=range]"))
     set_slider(browser, sliders[2], 0.4)
+    routed = browser.find_element(By.ID, "bars").text
     browser.find_element(By.ID, "uniform").click()
     wait(browser, lambda: "uni=1" in browser.current_url and "d=2" in browser.current_url)
     wait(browser, lambda: moved(browser))
@@ -231,8 +233,7 @@ def test_the_address_brings_everything_back(page):
         return values, browser.find_element(By.ID, "bars").text, browser.find_element(By.ID, "uniform").is_selected()
 
     # The slider was set with routing; without it the pose under it is another.
-    wait(browser, lambda: state()[2])
-    browser.execute_script("return new Promise((done) => setTimeout(done, 700))")
+    wait(browser, lambda: state()[1] != routed)
     before = state()
     browser.refresh()
     wait(browser, lambda: browser.find_element(By.ID, "prediction").text)

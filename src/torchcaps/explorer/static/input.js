@@ -130,15 +130,16 @@ function halved(source) {
   const small = document.createElement("canvas");
   small.width = Math.ceil(source.width / 2);
   small.height = Math.ceil(source.height / 2);
-  const pencil = small.getContext("2d");
+  const pencil = pencilOf(small);
   pencil.imageSmoothingQuality = "high";
   pencil.drawImage(source, 0, 0, source.width / 2, source.height / 2);
   return small;
 }
 
 function fitting() {
-  const { width, height } = picture.size, W = strokes.width, H = strokes.height;
-  const data = pencilOf(strokes).getImageData(0, 0, W, H).data;
+  // At a quarter of the size: as exact as pixels of the picture need.
+  const { width, height } = picture.size, small = halved(halved(strokes)), W = small.width, H = small.height;
+  const data = pencilOf(small).getImageData(0, 0, W, H).data, part = strokes.width / W;
   let left = W, right = -1, top = H, bottom = -1, mass = 0, sx = 0, sy = 0;
   for (let y = 0; y < H; y++) for (let x = 0; x < W; x++) {
     const ink = data[4 * (y * W + x) + 3];
@@ -149,12 +150,12 @@ function fitting() {
     bottom = y;
     mass += ink; sx += ink * x; sy += ink * y;
   }
-  if (!mass) return [width / W, 0, 0];
+  if (!mass) return [width / strokes.width, 0, 0];
   const scale = Math.min((SHARE * Math.min(width, height)) / Math.max(right - left + 1, bottom - top + 1), (3 * width) / W);
   // No ink leaves the picture on the way to the centre.
   const within = (centred, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centred));
   return [
-    scale,
+    scale / part,
     within(width / 2 - (sx / mass + 0.5) * scale, left, right + 1, width),
     within(height / 2 - (sy / mass + 0.5) * scale, top, bottom + 1, height),
   ];

@@ -119,7 +119,7 @@ async function start() {
   setUpTabs();
   controls();
   onChange((before) => {
-    controls();
+    if (before.model !== state.model || before.uni !== state.uni) controls();
     if (["model", "cls", "uni"].some((name) => before[name] !== state[name])) refresh();
     else if (before.px === state.px && before.ex === state.ex && before.inv === state.inv) view();
   });

@@ -9,9 +9,9 @@ const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
 
 const moved = latest("decode", ({ drawn }) => { if (state.d) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
-const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim} from −${SPAN} to +${SPAN}`));
+const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
 const walked = latest("decode", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
-const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's"));
+const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's", parts.walk.canvas, (images) => images[Math.round(state.walk * (images.length - 1))]));
 const other = latest("look", (found, index) => { walkTo = { pose: found.pose, index }; walk(); });
 
 export function setUp(panel) {
@@ -86,22 +86,22 @@ function along(k) {
 }
 
 // There and back, twice; and a strip that stays. Who asked for less motion gets the strip alone.
-function animate(drawn, what) {
+function animate(drawn, what, canvas, last) {
   const images = drawn.map(toBytes), size = model();
   parts.told.textContent = `Shown: ${what}.`;
   parts.strip.replaceChildren(...Array.from({ length: STRIP }, (_, k) => {
-    const canvas = make("canvas", { className: "pixels", role: "img" });
-    canvas.setAttribute("aria-label", `step ${k + 1} of ${STRIP} of ${what}`);
-    show(canvas, images[Math.round((k * (images.length - 1)) / (STRIP - 1))], size);
-    return canvas;
+    const still = make("canvas", { className: "pixels", role: "img" });
+    still.setAttribute("aria-label", `step ${k + 1} of ${STRIP} of ${what}`);
+    show(still, images[Math.round((k * (images.length - 1)) / (STRIP - 1))], size);
+    return still;
   }));
   cancelAnimationFrame(playing);
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const start = performance.now(), order = [...images, ...images.slice(1, -1).reverse()];
   const tick = (now) => {
     const k = Math.floor((now - start) / 45);
-    if (k >= 2 * order.length) return show(parts.changed.canvas, images[(images.length - 1) / 2], size);
-    show(parts.changed.canvas, order[Math.max(0, k) % order.length], size);
+    if (k >= 2 * order.length) return show(canvas, last(images), size);
+    show(canvas, order[Math.max(0, k) % order.length], size);
     playing = requestAnimationFrame(tick);
   };
   playing = requestAnimationFrame(tick);
