@@ -14,6 +14,7 @@ import math
 import secrets
 import socket
 import sys
+import threading
 import traceback
 import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
@@ -413,10 +414,26 @@ def serve(
             proxy_headers=False, ws="none", lifespan="off", limit_concurrency=64, timeout_keep_alive=5,
             timeout_graceful_shutdown=2,
         )  # fmt: skip
-        say(url)
-        if open_page:
-            webbrowser.open(url)  # the socket listens already: the browser waits in its queue
-        uvicorn.Server(config).run(sockets=[listening])
+
+        def ready() -> None:
+            say(url)
+            if open_page:  # a thread, as some browsers return only when they are closed
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+        _Server(config, ready).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Calls `ready` when requests are answered and Ctrl-C stops it in good order."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
 
 
 def page_url(host: str, port: int, token: str = "") -> str:
