@@ -2,7 +2,7 @@
 
 import { ask, latest, problem } from "./api.js";
 import { picture, pictureText, restore, setUp } from "./input.js";
-import { make } from "./pictures.js";
+import { make, namesWide } from "./pictures.js";
 import { about, change, model, onChange, readAddress, state } from "./state.js";
 import * as compare from "./compare.js";
 import * as overlap from "./overlap.js";
@@ -38,12 +38,13 @@ function measure(moment) {
 
 function bars() {
   const { classes, capsules } = model(), list = $("bars");
+  namesWide(list, classes);
   const top = look.activation.indexOf(Math.max(...look.activation));
   while (list.children.length > classes.length) list.lastChild.remove();
   while (list.children.length < classes.length) list.append(bar(list.children.length));
   classes.forEach((name, k) => {
     const button = list.children[k].firstChild, [label, track, value] = button.children;
-    label.textContent = name;
+    label.textContent = label.title = name;
     track.firstChild.style.width = `${100 * Math.min(1, look.activation[k])}%`;
     value.textContent = look.activation[k].toFixed(3);
     button.setAttribute("aria-pressed", String(state.cls === k));

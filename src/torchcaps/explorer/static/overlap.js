@@ -64,7 +64,7 @@ export async function update(look, label, uniform) {
 
 // Another test image than the input, unless the address names one.
 async function load() {
-  if (!about.models[0].examples) { second = second ?? { bytes: picture.bytes, name: "the input itself" }; return true; }
+  if (!about.models[0].examples) { second = { bytes: picture.bytes, name: "the input itself" }; return true; }
   const index = state.ex2 ?? Math.min(1, about.models[0].examples - 1);
   if (document.activeElement !== parts.ex2) parts.ex2.value = index;
   if (second?.index === index) return true;

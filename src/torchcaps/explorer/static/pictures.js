@@ -67,16 +67,22 @@ export function slider(label, { low, high, step, value, wide = false, change, pl
   return { row, input, set(value) { input.value = value; tell(); } };
 }
 
+// All bars of a list begin at one place, beside the longest name that there is room for.
+export function namesWide(list, names) {
+  list.style.setProperty("--names", `${Math.min(9, Math.max(2, 0.62 * Math.max(...names.map((name) => name.length)) + 0.5))}em`);
+}
+
 // Bars in a list; rows are made once, then only moved.
 export function miniBars(list, names, values, largest = 1) {
   while (list.children.length > values.length) list.lastChild.remove();
   while (list.children.length < values.length) {
     list.append(make("li", {}, make("span", { className: "name" }), make("span", { className: "track" }, make("span", { className: "fill" })), make("span", { className: "value" })));
   }
+  namesWide(list, names);
   const top = values.indexOf(Math.max(...values));
   values.forEach((value, k) => {
     const [name, track, text] = list.children[k].children;
-    name.textContent = names[k];
+    name.textContent = name.title = names[k];
     track.firstChild.style.display = "block";
     track.firstChild.style.width = `${Math.min(100, (100 * value) / largest)}%`;
     text.textContent = value.toFixed(3);
