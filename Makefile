@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test test-slow lint docs install clean
+.PHONY: train test test-slow lint docs install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -14,7 +14,7 @@ train: $(INSTALLED)
 test: $(INSTALLED) lint docs
 	$(BIN)/python -m pytest
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) browser
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 lint: $(INSTALLED)
@@ -26,6 +26,18 @@ docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
 
 install: $(INSTALLED)
+
+# The slow tests of the explorer's page drive a browser; where none can be had they are skipped, and this says so.
+browser:
+	@have() { for name; do command -v $$name >/dev/null && return; done; return 1; }; \
+	whole() { have chromium chromium-browser google-chrome && have chromedriver; }; \
+	root() { if [ "$$(id -u)" = 0 ]; then "$$@"; else sudo -n "$$@"; fi; }; \
+	if ! whole && have apt-get && root true 2>/dev/null; then \
+	  echo "installing Chromium and its driver ..."; \
+	  { root apt-get update && root env DEBIAN_FRONTEND=noninteractive apt-get install -y chromium chromium-driver; } \
+	    >/dev/null 2>&1; \
+	fi; \
+	whole || echo "No Chromium with chromedriver here, and it could not be installed: tests in a browser will be skipped."
 
 $(INSTALLED): pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
