@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
@@ -24,7 +25,7 @@ KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsul
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
-class CapsNet(nn.Module):
+class CapsNet(InNotebook, nn.Module):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
     Args:

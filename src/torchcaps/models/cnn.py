@@ -18,12 +18,13 @@ from torchcaps.errors import check_range, check_shape
 from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._registry import Passport, create_model, register_model
+from torchcaps.models.notebook import InNotebook
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
 
 
-class CNN(nn.Module):
+class CNN(InNotebook, nn.Module):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:

@@ -18,6 +18,7 @@ from torchcaps.functional import receptive_centres, standardise
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.windows import Convention
 from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.types import Capsules
 
@@ -27,7 +28,7 @@ CHILD_ACTIVATION, LOG_DEVIATION = 0.5, -2.0
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
-class MatrixCaps(nn.Module):
+class MatrixCaps(InNotebook, nn.Module):
     """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules.
 
     Args:

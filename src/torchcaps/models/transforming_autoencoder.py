@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.models.notebook import InNotebook, Stage, capsules_in_words, times
 from torchcaps.types import Capsules
 
 Pose = Literal["translation", "affine"]
@@ -39,7 +40,7 @@ class TransformedPairs(NamedTuple):
     transformation: Float[Tensor, " batch *numbers"]
 
 
-class TransformingAutoencoder(nn.Module):
+class TransformingAutoencoder(InNotebook, nn.Module):
     """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
 
     Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
@@ -115,6 +116,24 @@ class TransformingAutoencoder(nn.Module):
         weight = self.weight["generate"]  # [k, d, g]
         centres = rest.to(weight).view(1, -1, 1) + torch.empty_like(weight).uniform_(-_REACH * pixel, _REACH * pixel)
         self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
+
+    def notebook_stages(self) -> list[Stage]:
+        """The five stages of all capsules, for the table that a notebook shows."""
+        count, image = self.num_capsules, times(self.in_chans, *self.img_size)
+        outputs = {
+            "recognise": capsules_in_words((count, self.weight["recognise"].shape[2])).replace("dims", "units"),
+            "place": capsules_in_words((count, self.pose_dim)), "gate": f"{count} presences",
+            "generate": capsules_in_words((count, self.weight["generate"].shape[2])).replace("dims", "units"),
+            "draw": image,
+        }  # fmt: skip
+        kinds = {
+            "recognise": "sigmoid units", "place": f"poses ({self.pose})", "gate": "sigmoid units",
+            "generate": "sigmoid units", "draw": "sum over capsules" + (", then sigmoid" if self.bounded else ""),
+        }  # fmt: skip
+        return [
+            Stage(name, kinds[name], output, self.weight[name].numel() + self.bias[name].numel())
+            for name, output in outputs.items()
+        ]
 
     def encode(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""

@@ -2,6 +2,7 @@
 
 from torchcaps.report.html import write_comparison as write_comparison
 from torchcaps.report.html import write_report as write_report
+from torchcaps.report.notebook import Run as Run
 from torchcaps.report.pictures import perturb_run as perturb_run
 from torchcaps.report.pictures import reconstruct_run as reconstruct_run
 from torchcaps.report.plots import can_plot as can_plot

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -112,6 +113,22 @@ def write_evaluation(folder: str | Path, found: Evaluation | MultiLabel, model: 
         plot_evaluation(folder, found, model, images)
     elif isinstance(images, PairSet) and getattr(model, "decoder", None) is not None:
         plot_overlaps(folder, model, images)
+
+
+def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int) -> float | None:
+    """Time in training steps, from the images per second of each epoch; None where that was not recorded.
+
+    Args:
+        epochs: the metrics of the epochs of a run, in their order.
+        batch_size: images per step.
+    """
+    total, before = 0.0, 0
+    for row in epochs:
+        count, speed = row.get("images", (row["step"] - before) * batch_size), row.get("images_per_second")
+        if not speed:
+            return None
+        total, before = total + count / speed, row["step"]
+    return total if epochs else None
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -1,0 +1,243 @@
+"""How models show themselves in a notebook: an HTML table without script, style sheet or anything to load."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.functional.windows import Windows
+from torchcaps.nn.recording import RoutedLayer
+from torchcaps.nn.routers import _ROUTERS, FunctionRouter, Router
+from torchcaps.types import Capsules, Routed
+
+MOST_CLASSES = 12  # names in the line on classes
+# Colours are the page's own, so that a light and a dark page are served alike.
+_CELL = "padding:0.15em 0.9em 0.15em 0;vertical-align:top;border:0;border-bottom:1px solid rgba(128,128,128,0.35)"
+_LEFT, _RIGHT = f"{_CELL};text-align:left", f"{_CELL};text-align:right;font-variant-numeric:tabular-nums"
+
+
+class Stage(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: of the module.
+        kind: what it is, in words.
+        output: the shape of what it gives for one image, in words.
+        parameters: numbers that training can change.
+    """
+
+    name: str
+    kind: str
+    output: str
+    parameters: int
+
+
+class InNotebook:
+    """Base of models that a notebook shows as a table of their stages; it holds nothing and changes nothing else."""
+
+    def notebook_stages(self) -> list[Stage]:
+        """The stages in their order, with shapes measured on a copy of the model without weights."""
+        return measured_stages(self)  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        stages = self.notebook_stages()
+        what = (type(self).__doc__ or "").strip().split("\n")[0]
+        total = Stage("total", "", "", sum(p.numel() for p in self.parameters()))  # type: ignore[attr-defined]
+        images = Stage("images", "", times(self.in_chans, *self.img_size), 0)  # type: ignore[attr-defined]
+        rows = [_row(stage) for stage in (images, *stages, total)]
+        return card(type(self).__name__, what, facts(_facts(self)), table(("stage", "", "output", "parameters"), rows))
+
+
+def card(title: str, about: str, *parts: str) -> str:
+    """A title, a line of text and HTML parts under it.
+
+    Args:
+        title: plain text.
+        about: plain text.
+        parts: HTML, made by `facts`, `table` or with `plain` text in it.
+    """
+    head = f"<div><strong>{plain(title)}</strong>" + (f" &middot; {plain(about)}" if about else "") + "</div>"
+    return f'<div style="max-width:60em;overflow-x:auto;line-height:1.4">{head}{"".join(parts)}</div>'
+
+
+def facts(lines: Sequence[tuple[str, str]]) -> str:
+    """Names and values, plain text, as lines."""
+    return "".join(
+        f'<div><span style="opacity:0.7">{plain(name)}:</span> {plain(value)}</div>' for name, value in lines
+    )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Plain text in a table whose last column holds numbers and whose first names the rows."""
+    top = "".join(
+        f'<th scope="col" style="{_RIGHT if place == len(heads) - 1 else _LEFT}">{plain(head)}</th>'
+        for place, head in enumerate(heads)
+    )
+    body = "".join(
+        f'<tr style="background:none"><th scope="row" style="{_LEFT}">{plain(first)}</th>'
+        + "".join(f'<td style="{_LEFT}">{plain(cell)}</td>' for cell in cells)
+        + f'<td style="{_RIGHT}">{plain(last)}</td></tr>'
+        for first, *cells, last in rows
+    )
+    return (
+        '<table style="border-collapse:collapse;margin:0.4em 0;color:inherit;background:none">'
+        f'<thead><tr style="background:none">{top}</tr></thead><tbody>{body}</tbody></table>'
+    )
+
+
+def plain(value: object) -> str:
+    """Any text as HTML; what no encoding can write becomes a question mark."""
+    return escape(str(value).encode("utf-8", "replace").decode("utf-8"), quote=True)
+
+
+def times(*sizes: int) -> str:
+    """`6 × 6 × 32`."""
+    return " × ".join(map(str, sizes))
+
+
+def capsules_in_words(shape: Sequence[int]) -> str:
+    """`6 × 6 × 32 capsules of 8 dims` for `[6, 6, 32, 8]`."""
+    return f"{times(*shape[:-1])} {'capsule' if shape[-2] == 1 else 'capsules'} of {shape[-1]} dims"
+
+
+def measured_stages(model: nn.Module) -> list[Stage]:
+    """What each stage of a classifier gives for one image, measured by one forward pass.
+
+    The pass runs through a copy without weights: the model, its mode, its hooks and random numbers are not touched. Of
+    a router, which may be the user's own, the shapes are those that it has to give.
+
+    Args:
+        model: with `in_chans` and `img_size`; a chain of modules is listed one by one.
+    """
+    bare = _without_weights(model)
+    shapes: dict[str, str] = {}
+    for name, module in _stages(bare):
+        module.register_forward_hook(_keep(shapes, name))
+    first = next(bare.parameters())
+    height, width = bare.img_size  # type: ignore[misc]
+    images = torch.zeros([1, bare.in_chans, height, width], dtype=first.dtype)  # type: ignore[list-item]
+    with torch.no_grad():
+        if getattr(bare, "decoder", None) is None:
+            bare(images)
+        else:
+            bare.reconstruct(bare.capsules(images))  # type: ignore[operator]
+    return [
+        Stage(name, _kind(module), shapes[name], sum(p.numel() for p in module.parameters()))
+        for name, module in _stages(model)
+    ]
+
+
+class _Shapes(Router):
+    """In place of any router: parents that are all zeros."""
+
+    def linear(self, pose: Tensor, *inputs: Any, **options: Any) -> Routed:
+        del options
+        _, weight, *_ = inputs
+        return self._parents(pose, *weight.shape[1:3])
+
+    def matrices(self, pose: Tensor, *inputs: Any, **options: Any) -> Routed:
+        del options
+        _, weight, *_ = inputs
+        return self._parents(pose, weight.shape[1], weight.shape[2] ** 2)
+
+    def windowed(self, pose: Tensor, *inputs: Any, windows: Windows, **options: Any) -> Routed:
+        del options
+        _, weight, *_ = inputs
+        return self._parents(pose, *windows.positions, weight.shape[1], weight.shape[2] ** 2)
+
+    def _parents(self, pose: Tensor, *sizes: int) -> Routed:
+        return Routed(pose.new_zeros(1, *sizes), pose.new_zeros(1, *sizes[:-1]), None)
+
+
+def _keep(shapes: dict[str, str], name: str) -> Callable[[nn.Module, Any, Tensor | Capsules], None]:
+    """A hook that writes down the shape of what a module gives."""
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor | Capsules) -> None:
+        del module, inputs
+        shapes[name] = _in_words(output)
+
+    return hook
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in evaluation mode, all zeros, whose routers do nothing; hooks and recordings stay behind."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        memo |= {id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)}
+        if isinstance(module, RoutedLayer):
+            memo[id(module.router)] = _Shapes()
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(_zeros(parameter), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = _zeros(buffer)
+    bare = copy.deepcopy(model, memo).eval()
+    for module in bare.modules():
+        if hasattr(module, "impl"):
+            module.impl = "reference"  # type: ignore[assignment]
+    return bare
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype)  # the system hands these out without touching memory
+
+
+def _stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in model.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from ((f"{name}.{inner}", one) for inner, one in _stages(child))
+        elif not isinstance(child, nn.ReLU | nn.Dropout):
+            yield name, child
+
+
+def _in_words(output: Tensor | Capsules) -> str:
+    return times(*output.shape[1:]) if isinstance(output, Tensor) else capsules_in_words(output.pose.shape[1:])
+
+
+def _kind(module: nn.Module) -> str:
+    """`PrimaryCaps 9 × 9, stride 2`, `CapsuleLinear, dynamic routing, 3 iterations`."""
+    conv: Any = getattr(module, "conv", module)
+    name = type(module).__name__
+    if hasattr(conv, "kernel_size"):
+        stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
+        name += f" {_square(conv.kernel_size)}, stride {stride}"
+    if isinstance(module, RoutedLayer):
+        name += f", {routing_in_words(module.router)}"  # type: ignore[arg-type]
+    return name
+
+
+def _square(kernel: int | tuple[int, ...]) -> str:
+    return times(*(kernel, kernel) if isinstance(kernel, int) else kernel)
+
+
+def routing_in_words(router: Router) -> str:
+    """`dynamic routing, 3 iterations`, or the name of a function."""
+    if isinstance(router, FunctionRouter):
+        function = router.function
+        name = getattr(function, "__name__", type(function).__name__)
+    else:
+        name = next((name for name, kind in _ROUTERS.items() if kind is type(router)), type(router).__name__)
+    iterations = getattr(router, "iterations", None)
+    count = "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
+    return f"{name} routing{count}"
+
+
+def _facts(model: Any) -> list[tuple[str, str]]:
+    height, width = model.img_size
+    channels = f"{model.in_chans} channel{'' if model.in_chans == 1 else 's'}"
+    lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
+    names = getattr(model, "classes", None)
+    if names is not None:
+        more = ", …" if len(names) > MOST_CLASSES else ""
+        lines.append(("classes", f"{len(names)} ({', '.join(map(str, names[:MOST_CLASSES]))}{more})"))
+    elif hasattr(model, "num_classes"):
+        lines.append(("classes", str(model.num_classes)))
+    return lines
+
+
+def _row(stage: Stage) -> tuple[str, str, str, str]:
+    return stage.name, stage.kind, stage.output, f"{stage.parameters:,}" if stage.parameters else ""

@@ -1,0 +1,203 @@
+"""Runs as a notebook shows them."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.errors import RunError
+from torchcaps.models import TransformingAutoencoder
+from torchcaps.report import Run, finish_run, finish_transforming
+from torchcaps.report import run as run_module
+from torchcaps.report.notebook import curve
+from torchcaps.report.run import training_seconds
+from torchcaps.training import RunFolder, TransformingConfig, run_transforming
+
+
+class Page(HTMLParser):
+    """The text of a fragment, and its attributes by tag."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.texts, self.open, self.tags = "", [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        self.texts.append(data)
+
+    def points(self):
+        line = next(attrs["points"] for tag, attrs in self.tags if tag == "polyline")
+        return [tuple(map(float, point.split(","))) for point in line.split()]
+
+
+def edit(file, change):
+    """Rewrite the rows of a file of JSON lines."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in change(rows)))
+
+
+@pytest.fixture
+def evaluated(run, monkeypatch):
+    monkeypatch.setattr(run_module, "can_plot", lambda: False)
+    finish_run(RunFolder.open(run))
+    return run
+
+
+def test_a_finished_run_says_all_in_one_line(evaluated):
+    found = Run(evaluated)
+    accuracy = json.loads((evaluated / "evaluation.json").read_text())["accuracy"]
+    assert found.finished
+    assert repr(found).startswith(
+        f"Run('{evaluated}': capsnet on {found.config.data}, {100 * accuracy:.2f} % of 12 test images right, "
+        f"best epoch {found.best_epoch} of 3, "
+    )
+    assert "\n" not in repr(found)
+
+
+def test_a_finished_run_is_a_card_with_its_curve(evaluated):
+    found = Run(evaluated)
+    page = Page(found._repr_html_())
+    rows = found.epochs
+    accuracies = [row["val_accuracy"] for row in rows]
+    assert page.text.startswith(f"run · capsnet on {found.config.data}")
+    assert f"{100 * max(accuracies):.2f} % at the best epoch, {found.best_epoch}" in page.text
+    assert "training: 3 epochs, " in page.text
+    assert "not finished" not in page.text
+    across, down = zip(*page.points(), strict=True)
+    assert list(across) == sorted(across)
+    assert np.argsort(np.negative(down), kind="stable").tolist() == np.argsort(accuracies, kind="stable").tolist()
+    assert not {"script", "img", "link", "style"} & {tag for tag, _ in page.tags}
+
+
+def test_a_run_that_is_not_finished_says_how_far_it_is(run):
+    edit(run / "metrics.jsonl", lambda rows: [row for row in rows if row["step"] <= 3])
+    found = Run(run)
+    assert not found.finished
+    assert "not evaluated yet, epoch 1 of 3 done, best epoch 1 of 3" in repr(found)
+    page = Page(found._repr_html_())
+    assert "training: 1 of 3 epochs" in page.text
+    assert "; not finished" in page.text
+    assert "test images" not in page.text
+    assert len(page.points()) == 1
+
+
+def test_a_run_without_an_epoch_is_shown_too(run):
+    (run / "metrics.jsonl").unlink()
+    found = Run(run)
+    assert (found.finished, found.best_epoch, found.seconds, found.figures) == (False, None, None, None)
+    assert repr(found).endswith("not evaluated yet, no epoch of 3 done)")
+    page = Page(found._repr_html_())
+    assert "no epoch of 3 done" in page.text
+    assert "svg" not in [tag for tag, _ in page.tags]
+
+
+def test_the_same_object_follows_a_training(run):
+    kept = (run / "metrics.jsonl").read_text()
+    edit(run / "metrics.jsonl", lambda rows: [row for row in rows if row["step"] <= 3])
+    found = Run(run)
+    assert len(found.epochs) == 1
+    (run / "metrics.jsonl").write_text(kept)
+    assert len(found.epochs) == 3
+
+
+def test_an_accuracy_that_ends_the_training_makes_it_finished(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"epochs": 9, "stop_at": 0.001}))
+    assert Run(run).finished
+    (run / "config.json").write_text(json.dumps(config | {"epochs": 9, "stop_at": None}))
+    assert not Run(run).finished
+
+
+def test_several_labels_count_as_all_or_nothing(run):
+    (run / "evaluation.json").write_text(json.dumps({"exact": 0.831, "num_samples": 2000}))
+    assert "83.10 % of 2,000 test images with all their classes found" in repr(Run(run))
+
+
+def test_names_are_escaped(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"data": '<b>&"data"</b>'}))
+    html = Run(run)._repr_html_()
+    assert "<b>" not in html
+    assert '<b>&"data"</b>' in Page(html).text
+
+
+def test_the_model_comes_with_it(run):
+    model = Run(run).load()
+    assert model.classes == ("0", "1", "2")
+    assert not model.training
+
+
+def test_what_is_no_run_is_refused(run, tmp_path):
+    with pytest.raises(RunError, match="no run folder"):
+        Run(tmp_path / "nothing")
+    (run / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"config\.json: is no readable configuration \("):
+        Run(run)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_evaluation_is_named(run, content):
+    (run / "evaluation.json").write_text(content)
+    with pytest.raises(RunError, match=r"evaluation\.json: is no"):
+        repr(Run(run))
+
+
+def test_a_transforming_autoencoder_is_shown_by_its_loss_and_correlations(tmp_path, monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 10), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
+    config = TransformingConfig(
+        data=str(tmp_path / "noise.npz"), capsules=2, recognition=3, generation=3, epochs=2, device="cpu"
+    )
+    folder = run_transforming(config, tmp_path / "run")
+    found = Run(folder.path)
+    assert "transforming auto-encoder on" in repr(found)
+    assert "not evaluated yet" in repr(found)
+    monkeypatch.setattr("torchcaps.report.transforming.can_plot", lambda: False)
+    measured = finish_transforming(folder)
+    assert f"correlation of predicted and true dx {measured.correlation['dx']:.3f}, dy" in repr(found)
+    page = Page(found._repr_html_())
+    assert "training loss by epoch" in page.text
+    assert len(page.points()) == 2
+    assert found.finished
+    model = found.load()
+    assert isinstance(model, TransformingAutoencoder)
+    assert torch.equal(model.weight["draw"], found.load().weight["draw"])
+
+
+def test_a_curve_leaves_out_what_is_no_number_and_marks_the_best():
+    rows = [{"epoch": k, "val_accuracy": v} for k, v in ((1, 0.5), (2, float("nan")), (3, 0.75), (4, 0.75))]
+    page = Page(curve([*rows, {"epoch": 5}], "val_accuracy", "a < b", best=3))
+    assert len(page.points()) == 3
+    assert page.points()[1][1] == page.points()[2][1] < page.points()[0][1]
+    radii = [float(attrs["r"]) for tag, attrs in page.tags if tag == "circle"]
+    assert max(radii) == radii[1] > radii[0] == radii[2]
+    assert [page.texts.count(word) for word in ("50", "75", "1", "4", "a < b by epoch")] == [1] * 5
+    assert curve([{"epoch": 1, "val_accuracy": float("inf")}], "val_accuracy", "x") == ""
+    assert curve([], "val_accuracy", "x") == ""
+
+
+def test_training_time_is_images_by_speed():
+    rows = [
+        {"step": 10, "images_per_second": 64.0},  # 10 steps of 32
+        {"step": 15, "images": 100, "images_per_second": 50.0},
+    ]
+    assert training_seconds(rows, 32) == pytest.approx(5.0 + 2.0)
+    assert training_seconds([*rows, {"step": 20}], 32) is None
+    assert training_seconds([], 32) is None
