@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 pytest.importorskip("starlette", reason="needs starlette")
@@ -37,6 +39,13 @@ def test_two_runs_are_compared(command, trained, served):
     [(sessions, _)] = served
     assert [session.name for session in sessions] == ["run", "model.safetensors"]
     assert "give --data" in sessions[1].note
+
+
+def test_two_runs_of_one_name_are_told_apart(command, trained, tmp_path, served):
+    for seed in ("a", "b"):
+        shutil.copytree(trained, tmp_path / seed / "seed-0")
+    assert command("explore", tmp_path / "a" / "seed-0", tmp_path / "b" / "seed-0").status == 0
+    assert [session.name for session in served[0][0]] == ["a/seed-0", "b/seed-0"]
 
 
 def test_a_run_without_its_data_is_explored_without_examples(command, run, served):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from torchcaps.data import load_dataset
-from torchcaps.explorer import Session
+from torchcaps.data.pairs import make_pairs
+from torchcaps.explorer import Session, laid_over
 from torchcaps.explorer.server import bound, make_app
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
@@ -54,21 +57,24 @@ def reader(digits):
     return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
 
 
-@pytest.fixture(scope="module")
-def address(reader, digits):
-    """Where the page is served, by a thread of this process."""
-    torch.manual_seed(0)
-    cnn = create_model("cnn_baseline", channels=(4,), kernels=(5,), hidden=(8,))
-    other = Session(named(cnn, (28, 28), 1, digits.classes), "other")
+@contextmanager
+def served(*sessions):
+    """Where a page of these models is served, by a thread of this process."""
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(
-            uvicorn.Config(make_app([reader, other]), log_level="warning", lifespan="off", ws="none")
-        )
+        server = uvicorn.Server(uvicorn.Config(make_app(sessions), log_level="warning", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         server.should_exit = True
         thread.join(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def address(reader, digits):
+    torch.manual_seed(0)
+    cnn = create_model("cnn_baseline", channels=(4,), kernels=(5,), hidden=(8,))
+    with served(reader, Session(named(cnn, (28, 28), 1, digits.classes), "other")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +99,12 @@ def page(browser, address):
     for kind in ("browser", "performance"):
         browser.get_log(kind)  # what earlier tests left
 
-    def open_page(state=""):
+    asked = [address, "data:", "about:", "blob:"]
+
+    def open_page(state="", at=address):
+        asked.append(at)
         browser.get("about:blank")
-        browser.get(f"{address}#{state}")
+        browser.get(f"{at}#{state}")
         wait(browser, lambda: browser.find_element(By.ID, "prediction").text)
         return browser
 
@@ -105,7 +114,7 @@ def page(browser, address):
     events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert urls
-    assert all(url.startswith((address, "data:", "about:")) for url in urls), urls
+    assert all(url.startswith(tuple(asked)) for url in urls), urls
 
 
 def wait(browser, ready):
@@ -186,10 +195,48 @@ def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     wait(browser, lambda: not moved(browser))
 
 
+def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
+    browser = page("ex=0&ex2=3")
+    start = [round(255 * value) for value in reader.look(reader.example(0)[0]).reconstructions.flatten().tolist()]
+    label = reader.look(reader.example(0)[0]).shown[0]
+    drawn = reader.decode(reader.look(reader.example(3)[0]).pose[label][None], label)
+    end = [round(255 * value) for value in drawn.flatten().tolist()]
+
+    def shows(wanted):
+        shown = pixels(browser, "walk")[::3]
+        return len(shown) == len(wanted) and max(abs(a - b) for a, b in zip(shown, wanted, strict=True)) <= 1
+
+    wait(browser, lambda: shows(start))
+    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) > 20
+    set_slider(browser, browser.find_element(By.CSS_SELECTOR, "#pose input[aria-label=walk]"), 1)
+    wait(browser, lambda: shows(end))
+
+
 def test_what_a_dimension_does_is_shown_as_a_strip(page):
     browser = page("ex=0")
     browser.find_element(By.CSS_SELECTOR, "#pose .slider button").click()
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose .strip canvas")) == 11)
+
+
+def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
+    labels = digits.labels.tolist()
+    pairs = ((a, b) for a in range(len(digits)) for b in range(a) if labels[a] != labels[b])
+
+    def found(pair):
+        """Whether the model itself finds both; only then the page can show it."""
+        both = laid_over(*(reader.example(index)[0] for index in pair))
+        return set(reader.look(both, count=2).shown) == {labels[index] for index in pair}
+
+    first, second = next(filter(found, pairs))
+    browser = page(f"tab=overlap&ex={first}&ex2={second}")
+    wait(browser, lambda: browser.find_element(By.ID, "overlap-told").text)
+    names = {str(labels[first]), str(labels[second])}
+    longest_two = browser.find_elements(By.CSS_SELECTOR, "#overlap .bars .longest .name")
+    assert {name.text for name in longest_two} == names
+    for k in (1, 2):
+        assert max(pixels(browser, f"capsule-{k}")) > 50
+    drawn = [browser.find_element(By.ID, f"capsule-{k}").get_attribute("aria-label") for k in (1, 2)]
+    assert {label.split("capsule ")[1].split(" (")[0] for label in drawn} == names
 
 
 def test_two_overlaid_pictures_are_drawn_by_two_capsules(page, digits):
@@ -214,6 +261,15 @@ def test_without_routing_the_couplings_are_uniform(page):
     wait(browser, lambda: len(spreads()) == DynamicRouting().iterations)
     assert spreads()[0] == pytest.approx(0, abs=1e-6)
     assert spreads()[-1] > 1e-4
+    maps = set()
+    for kind in ("amount", "agreement", "share"):
+        Select(browser.find_element(By.ID, "map")).select_by_value(kind)
+        wait(
+            browser,
+            lambda kind=kind: browser.execute_script("return document.querySelector('.steps').dataset.map") == kind,
+        )
+        maps.add(browser.execute_script("return document.querySelector('.steps > div:last-child canvas').toDataURL()"))
+    assert len(maps) == 3
     browser.find_element(By.ID, "uniform").click()
     wait(browser, lambda: spreads() == [pytest.approx(0, abs=1e-6)])
     assert "gives every class the same 0.100" in browser.find_element(By.ID, "routing").text
@@ -271,6 +327,67 @@ def test_files_are_opened_or_refused_with_a_sentence(page, tmp_path):
     wait(browser, lambda: max(pixels(browser, "seen")) == 0)
     browser.find_element(By.ID, "file").send_keys(str(tmp_path / "text.png"))
     wait(browser, lambda: "not an image" in browser.find_element(By.ID, "problem").text)
+
+
+DROP = """const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0)), data = new DataTransfer();
+  data.items.add(new File([bytes], 'dropped.png', { type: 'image/png' }));
+  document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }))"""
+
+
+def test_a_colour_model_takes_colour_and_says_that_it_has_no_decoder(page, colour):
+    with served(colour) as address:
+        browser = page(at=address)
+        assert "Reconstructions" not in browser.page_source
+        assert "built without a decoder" in browser.find_element(By.ID, "pose").text
+        assert browser.find_element(By.ID, "no-examples").text == "No test images: none."
+        browser.execute_script(DROP, base64.b64encode(png(colour="red")).decode())
+        wait(browser, lambda: pixels(browser, "seen")[:3] == [255, 0, 0])
+        wait(browser, lambda: "px=" in browser.current_url)
+        browser.find_element(By.ID, "clear").click()
+        browser.execute_script("document.getElementById('ink').value = '#00ff00'")
+        draw(browser, [(0.3, 0.5), (0.7, 0.5)])
+        seen = pixels(browser, "seen")
+        assert max(seen[1::3]) > 200
+        assert max(seen[0::3]) == max(seen[2::3]) == 0
+        for tab in ("routing", "overlap", "transform"):
+            browser.find_element(By.ID, f"tab-{tab}").click()
+        wait(
+            browser,
+            lambda: (
+                "only its lengths" in browser.execute_script("return document.getElementById('overlap').textContent")
+            ),
+        )
+        assert not browser.find_element(By.ID, "problem").is_displayed()
+
+
+def test_images_of_two_digits_have_two_predictions(page, reader, digits):
+    pairs = make_pairs(digits.subset(torch.arange(20)), pad=0)
+    with served(Session(reader.model, "pairs", pairs)) as address:
+        browser = page("tab=overlap&ex=4", at=address)
+        wait(browser, lambda: " and " in browser.find_element(By.ID, "prediction").text)
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#bars .longest")) == 2
+        # The picture has two digits already: nothing is laid over it.
+        wait(browser, lambda: any(pixels(browser, "capsule-2")))
+        assert pixels(browser, "overlap-seen") == pixels(browser, "seen")
+        assert "the input alone" in browser.find_element(By.ID, "overlap").text
+
+
+def test_a_finger_draws(page):
+    browser = page()
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        browser.find_element(By.ID, "clear").click()
+        wait(browser, lambda: max(pixels(browser, "seen")) == 0)
+        box = browser.execute_script("return document.getElementById('paper').getBoundingClientRect().toJSON()")
+        for k, (x, y) in enumerate(SEVEN):
+            place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+            kind = "touchMove" if k else "touchStart"
+            browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [place]})
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        wait(browser, lambda: longest(browser) == "7")
+        assert browser.execute_script("return scrollY") == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 def test_tabs_follow_the_arrow_keys(page):

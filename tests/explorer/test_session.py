@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from torchcaps.data.pairs import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import Session, laid_over
@@ -97,6 +98,7 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     assert found.field.first[0] + found.field.step * (rows - 1) <= 21
     assert look.reconstructions is None
     assert model.pose_dim == 16
+    assert model.describe()["lengths"] is False  # activations of their own, not lengths of poses
     with pytest.raises(ValueError, match="no decoder"):
         model.decode(torch.zeros(1, 16), 0)
 
@@ -200,6 +202,10 @@ def test_a_session_says_what_it_has(session, colour):
     about = session.describe()
     assert (about["classes"], about["dim"], about["examples"], about["data"]) == (list(CLASSES), 16, 9, "bars")
     assert (about["decoder"], colour.describe()["decoder"]) == (True, False)
+    assert (about["lengths"], about["several"]) == (True, 1)
+    pairs = Session(session.model, "pairs", make_pairs(bars(), pad=0))
+    assert pairs.describe()["several"] == 2
+    assert len(pairs.example(0)[1]) == 2
     assert colour.describe()["note"] == "No test images: none."
     with pytest.raises(ValueError, match="there are none"):
         colour.example(0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcaps.report.words import counted, duration, percent, setting
+from torchcaps.report.words import counted, duration, percent, setting, telling
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,11 @@ def test_shares():
 )  # fmt: skip
 def test_settings(value, expected):
     assert setting(value) == expected
+
+
+def test_runs_are_named_by_the_shortest_ends_that_tell_them_apart():
+    assert telling(["runs/a", "runs/b"]) == ["a", "b"]
+    assert telling(["one/x/seed-0", "two/x/seed-0"]) == ["one/x/seed-0", "two/x/seed-0"]
+    assert telling(["alone"]) == ["alone"]
+    same = telling(["twice", "twice"])
+    assert same[0] == same[1]

@@ -46,11 +46,13 @@ def explore(
     import torch
 
     from torchcaps.explorer import open_session, server
+    from torchcaps.report.words import telling
 
     torch.set_num_threads(threads)
     runs = [run] if other is None else [run, other]
     note("reading the model ...")
-    sessions = [open_session(path, data=data, root=root, device=device) for path in runs]
+    named = zip(runs, telling(runs), strict=True)
+    sessions = [open_session(path, data=data, root=root, device=device, name=name) for path, name in named]
     for session in sessions:
         if session.note:
             note(session.note)

@@ -94,8 +94,11 @@ class Session:
         self.decodes = getattr(model, "decoder", None) is not None
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)
-        pose = self.look(blank).pose
-        self.pose_dim = 0 if pose is None else pose.shape[-1]
+        found = self.look(blank)
+        self.pose_dim = 0 if found.pose is None else found.pose.shape[-1]
+        self.has_lengths = found.pose is not None and torch.allclose(
+            found.pose.norm(dim=-1), found.activation, atol=1e-3
+        )
         self.steps = can_step(model)
         if self.steps:
             self.routing(blank, 0)
@@ -106,13 +109,19 @@ class Session:
         """(channels, height, width) of the images that the model takes."""
         return (self.preprocess.in_chans, *self.preprocess.model_size)
 
+    @property
+    def several(self) -> int:
+        """How many classes an example shows: one, but for overlapping digits."""
+        return 1 if self.examples is None or self.examples.labels.dim() == 1 else self.examples.labels.shape[1]
+
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
         return {
             "name": self.name, "title": type(self.model).__name__, "classes": list(self.classes), "channels": channels,
             "height": height, "width": width, "parameters": sum(p.numel() for p in self.model.parameters()),
-            "capsules": self.routes, "steps": self.steps, "decoder": self.decodes, "dim": self.pose_dim,
+            "capsules": self.routes, "lengths": self.has_lengths, "steps": self.steps, "decoder": self.decodes,
+            "dim": self.pose_dim, "several": self.several,
             "examples": 0 if self.examples is None else len(self.examples),
             "data": "" if self.examples is None else self.examples.name, "note": self.note,
         }  # fmt: skip
@@ -300,7 +309,9 @@ def _check_file(image: Image.Image) -> None:
         raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {width} × {height}")
 
 
-def open_session(run: str | Path, *, data: str | None = None, root: str | None = None, device: str = "auto") -> Session:
+def open_session(
+    run: str | Path, *, data: str | None = None, root: str | None = None, device: str = "auto", name: str | None = None
+) -> Session:
     """A run, and its test images where they are at hand; a page without them still draws.
 
     Args:
@@ -308,11 +319,12 @@ def open_session(run: str | Path, *, data: str | None = None, root: str | None =
         data: another data set than the run's own, by name or path; it must be there then.
         root: where a named set is looked for first.
         device: "auto", "cpu", "cuda", ...
+        name: what to call it on the page; by default by its folder.
 
     Raises:
         RunError: if there is no such run. DataError: if `data` is given and cannot be had.
     """
-    name = Path(run).resolve().name
+    name = name or Path(run).resolve().name
     try:
         model, images = open_run(run, data=data, root=root, device=device)
     except (DataError, RunError) as error:

@@ -10,7 +10,7 @@ import torch
 from torchcaps.evaluation import compare_answers
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
 from torchcaps.report.subject import Subject
-from torchcaps.report.words import duration, percent, setting
+from torchcaps.report.words import duration, percent, setting, telling
 
 Runs = Mapping[str, Subject]
 
@@ -31,12 +31,7 @@ FIGURES: dict[str, Callable[[Subject], str]] = {
 
 def named(runs: Sequence[Subject]) -> dict[str, Subject]:
     """The runs by the shortest ends of their paths that tell them apart."""
-    parts = [run.path.resolve().parts for run in runs]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(names, runs, strict=True))
+    return dict(zip(telling([run.path for run in runs]), runs, strict=True))
 
 
 def lead(runs: Runs) -> Html:

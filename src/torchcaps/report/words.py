@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -21,6 +23,16 @@ def duration(seconds: float) -> str:
 def counted(number: int, thing: str) -> str:
     """`1 epoch`, `2 epochs`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def telling(paths: Sequence[str | Path]) -> list[str]:
+    """The shortest ends of different paths that tell them apart: `a/seed-0`, `b/seed-0`."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def setting(value: Any) -> str:

@@ -3,7 +3,7 @@
 import { ask, latest, problem } from "./api.js";
 import { picture, pictureText, restore, setUp } from "./input.js";
 import { make, namesWide } from "./pictures.js";
-import { about, change, model, onChange, readAddress, state } from "./state.js";
+import { about, change, model, onChange, readAddress, state, word, words, Words } from "./state.js";
 import * as compare from "./compare.js";
 import * as overlap from "./overlap.js";
 import * as pose from "./pose.js";
@@ -12,7 +12,8 @@ import * as transform from "./transform.js";
 
 const $ = (id) => document.getElementById(id);
 const TABS = { pose, routing, overlap, transform, compare };
-let look = null, spoken = 0;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
+let look = null, spoken = 0, seen = -1;
 
 const send = latest("look", (found, { moment }) => {
   look = found;
@@ -37,9 +38,9 @@ function measure(moment) {
 }
 
 function bars() {
-  const { classes, capsules } = model(), list = $("bars");
+  const { classes, several } = model(), list = $("bars");
   namesWide(list, classes);
-  const top = look.activation.indexOf(Math.max(...look.activation));
+  const found = look.activation.map((_, k) => k).sort((a, b) => look.activation[b] - look.activation[a]).slice(0, several), [top] = found;
   while (list.children.length > classes.length) list.lastChild.remove();
   while (list.children.length < classes.length) list.append(bar(list.children.length));
   classes.forEach((name, k) => {
@@ -48,12 +49,24 @@ function bars() {
     track.firstChild.style.width = `${100 * Math.min(1, look.activation[k])}%`;
     value.textContent = look.activation[k].toFixed(3);
     button.setAttribute("aria-pressed", String(state.cls === k));
-    button.setAttribute("aria-label", `${name}: ${look.activation[k].toFixed(3)}${k === top ? ", the longest" : ""}`);
-    button.classList.toggle("longest", k === top);
+    button.setAttribute("aria-label", `${name}: ${look.activation[k].toFixed(3)}${k === top ? `, the ${longest()}` : ""}`);
+    button.classList.toggle("longest", found.includes(k));
   });
-  const what = capsules ? "length" : "probability";
+  if (seen !== top) reveal(list, list.children[top]);
+  seen = top;
+  const what = several > 1 ? words() : word();
   clearTimeout(spoken); // a screen reader hears it when the pen rests
-  spoken = setTimeout(() => { $("prediction").textContent = `Prediction: ${classes[top]}, ${what} ${look.activation[top].toFixed(2)}`; }, 150);
+  spoken = setTimeout(() => { $("prediction").textContent = `Prediction: ${both(found.map((k) => classes[k]))}, ${what} ${both(found.map((k) => look.activation[k].toFixed(2)))}`; }, 150);
+}
+
+const longest = () => (word() === "length" ? "longest" : "largest");
+const both = (texts) => texts.join(" and ");
+
+// Of many classes, the longest is moved into the list's view; the page stays where it is.
+function reveal(list, row) {
+  if (list.scrollHeight <= list.clientHeight) return;
+  const from = row.offsetTop - list.offsetTop;
+  if (from < list.scrollTop || from + row.offsetHeight > list.scrollTop + list.clientHeight) list.scrollTop = from - list.clientHeight / 2;
 }
 
 function bar(k) {
@@ -96,9 +109,9 @@ function describe() {
   else parts.push("no capsules");
   if (data) parts.push(`test images of ${data}`);
   $("about").textContent = parts.join(" · ");
-  $("lengths-title").textContent = capsules ? "Capsule lengths" : "Class probabilities";
+  $("lengths-title").textContent = `${capsules ? "Capsule" : "Class"} ${words()}`;
   $("bars-help").textContent = capsules
-    ? "Lengths are in [0, 1] and are no probabilities. Choose a class to look into its capsule; choose it again to follow the longest."
+    ? `${Words()} are in [0, 1] and are no probabilities. Choose a class to look into its capsule; choose it again to follow the ${longest()}.`
     : "This model has no capsules: there are no poses and no routing to look into.";
   $("uniform-row").hidden = !capsules;
 }
@@ -111,6 +124,8 @@ function controls() {
 
 async function start() {
   about.models = (await ask("about")).models;
+  // Names that run from right to left leave the sentence around them as it is.
+  for (const one of about.models) one.classes = one.classes.map((name) => (RIGHT_TO_LEFT.test(name) ? `\u2068${name}\u2069` : name));
   Object.assign(state, readAddress());
   if (about.models.length < 2 && state.tab === "compare") state.tab = "pose";
   about.models.forEach((one, k) => $("model").append(make("option", { value: k }, one.name)));

@@ -1,5 +1,7 @@
 // Pictures of bytes on canvases, and small makers of elements.
 
+const MOST = 12; // classes in a small list
+
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -53,7 +55,7 @@ export function slider(label, { low, high, step, value, wide = false, change, pl
   const output = make("output", {});
   const places = step < 0.1 ? 2 : step < 1 ? 1 : 0;
   const tell = () => {
-    output.textContent = `${Number(input.value).toFixed(places)}${unit}`;
+    output.textContent = minus(`${Number(input.value).toFixed(places)}${unit}`);
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.addEventListener("input", () => { tell(); change(Number(input.value)); });
@@ -67,25 +69,34 @@ export function slider(label, { low, high, step, value, wide = false, change, pl
   return { row, input, set(value) { input.value = value; tell(); } };
 }
 
+// Of many classes the largest in some list of values, and one that is looked into, in their own order.
+export function largest(values, label = null) {
+  const order = values.map((_, k) => k).sort((a, b) => values[b] - values[a]).slice(0, values.length > MOST ? MOST - 2 : MOST);
+  if (label !== null && !order.includes(label)) order[order.length - 1] = label;
+  return order.sort((a, b) => a - b);
+}
+
+// A real minus sign, as long as the plus.
+export const minus = (text) => text.replace("-", "−");
+
 // All bars of a list begin at one place, beside the longest name that there is room for.
 export function namesWide(list, names) {
   list.style.setProperty("--names", `${Math.min(9, Math.max(2, 0.62 * Math.max(...names.map((name) => name.length)) + 0.5))}em`);
 }
 
-// Bars in a list; rows are made once, then only moved.
-export function miniBars(list, names, values, largest = 1) {
-  while (list.children.length > values.length) list.lastChild.remove();
-  while (list.children.length < values.length) {
+// Bars of some classes in a list; rows are made once, then only moved. `strong` are the classes in another colour.
+export function miniBars(list, names, values, { only = largest(values), strong = [values.indexOf(Math.max(...values))], full = 1, places = 3 } = {}) {
+  while (list.children.length > only.length) list.lastChild.remove();
+  while (list.children.length < only.length) {
     list.append(make("li", {}, make("span", { className: "name" }), make("span", { className: "track" }, make("span", { className: "fill" })), make("span", { className: "value" })));
   }
-  namesWide(list, names);
-  const top = values.indexOf(Math.max(...values));
-  values.forEach((value, k) => {
-    const [name, track, text] = list.children[k].children;
+  namesWide(list, only.map((k) => names[k]));
+  only.forEach((k, row) => {
+    const [name, track, text] = list.children[row].children;
     name.textContent = name.title = names[k];
     track.firstChild.style.display = "block";
-    track.firstChild.style.width = `${Math.min(100, (100 * value) / largest)}%`;
-    text.textContent = value.toFixed(3);
-    list.children[k].classList.toggle("longest", k === top);
+    track.firstChild.style.width = `${Math.min(100, (100 * values[k]) / full)}%`;
+    text.textContent = values[k].toFixed(places);
+    list.children[row].classList.toggle("longest", strong.includes(k));
   });
 }

@@ -1,9 +1,9 @@
 // The pose of one class capsule: sliders, what each dimension does, and a walk to another picture's pose.
 
 import { latest, problem, toBytes, toText } from "./api.js";
-import { fetchExample, picture, randomExample } from "./input.js";
+import { fetchExample, named, picture, randomExample } from "./input.js";
 import { figure, make, show, slider } from "./pictures.js";
-import { about, change, model, offsets, offsetText, state } from "./state.js";
+import { about, change, model, offsets, offsetText, state, word } from "./state.js";
 
 const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
@@ -23,6 +23,7 @@ export function setUp(panel) {
   };
   parts.reset = make("button", { type: "button", id: "reset", onclick: () => change({ d: "" }) }, "Reset sliders");
   parts.changed.canvas.id = "changed";
+  parts.walk.canvas.id = "walk";
   parts.drawn.canvas.id = "reconstruction";
   parts.pictures = make("div", { className: "pictures" }, parts.input.element, parts.drawn.element, parts.changed.element);
   parts.walkSlider = slider("walk", { low: 0, high: 1, step: 0.01, value: 0, wide: true, change: (value) => change({ walk: value }) });
@@ -45,10 +46,10 @@ export function update(found, chosen, uniform) {
   look = found;
   label = chosen;
   const { classes, capsules, decoder, dim } = model();
-  parts.title.textContent = capsules ? `Pose of class ${classes[label]}, length ${found.activation[label].toFixed(3)}` : "Pose";
+  parts.title.textContent = capsules ? `Pose of class ${classes[label]}, ${word()} ${found.activation[label].toFixed(3)}` : "Pose";
   parts.note.hidden = capsules && decoder;
   parts.note.textContent = !capsules ? "This model has no capsules, so there is no pose to show."
-    : decoder ? "" : "This model was built without a decoder: here are the numbers of the pose, but nothing can be drawn of them.";
+    : decoder ? "" : "This model was built without a decoder: here are the numbers of the pose, but nothing can draw them.";
   parts.decoding.hidden = !(capsules && decoder);
   parts.matrix.hidden = !capsules || decoder;
   if (!capsules) return;
@@ -117,7 +118,7 @@ async function second(uniform) {
   try {
     const { bytes, labels } = await fetchExample(index);
     show(parts.second.canvas, bytes, picture.size);
-    parts.second.text.textContent = `test image ${index}, shows ${labels.map((k) => about.models[0].classes[k]).join(" and ")}`;
+    parts.second.text.textContent = `test image ${index}, shows ${named(labels)}`;
     other({ model: state.model, image: toText(bytes), uniform }, index);
   } catch (error) { problem(error.message); }
 }

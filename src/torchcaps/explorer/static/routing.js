@@ -2,13 +2,13 @@
 
 import { latest } from "./api.js";
 import { picture, pictureText } from "./input.js";
-import { imageData, make, miniBars } from "./pictures.js";
-import { change, model, state } from "./state.js";
+import { imageData, largest, make, miniBars } from "./pictures.js";
+import { change, model, state, word } from "./state.js";
 
 const MAPS = {
-  amount: "How much of the class comes from each place (coupling × length of the votes)",
-  agreement: "How well the votes from there agree with the class (cosine: orange for, blue against)",
-  share: "Coupling of the capsules there with the class (orange above, blue below an even share)",
+  amount: ["Amount", "How much of the class comes from each place: coupling × length of the votes."],
+  agreement: ["Agreement", "How well the votes from there agree with the pose of the class: cosine, orange for it and blue against."],
+  share: ["Coupling", "Coupling of the capsules there with the class: orange above and blue below an even share."],
 };
 let parts = {}, asked = "", rows = [];
 
@@ -17,8 +17,8 @@ const send = latest("routing", draw);
 export function setUp(panel) {
   parts = { title: make("h2", {}), note: make("p", { className: "note", hidden: true }), told: make("p", { role: "status" }), steps: make("div", { className: "steps" }) };
   parts.map = make("select", { id: "map", onchange: () => change({ map: parts.map.value }) },
-    ...Object.entries(MAPS).map(([name, text]) => make("option", { value: name }, text.split(" (")[0])));
-  parts.row = make("div", { className: "row" }, make("label", {}, "Map ", parts.map));
+    ...Object.entries(MAPS).map(([name, text]) => make("option", { value: name }, text[0])));
+  parts.row = make("div", { className: "row" }, make("label", {}, "Map of ", parts.map));
   parts.help = make("p", { className: "hint" });
   panel.append(parts.title, parts.note, parts.told, parts.row, parts.help, parts.steps);
 }
@@ -31,7 +31,6 @@ export function update(look, label, uniform) {
   for (const part of [parts.told, parts.row, parts.help, parts.steps]) part.hidden = !steps;
   if (!steps) return;
   parts.map.value = state.map;
-  parts.help.textContent = MAPS[state.map];
   const body = { model: state.model, image: pictureText(), label, uniform };
   const key = JSON.stringify([body, state.map]);
   if (key === asked) return;
@@ -43,18 +42,24 @@ function draw({ children, steps, field }, { uniform, label }) {
   const { classes } = model(), even = 1 / classes.length;
   const spread = steps[steps.length - 1].spread;
   parts.told.textContent = uniform
-    ? `Uniform coupling: each of ${children} capsules gives every class the same ${even.toFixed(3)} of its votes.`
-    : `${children} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
+    ? `Uniform coupling: each of ${children.toLocaleString("en")} capsules gives every class the same ${even.toFixed(3)} of its votes.`
+    : `${children.toLocaleString("en")} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
+  const last = steps[steps.length - 1].activation, only = largest(last, label);
+  const some = only.length < classes.length ? ` Listed are ${only.length} of ${classes.length} classes.` : "";
+  parts.help.textContent = `${MAPS[state.map][1]}${field && same() ? ` A square stands at the centre of the ${field.size} × ${field.size} pixels that its capsules see.` : ""}${some}`;
+  parts.steps.dataset.map = state.map;
   while (rows.length < steps.length) rows.push(step());
   parts.steps.replaceChildren(...rows.slice(0, steps.length).map((row) => row.element));
   steps.forEach((found, k) => {
     const row = rows[k];
     row.title.textContent = steps.length === 1 ? "One pass, no iterations" : `After ${count(k + 1)}`;
     row.element.dataset.spread = found.spread;
-    miniBars(row.parents, classes, found.activation);
-    miniBars(row.couplings, classes, found.coupling, Math.max(3 * even, ...found.coupling));
+    row.length.textContent = word() === "length" ? "Parents' lengths" : "Parents' activations";
+    miniBars(row.parents, classes, found.activation, { only });
+    row.spread.textContent = `Mean coupling (±${found.spread.toFixed(4)})`;
+    miniBars(row.couplings, classes, found.coupling, { only, strong: [label], full: Math.max(3 * even, ...found.coupling), places: 4 });
     map(row.canvas, found[state.map], field, even);
-    row.canvas.setAttribute("aria-label", `${MAPS[state.map]}, for ${classes[label]}, ${row.title.textContent}`);
+    row.canvas.setAttribute("aria-label", `Map of ${MAPS[state.map][0].toLowerCase()} for ${classes[label]}, ${row.title.textContent}`);
   });
 }
 
@@ -63,8 +68,9 @@ const count = (k) => `${k} iteration${k > 1 ? "s" : ""}`;
 function step() {
   const row = {
     title: make("h3", {}), canvas: make("canvas", { role: "img" }), parents: make("ol", { className: "bars" }), couplings: make("ol", { className: "bars" }),
+    length: make("h3", {}), spread: make("h3", {}),
   };
-  row.element = make("div", {}, row.title, make("figure", {}, row.canvas), make("h3", {}, "Parents' lengths"), row.parents, make("h3", {}, "Mean coupling"), row.couplings);
+  row.element = make("div", {}, row.title, make("figure", {}, row.canvas), row.length, row.parents, row.spread, row.couplings);
   return row;
 }
 

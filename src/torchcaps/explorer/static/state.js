@@ -10,6 +10,12 @@ let timer = 0;
 export const state = { ...START };
 export const about = { models: [] };
 
+// What the activation of a class is: a probability, or of a capsule its length or a number of its own.
+const WORDS = { probability: "probabilities", length: "lengths", activation: "activations" };
+export const word = () => (!model().capsules ? "probability" : model().lengths ? "length" : "activation");
+export const words = () => WORDS[word()];
+export const Words = () => words()[0].toUpperCase() + words().slice(1);
+
 export const model = () => about.models[state.model];
 
 export function change(values) {

@@ -4,7 +4,7 @@ import { latest, toBytes } from "./api.js";
 import { pictureText } from "./input.js";
 import { figure, make, miniBars, show, slider } from "./pictures.js";
 import { lines } from "./plots.js";
-import { change, model, state } from "./state.js";
+import { change, model, state, Words } from "./state.js";
 
 const KINDS = { degrees: "rotation in degrees", scale: "size as a factor", right: "shift right in pixels", down: "shift down in pixels" };
 const FIELD = { degrees: "deg", scale: "size", right: "mx", down: "my" };
@@ -29,9 +29,10 @@ export function setUp(panel) {
   parts.lengthTitle = make("h3", {});
   panel.append(make("h2", {}, "Transform the input"),
     make("div", { className: "versus" },
-      make("div", {}, ...Object.values(parts.sliders).map((it) => it.row), make("div", { className: "row" }, make("button", { type: "button", onclick: () => change({ deg: 0, size: 1, mx: 0, my: 0 }) }, "Reset"))),
-      make("div", { className: "pictures" }, parts.moved.element, parts.drawn.element), parts.bars),
-    make("div", { className: "row" }, make("label", {}, "Along ", parts.sweep)), parts.lengthTitle, parts.lengths, parts.poseTitle, parts.poses);
+      make("div", {}, ...Object.values(parts.sliders).map((it) => it.row), make("div", { className: "row" }, make("button", { type: "button", onclick: () => change({ deg: 0, size: 1, mx: 0, my: 0 }) }, "Reset")),
+        make("div", { className: "pictures" }, parts.moved.element, parts.drawn.element)),
+      parts.bars),
+    make("div", { className: "row" }, make("label", {}, "Answers along ", parts.sweep)), parts.lengthTitle, parts.lengths, parts.poseTitle, parts.poses);
 }
 
 function range() {
@@ -56,11 +57,11 @@ export function update(look, label, uniform) {
 }
 
 function draw({ values, activation, pose }, { label, here, kind }) {
-  const { classes, capsules } = model();
+  const { classes } = model();
   const best = (k) => Math.max(...activation.map((row) => row[k]));
   const order = classes.map((_, k) => k).sort((a, b) => best(b) - best(a)).slice(0, LINES);
   const mark = here >= values[0] && here <= values[values.length - 1] ? here : null;
-  const what = capsules ? "Lengths" : "Probabilities";
+  const what = Words();
   parts.lengthTitle.textContent = `${what} over ${kind}`;
   lines(parts.lengths, `${what} of the classes over ${kind}; ${tell(order[0], values, activation, classes)}`, values,
     order.map((k) => ({ name: classes[k], values: activation.map((row) => row[k]) })), { low: 0, high: 1, here: mark });
