@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from torchcaps.errors import RunError, UnknownNameError
-from torchcaps.reproduce import read_results, reproduce, results_table, write_table
+from torchcaps.reproduce import read_results, reproduce, results_table, viewpoint_lines, write_table
 from torchcaps.reproduce.run import RESULT, slug
 from torchcaps.training import Interrupted, load
 
@@ -110,6 +111,25 @@ def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure
     text = write_table(results, folder).read_text()
     assert text.count("\n| mine | ") == 2
     assert "torchcaps reproduce mine --budget small" in text
+
+
+def test_viewpoints_are_compared_at_equal_familiar_accuracy_seed_by_seed(done, tmp_path):
+    _, _, results = done
+    curves = [
+        {"familiar": [0.6, 0.8], "novel": [0.5, 0.7]}, {"familiar": [0.8, 0.9], "novel": [0.75, 0.8]},
+        {"familiar": [0.7, 0.8], "novel": [0.4, 0.6]}, {"familiar": [0.6, 0.8], "novel": [0.4, 0.55]},
+    ]  # fmt: skip
+    seen = [replace(r, figures=r.figures | {"curve": curve}) for r, curve in zip(results, curves, strict=True)]
+    [line] = viewpoint_lines(seen)
+    assert line == (
+        "mine, small: at 80.0% on familiar views, 72.5% of novel ones for CapsNet, tiny and 57.5% for CNN: "
+        "+15.0 ± 7.1 points (2 seeds)"
+    )
+    assert line in write_table(seen, tmp_path).read_text()
+    [alone] = viewpoint_lines([seen[0], *seen[2:]])
+    assert "70.0% of novel ones for CapsNet, tiny and 60.0% for CNN: +10.0 points (1 seed)" in alone
+    assert viewpoint_lines(results) == viewpoint_lines(seen[:2]) == []
+    assert "equal accuracy" not in write_table(results, tmp_path).read_text()
 
 
 def test_a_transforming_auto_encoder_is_measured_by_what_its_poses_say(tmp_path):

@@ -48,7 +48,7 @@ def reproduce(
         json: Print JSON.
     """
     from torchcaps import training
-    from torchcaps.reproduce import read_results, results_table, write_table
+    from torchcaps.reproduce import read_results, results_table, viewpoint_lines, write_table
 
     if list or recipe is None:
         return _list(json)
@@ -69,6 +69,8 @@ def reproduce(
         print_json([vars(result) for result in stopped])
     else:
         print_table(results_table(stopped))
+        for line in viewpoint_lines(stopped):
+            print(f"\n{line}")
         print(f"\nall results: {output / 'results.md'}")
     return 0
 

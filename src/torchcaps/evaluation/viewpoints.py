@@ -60,6 +60,16 @@ class ViewpointComparison:
     interpolated: bool
 
     @property
+    def first_taken(self) -> float:
+        """Novel accuracy of the first model that `gain` is made of."""
+        return _taken(self.first, self.interpolated)
+
+    @property
+    def second_taken(self) -> float:
+        """Novel accuracy of the second model that `gain` is made of."""
+        return _taken(self.second, self.interpolated)
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
         side = "better" if self.gain > 0 else "worse" if self.gain < 0 else "neither better nor worse"
@@ -121,10 +131,13 @@ def compare_viewpoints(
     goal = min(max(first[0]), max(second[0])) if target is None else target
     one, two = match_familiar(*first, goal), match_familiar(*second, goal)
     exact = one.interpolated is not None and two.interpolated is not None
-    ours = one.interpolated if exact and one.interpolated is not None else one.novel
-    base = two.interpolated if exact and two.interpolated is not None else two.novel
+    ours, base = _taken(one, exact), _taken(two, exact)
     lost, gain = (goal if exact else two.familiar) - base, ours - base
     return ViewpointComparison(goal, one, two, gain, gain / lost if lost > 0 else None, exact)
+
+
+def _taken(model: Matched, interpolated: bool) -> float:
+    return model.interpolated if interpolated and model.interpolated is not None else model.novel
 
 
 def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) -> float | None:

@@ -6,4 +6,5 @@ from torchcaps.reproduce.run import Result as Result
 from torchcaps.reproduce.run import read_results as read_results
 from torchcaps.reproduce.run import reproduce as reproduce
 from torchcaps.reproduce.table import results_table as results_table
+from torchcaps.reproduce.table import viewpoint_lines as viewpoint_lines
 from torchcaps.reproduce.table import write_table as write_table

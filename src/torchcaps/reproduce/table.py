@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
 
+from torchcaps.evaluation import compare_viewpoints
 from torchcaps.reproduce.run import Result
 from torchcaps.training.checkpoint import atomic
 
@@ -27,6 +29,25 @@ def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:
     return [HEADING, *(_line(group) for group in groups.values())]
 
 
+def viewpoint_lines(results: Sequence[Result]) -> list[str]:
+    """Two rows of a viewpoint experiment at equal accuracy on familiar views: one sentence for each pair, over seeds.
+
+    Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the recipe); each seed of
+    one row stands against the same seed of the other. See `evaluation.compare_viewpoints`.
+    """
+    curves: dict[tuple[str, str], dict[str, dict[int, dict[str, list[float]]]]] = {}
+    for result in results:
+        if "curve" in result.figures:
+            rows = curves.setdefault((result.recipe, result.budget), {})
+            rows.setdefault(result.row, {})[result.seed] = result.figures["curve"]
+    return [
+        f"{recipe}, {budget}: {_matched(first, rows[first], second, rows[second])}"
+        for (recipe, budget), rows in curves.items()
+        for first, second in combinations(rows, 2)
+        if rows[first].keys() & rows[second].keys()
+    ]
+
+
 def write_table(results: Sequence[Result], output: str | Path) -> Path:
     """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically.
 
@@ -38,9 +59,12 @@ def write_table(results: Sequence[Result], output: str | Path) -> Path:
     lines.insert(1, "|" + "---|" * len(HEADING))
     sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
     notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
+    views = [f"* {line}" for line in viewpoint_lines(results)]
+    matched = ["", "## Novel views at equal accuracy on familiar ones", "", *views] if views else []
     path = Path(output) / TABLE
     with atomic(path) as partial:
-        partial.write_text("\n".join(["# Measured and published", "", *lines, "", *notes, ""]), encoding="utf-8")
+        text = ["# Measured and published", "", *lines, "", *notes, *matched, ""]
+        partial.write_text("\n".join(text), encoding="utf-8")
     return path
 
 
@@ -54,6 +78,24 @@ def _line(group: list[Result]) -> tuple[str, ...]:
         "; ".join(f"{_words(name)} {value}" for name, value in first.published.items()) or "-", str(len(group)),
         f"{first.parameters:,}", _span([r.epochs for r in group]), f"{seconds / 60:.1f} min",
     )  # fmt: skip
+
+
+def _matched(
+    first: str, ours: dict[int, dict[str, list[float]]], second: str, theirs: dict[int, dict[str, list[float]]]
+) -> str:
+    """Novel accuracy of both, means over the seeds that both have."""
+    pairs = [
+        compare_viewpoints(*((curve["familiar"], curve["novel"]) for curve in (ours[seed], theirs[seed])))
+        for seed in sorted(ours.keys() & theirs.keys())
+    ]
+    novel = [mean(taken) for taken in zip(*((pair.first_taken, pair.second_taken) for pair in pairs), strict=True)]
+    gains = [100 * pair.gain for pair in pairs]
+    spread = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
+    seeds = "1 seed" if len(pairs) == 1 else f"{len(pairs)} seeds"
+    return (
+        f"at {mean(pair.target for pair in pairs):.1%} on familiar views, {novel[0]:.1%} of novel ones for {first} and "
+        f"{novel[1]:.1%} for {second}: {mean(gains):+.1f}{spread} points ({seeds})"
+    )
 
 
 def _over_seeds(name: str, values: Sequence[float | None]) -> str:
