@@ -186,6 +186,44 @@ def test_bodies_that_are_no_json_object_are_refused(client, body):
     refused(answer, 400, "")
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"image": NaN}', "NaN is no number"), (b'{"a" 1}', "at character 5"), (b"\xff\xfe", "UTF-8"),
+        (b"[" * 4000, "not too deep"), (b'{"model": 1' + b"0" * 5000 + b"}", "numbers of some digits"),
+    ],
+)  # fmt: skip
+def test_what_is_no_json_is_said_in_words_of_the_page(client, body, why):
+    answer = client.post("/api/look", content=body)
+    refused(answer, 400, why)
+    assert "sys." not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/x", 404), ("PUT", "/", 405), ("GET", "/api/look", 405)]
+)
+def test_paths_and_methods_that_there_are_not_are_refused_in_a_sentence(client, method, path, status):
+    refused(client.request(method, path), status, "no such page" if status == 404 else "not asked this way")
+
+
+def test_a_connection_that_never_ends_its_request_is_closed(session, monkeypatch):
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    with bound("127.0.0.1", 0) as listening:
+        running = server.uvicorn.Server(server.settings(make_app([session])))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            with socket.create_connection(listening.getsockname(), timeout=30) as half:
+                half.sendall(b"GET / HTTP/1.1\r\nhost: 127")
+                assert half.recv(100) == b""
+            with socket.create_connection(listening.getsockname(), timeout=30) as whole:
+                whole.sendall(b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                assert b"200 OK" in whole.recv(100)
+        finally:
+            running.should_exit = True
+            thread.join(30)
+
+
 def test_infinity_does_not_come_in_as_a_large_number(client):
     body = b'{"label": 0, "poses": [[1e999' + b", 0" * 15 + b"]]}"
     refused(client.post("/api/decode", content=body), 400, "poses: expected a number")

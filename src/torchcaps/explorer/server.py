@@ -47,10 +47,12 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.datastructures import Headers, MutableHeaders
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise ImportError(
         f"explore needs starlette and uvicorn ({error}); install them with: pip install 'torchcaps[explorer]'"
@@ -60,7 +62,7 @@ MOST_FILE = 8_000_000  # bytes of an image file
 MOST_TEXT = 4096  # bytes of a JSON body beside its pictures and poses
 MOST_WAITING = 16  # requests for the one worker
 MOST_EXAMPLES = 60  # of one answer
-BODY_SECONDS = 10.0
+BODY_SECONDS = HEAD_SECONDS = 10.0  # in which the body of a request, and before it its head, must have come
 PORTS = 20  # tried, one after another
 STATIC = {
     "style.css": "text/css", "icon.svg": "image/svg+xml", "main.js": "text/javascript", "api.js": "text/javascript",
@@ -145,7 +147,13 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL) -> ASGIApp:
         Route("/", index), Route("/static/{name}", told(static)), Route("/api/about", told(about)),
         Route("/api/picture", told(picture), methods=["POST"]), Route("/api/{name}", told(ask), methods=["POST"]),
     ]  # fmt: skip
-    return Guard(Starlette(routes=routes), access)
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: unknown}), access)
+
+
+async def unknown(_: Request, error: Exception) -> Response:
+    """A path or a method that there is not."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    return refusal(Refused(status, "there is no such page" if status == 404 else "this address is not asked this way"))
 
 
 def told(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -387,6 +395,14 @@ def bound(host: str, port: int) -> socket.socket:
     raise RunError(f"--port {port}: it and the {PORTS - 1} after it are in use; name another")
 
 
+def settings(app: ASGIApp) -> uvicorn.Config:
+    """How uvicorn serves it: few connections, none of which is held open for nothing."""
+    return uvicorn.Config(
+        app, http=_Patient, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
+        lifespan="off", limit_concurrency=64, timeout_keep_alive=5, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+
+
 def serve(
     sessions: Sequence[Session], *, host: str = "127.0.0.1", port: int = 8700, open_page: bool = True,
     say: Callable[[str], object] = print,
@@ -409,11 +425,7 @@ def serve(
         if port not in (0, taken):
             say(f"port {port} is in use; taking {taken}")
         url = page_url(host, taken, access.token)
-        config = uvicorn.Config(
-            make_app(sessions, access), log_level="warning", access_log=False, server_header=False,
-            proxy_headers=False, ws="none", lifespan="off", limit_concurrency=64, timeout_keep_alive=5,
-            timeout_graceful_shutdown=2,
-        )  # fmt: skip
+        config = settings(make_app(sessions, access))
 
         def ready() -> None:
             say(url)
@@ -421,6 +433,36 @@ def serve(
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
         _Server(config, ready).run(sockets=[listening])
+
+
+class _Patient(H11Protocol):
+    """Closes a connection whose client begins a request and does not end its head."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
+        else:
+            self._stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):

@@ -32,12 +32,16 @@ def parsed(body: bytes) -> Body:
     """A JSON object without NaN or infinity."""
 
     def constant(name: str) -> float:
-        raise ValueError(f"{name} is no number of JSON")
+        raise Refused(400, f"the body is no JSON ({name} is no number of it)")
 
     try:
         found = json.loads(body.decode(), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON ({str(error)[:100]})") from None
+    except json.JSONDecodeError as error:
+        raise Refused(400, f"the body is no JSON ({error.msg[:60]}, at character {error.pos})") from None
+    except (ValueError, RecursionError):
+        raise Refused(
+            400, "the body is no JSON that can be read: UTF-8, numbers of some digits, lists not too deep"
+        ) from None
     if not isinstance(found, dict):
         raise Refused(400, f"expected a JSON object, got {type(found).__name__}")
     return found
