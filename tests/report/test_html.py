@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import re
 import shutil
@@ -142,12 +143,6 @@ def test_names_are_text_whatever_they_hold(subject, plain):
         assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in found.text
     assert "taken for" in found.text and "<data>&.npz" in found.text and "foot <&>" in found.text
     assert "it says the class's number in the table below" in found.text
-
-
-def test_names_that_a_picture_cannot_show_are_numbers():
-    assert sections.drawable(("stop", "größe", "左折", "عربي", "tab\there")) == [
-        "stop", "größe", "class 2", "class 3", "tab\there",
-    ]  # fmt: skip
 
 
 def test_mistakes_are_ordered_by_how_sure_the_model_was(subject):
@@ -365,3 +360,27 @@ def test_time_is_that_of_the_images_of_all_epochs(subject):
     epochs = [{"step": 4, "images_per_second": 8.0}, {"step": 8, "images": 20, "images_per_second": 10.0}]
     assert replace(subject, epochs=epochs).seconds == 4 * 16 / 8 + 20 / 10
     assert replace(subject, epochs=[{"step": 4, "images_per_second": 0.0}]).seconds is None
+
+
+def test_what_is_no_length_is_not_called_so(subject, plain):
+    class Numbers(type(subject.model)):
+        """Capsules whose activations are numbers of their own, as those of matrix capsules are."""
+
+        loss = "spread"
+
+        def capsules(self, images):
+            found = super().capsules(images)
+            return found._replace(activation=found.activation / 2)
+
+    model = copy.copy(subject.model)
+    model.__class__ = Numbers
+    other = replace(subject, model=model, activations=subject.activations.flip(1))
+    wrong = replace(subject, activations=subject.activations.flip(1))
+    assert (subject.has_lengths, other.has_lengths) == (True, False)
+    assert "The bars are lengths" in sections.mistakes(wrong).body
+    assert "The bars are activations" in sections.mistakes(other).body
+    assert "The activation of a capsule" in sections.calibration(other).body
+    assert "are lengths in [0, 1]" in html._foot([subject])
+    assert "are numbers in [0, 1]" in html._foot([other])
+    assert "spread loss, whose margin rises" in sections.curves(other).body
+    assert "spread" not in sections.curves(subject).body

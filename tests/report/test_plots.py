@@ -5,9 +5,12 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from torchcaps.data import ImageSet
 from torchcaps.errors import TrainingError
-from torchcaps.report import save_figure
-from torchcaps.report.plots import evenly
+from torchcaps.evaluation import score
+from torchcaps.models import create_model
+from torchcaps.report import plot_evaluation, save_figure
+from torchcaps.report.plots import drawable, evenly, reconstruction_figure
 
 
 @pytest.fixture
@@ -65,3 +68,25 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(figure, tmp_path, m
         save_figure(figure, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_that_a_picture_cannot_show_are_numbers():
+    assert drawable(("stop", "größe", "左折", "عربي", "tab\there")) == [
+        "stop", "größe", "class 2", "class 3", "tab\there",
+    ]  # fmt: skip
+
+
+def test_names_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
+    # A letter without a glyph would warn, and a warning fails here.
+    names = ("左折禁止", "शरद", "größe")
+    assert drawable(names) == ["class 0", "class 1", "größe"]
+    torch.manual_seed(0)
+    model = create_model("capsnet", num_classes=3, img_size=18, channels=4, primary_types=2).eval()
+    model.classes = names
+    images = ImageSet(torch.randint(0, 255, (9, 1, 18, 18), dtype=torch.uint8), torch.arange(9) % 3, names, "scripts")
+    found = score(torch.rand(9, 3), images.labels, names)
+    assert len(plot_evaluation(tmp_path, found, model, images)) == 5
+    figure = reconstruction_figure(model, images.float_images(), None)
+    words = {text.get_text() for axes in figure.axes for text in axes.texts}
+    assert not any(name in word for word in words for name in names[:2])
+    save_figure(figure, tmp_path / "again.png")

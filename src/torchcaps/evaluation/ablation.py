@@ -86,10 +86,8 @@ class IterationDynamics:
         if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
         gain = 100 * (self.accuracy[-1] - self.accuracy[0])
-        return (
-            f"Iterations 2 to {self.iterations[-1]} change {self.changed[-1]:.1%} of the answers and accuracy by "
-            f"{gain:+.1f} points."
-        )
+        rest = f"Iterations 2 to {self.iterations[-1]} change" if self.iterations[-1] > 2 else "Iteration 2 changes"
+        return f"{rest} {self.changed[-1]:.1%} of the answers and accuracy by {gain:+.1f} points."
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

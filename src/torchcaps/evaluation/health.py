@@ -98,7 +98,7 @@ class ActivationDecay:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        course = " -> ".join(f"{value:.2g}" for value in self.strongest)
+        course = " → ".join(f"{value:.2g}" for value in self.strongest)
         if self.strongest[-1] < 0.1:
             return f"Activations fade out on their way up ({course})."
         return f"The strongest activations survive to the top ({course})."

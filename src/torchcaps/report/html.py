@@ -52,7 +52,7 @@ def write_report(
     """
     _check(images, diagnose)
     subject = open_subject(run, root=root, device=device, most_images=images, progress=progress)
-    content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot())
+    content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot([subject]))
     return _write(content, subject.path / REPORT if output is None else Path(output))
 
 
@@ -89,7 +89,7 @@ def write_comparison(
             comparison.figures, comparison.difference, comparison.curves, comparison.classes, comparison.settings,
         )
     ]  # fmt: skip
-    content = page(f"Comparison of {len(found)} runs", comparison.lead(named), parts, _foot())
+    content = page(f"Comparison of {len(found)} runs", comparison.lead(named), parts, _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 
@@ -109,11 +109,11 @@ def _check(images: int, diagnose: int) -> None:
         check_range("diagnose", diagnose, low=2)
 
 
-def _foot() -> str:
-    return (
-        f"Written by torchcaps {torchcaps.__version__}. Activations of class capsules are lengths in [0, 1], not "
-        "probabilities."
-    )
+def _foot(runs: Sequence[Subject]) -> str:
+    written = f"Written by torchcaps {torchcaps.__version__}."
+    kinds = {"lengths" if run.has_lengths else "numbers" for run in runs if run.has_capsules}
+    told = f" Activations of class capsules are {' or '.join(sorted(kinds))} in [0, 1], not probabilities."
+    return written + told if kinds else written
 
 
 def _write(content: str, path: Path) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Html = NewType("Html", str)
 
 PIXELS_PER_INCH = 96  # of CSS
+PHONE = 340  # CSS pixels that a picture may be wide on a phone
 DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may hold these
 
@@ -102,9 +103,10 @@ def picture(figure: Figure, alt: str, *, kind: Literal["svg", "webp"] = "svg") -
         else:
             figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
     width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
+    kinds = "card broad" if width > PHONE else "card"
     mime = "image/svg+xml" if kind == "svg" else "image/webp"
     return Html(
-        f'<figure class="card"><img src="{_address(mime, stream.getvalue())}" alt="{text(alt)}" width="{width}" '
+        f'<figure class="{kinds}"><img src="{_address(mime, stream.getvalue())}" alt="{text(alt)}" width="{width}" '
         f'height="{height}" style="--natural:{width}px"></figure>'
     )
 

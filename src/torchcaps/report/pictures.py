@@ -12,7 +12,7 @@ from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.plots import PLOTS, evenly, reconstruction_figure, save_figure
+from torchcaps.report.plots import PLOTS, drawable, evenly, reconstruction_figure, save_figure
 from torchcaps.report.run import open_run
 from torchcaps.training import load
 
@@ -83,7 +83,7 @@ def perturb_run(
     model, pictures, labels, names = _chosen(run, images, data, root, 1, seed)
     _check_decoder(run, model)
     folder = _plots(run) if output is None else Path(output)
-    classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
+    classes = drawable(model.classes)  # type: ignore[arg-type]
     written = []
     for index, name in enumerate(names):
         one = slice(index, index + 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unicodedata import bidirectional
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +57,15 @@ def plot_evaluation(folder: str | Path, found: Evaluation, model: nn.Module, ima
 
     accuracies = [row["accuracy"] for row in found.per_class]
     counts = [row["count"] for row in found.per_class]
+    names = drawable(found.classes)
     shown = example_indices(found.labels, per_class=2, seed=0)
     some = evenly(shown, EXAMPLES)
     figures = {
-        "confusion_matrix": viz.confusion_matrix(found.confusion, found.classes),
-        "per_class": viz.per_class_bars(accuracies, found.classes, counts),
+        "confusion_matrix": viz.confusion_matrix(found.confusion, names),
+        "per_class": viz.per_class_bars(accuracies, names, counts),
         "calibration": viz.calibration(found.to_dict()["calibration"]),
         "activations": viz.activation_bars(
-            images.float_images(some), found.activations[some], found.labels[some], classes=found.classes
+            images.float_images(some), found.activations[some], found.labels[some], classes=names
         ),
     }
     if getattr(model, "decoder", None) is not None:
@@ -83,7 +86,7 @@ def plot_overlaps(folder: str | Path, model: nn.Module, images: PairSet) -> Path
     pictures, labels = images.float_images(some), images.labels[some].cpu()
     drawn = match_segments(segment(model, pictures), labels)
     figure = viz.overlaps(
-        pictures, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=images.classes
+        pictures, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=drawable(images.classes)
     )
     return save_figure(figure, Path(folder) / PLOTS / "overlaps.png")
 
@@ -93,7 +96,7 @@ def reconstruction_figure(model: nn.Module, images: Tensor, labels: Tensor | Non
     from torchcaps import viz
 
     drawn = reconstructions(model, images)
-    classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
+    classes = drawable(model.classes)  # type: ignore[arg-type]
     truth = drawn.predictions if labels is None else labels
     return viz.reconstructions(images, drawn.images, truth, predictions=drawn.predictions, classes=classes)
 
@@ -114,6 +117,19 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     with atomic(path) as partial:
         figure.savefig(partial, format=kind, dpi=120)
     return path
+
+
+def drawable(classes: Sequence[str]) -> list[str]:
+    """The names as pictures can show them: by number where the font lacks a letter, or the script runs to the left."""
+    from matplotlib import font_manager
+
+    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
+    return [
+        label
+        if all(ord(c) in letters and bidirectional(c) not in ("R", "AL") for c in " ".join(label.split()))
+        else f"class {index}"
+        for index, label in enumerate(classes)
+    ]
 
 
 def make_folder(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from unicodedata import bidirectional
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.models._registry import model_passport
 from torchcaps.report.markup import Html, Section, heading, join, lengths, name, paragraph, picture, table, text
 from torchcaps.report.markup import thumbnail as small
-from torchcaps.report.plots import evenly
+from torchcaps.report.plots import drawable, evenly
 from torchcaps.report.subject import Subject
 from torchcaps.report.words import counted, duration, percent, setting
 from torchcaps.training import TrainConfig
@@ -86,11 +85,22 @@ def curves(run: Subject) -> Section:
     )
     about = (
         "Training figures are means over an epoch while the weights still change, with random shifts where the run has "
-        "them; validation figures are measured after it. The loss is that of the classes, without reconstruction."
+        f"them; validation figures are measured after it. {_loss(run)}"
     )
     warnings = [f"Epoch {row['epoch']}: {warning}" for row in epochs for warning in row.get("warnings", ())]
     told = [paragraph(text(warning)) for warning in warnings]
     return Section("curves", "Training", join(paragraph(text(about)), picture(viz.curves(epochs), alt), *told))
+
+
+def _loss(run: Subject) -> str:
+    kind = getattr(run.model, "loss", "margin") if run.config.loss == "auto" else run.config.loss
+    if kind == "margin":
+        return "The loss is that of the classes, without reconstruction."
+    rises = ", whose margin rises during training" if kind == "spread" else ""
+    return (
+        f"The training loss is the {kind.replace('_', ' ')} loss{rises}; the validation loss is the margin loss, as "
+        "for every model, so the two lines cannot be compared."
+    )
 
 
 def classes(run: Subject) -> Section:
@@ -139,10 +149,11 @@ def calibration(run: Subject) -> Section:
 
     found = run.figures["calibration"]
     errors = {key: table["error"] for key, table in found.items()}
+    kind = "length" if run.has_lengths else "activation"
     about = (
-        "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The length of a capsule is no "
-        "probability, so both readings in use are shown: the longest capsule divided by the sum of all lengths, and as "
-        f"it is. The expected calibration error is {percent(errors['normalised'])} for the first and "
+        f"A calibrated model is right in 80 % of the cases in which it is 80 % sure. The {kind} of a capsule is no "
+        f"probability, so both readings in use are shown: the largest {kind} divided by the sum of all, and as it is. "
+        f"The expected calibration error is {percent(errors['normalised'])} for the first and "
         f"{percent(errors['length'])} for the second; 0 would be perfect."
         if run.has_capsules
         else "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The expected calibration "
@@ -158,10 +169,11 @@ def mistakes(run: Subject) -> Section:
     looked = f"{len(run.images):,} test images looked at"
     if not wrong:
         return Section("mistakes", "Worst mistakes", paragraph(text(f"None: all of the {looked} are right.")))
-    what = "capsule" if run.has_capsules else "output"
+    longest, lengths = ("longest", "lengths") if run.has_lengths else ("most active", "activations")
     about = (
-        f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the longest {what} of a wrong class "
-        f"exceeds that of the true one by most. The bars are lengths: the true class in blue, wrong answers in orange."
+        f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the {longest} capsule of a wrong "
+        f"class exceeds that of the true one by most. The bars are {lengths}: the true class in blue, wrong answers in "
+        "orange."
         if run.has_capsules
         else f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the output for a wrong class "
         "exceeds that of the true one by most: the true class in blue, wrong answers in orange."
@@ -248,7 +260,8 @@ def maps(run: Subject) -> Section:
     rows, columns = found.positions.shape[1:]
     about = (
         "For the class capsule that wins: what each capsule below gives to it, coupling × strength of its vote × "
-        f"agreement of the vote with the winner's pose, summed over capsule types at each of {columns} × {rows} "
+        f"agreement of the vote with the winner's pose, summed over capsule types at each of "
+        f"{columns}\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}{rows} "
         "positions and spread over the pixels that a position sees. Each map has its own scale."
     )
     alt = f"{len(some)} test images above the same with a map of where the votes for their winning class come from."
@@ -319,19 +332,6 @@ def configuration(run: Subject) -> Section:
         heading("Environment"), told,
     )  # fmt: skip
     return Section("configuration", "Configuration and environment", body)
-
-
-def drawable(classes: Sequence[str]) -> list[str]:
-    """The names as pictures can show them: by number where the font lacks a letter, or the script runs to the left."""
-    from matplotlib import font_manager
-
-    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
-    return [
-        label
-        if all(ord(c) in letters and bidirectional(c) not in ("R", "AL") for c in " ".join(label.split()))
-        else f"class {index}"
-        for index, label in enumerate(classes)
-    ]
 
 
 def _heads(*titles: str) -> list[Html]:

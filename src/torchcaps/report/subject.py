@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.data import ImageSet, PairSet
 from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation, MultiLabel, score, score_multilabel, top_labels
-from torchcaps.evaluation.forward import class_activations, device_of
+from torchcaps.evaluation.forward import class_activations, device_of, evaluating
 from torchcaps.report.plots import evenly
 from torchcaps.report.run import EVALUATION, open_run
 from torchcaps.training import RunFolder, TrainConfig, load
@@ -93,6 +94,15 @@ class Subject:
     def has_capsules(self) -> bool:
         """Not so for the convolutional baselines."""
         return bool(getattr(self.model, "has_capsules", True))
+
+    @cached_property
+    def has_lengths(self) -> bool:
+        """Whether the activation of a class capsule is the length of its pose, as it is not for matrix capsules."""
+        if not self.has_capsules:
+            return False
+        with evaluating(self.model):
+            found = self.model.capsules(self.images.float_images([0]).to(device_of(self.model)))  # type: ignore[operator]
+        return bool(torch.allclose(found.pose.norm(dim=-1), found.activation, atol=1e-3))
 
     @property
     def has_decoder(self) -> bool:

@@ -9,7 +9,7 @@ const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
 
 const moved = latest("decode", ({ drawn }) => { if (state.d) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
-const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
+const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim + 1} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
 const walked = latest("decode", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
 const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's", parts.walk.canvas, (images) => images[Math.round(state.walk * (images.length - 1))]));
 const other = latest("look", (found, index) => { walkTo = { pose: found.pose, index }; walk(); });
@@ -73,7 +73,7 @@ function build(dim, pose) {
   const key = `${state.model} ${dim} ${reach}`;
   if (key === made) return;
   made = key;
-  sliders = pose.map((value, k) => slider(`dim ${k}`, {
+  sliders = pose.map((value, k) => slider(`dim ${k + 1}`, {
     low: -reach, high: reach, step: 0.01, value,
     change: (to) => { const by = offsets(dim); by[k] = to - look.pose[label][k]; change({ d: offsetText(by) }); },
     play: () => frames({ model: state.model, label, poses: along(k) }, k),

@@ -71,8 +71,8 @@ function draw({ values, activation, pose }, { label, here, kind }) {
   const swing = (k) => Math.max(...pose.map((row) => row[k])) - Math.min(...pose.map((row) => row[k]));
   const dims = pose[0].map((_, k) => k).sort((a, b) => swing(b) - swing(a)).slice(0, LINES);
   const all = dims.flatMap((k) => pose.map((row) => row[k])), top = Math.max(0.05, ...all.map(Math.abs));
-  lines(parts.poses, `Pose of class ${classes[label]} over ${kind}; dimension ${dims[0]} moves most`, values,
-    dims.map((k) => ({ name: `dim ${k}`, values: pose.map((row) => row[k]) })), { low: -top, high: top, here: mark });
+  lines(parts.poses, `Pose of class ${classes[label]} over ${kind}; dimension ${dims[0] + 1} moves most`, values,
+    dims.map((k) => ({ name: `dim ${k + 1}`, values: pose.map((row) => row[k]) })), { low: -top, high: top, here: mark });
 }
 
 function tell(k, values, activation, classes) {
