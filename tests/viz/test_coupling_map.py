@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchcaps.viz import coupling_map
-from torchcaps.viz.coupling_map import _overlaid
+from torchcaps.viz.coupling_map import overlaid
 
 from .drawing import assert_nothing_cut, long_names, texts
 
@@ -33,7 +33,7 @@ def test_the_class_shown_and_its_length_stand_below_in_red_where_it_is_wrong():
 
 def test_support_is_orange_and_opposition_blue_over_a_grey_image():
     image = np.full((1, 3, 3), 200, np.uint8)
-    orange, grey, blue = _overlaid(image, np.array([[2.0, 0.0, -2.0]]))[0].astype(int)
+    orange, grey, blue = overlaid(image, np.array([[2.0, 0.0, -2.0]]))[0].astype(int)
     assert orange[0] > orange[1] > orange[2]
     assert blue[2] > blue[1] > blue[0]
     assert grey.tolist() == [120, 120, 120]
@@ -41,7 +41,7 @@ def test_support_is_orange_and_opposition_blue_over_a_grey_image():
 
 def test_a_map_of_nothing_leaves_the_image():
     image = np.full((2, 2, 3), 100, np.uint8)
-    assert (_overlaid(image, np.zeros((2, 2))) == 60).all()
+    assert (overlaid(image, np.zeros((2, 2))) == 60).all()
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_each_panel_shows_the_figures() -> None:
 def test_what_was_not_measured_is_left_out() -> None:
     figure = diagnosis(found(6, 3, routing="em"))
     assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["as trained", "uniform"]
+    assert figure.axes[3].get_xlim()[1] < 3  # no room is kept for a baseline
     assert_nothing_cut(figure)
 
 

@@ -16,6 +16,7 @@ def test_lines_ascend_and_percent_are_percent() -> None:
     assert line.get_xdata().tolist() == [0, 10, 20]
     assert line.get_ydata().tolist() == pytest.approx([90, 50, 20])
     assert set(chance.get_ydata()) == {10}
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["capsules", "chance"]
     assert_nothing_cut(figure)
 
 
@@ -34,6 +35,8 @@ def test_a_panel_a_transformation_and_a_line_a_model(models: int, kinds: int) ->
     assert len(panels) == kinds
     assert all(len(axes.lines) == models + 1 for axes in panels)
     assert "turn 0 (degrees)" in {text.get_text() for text in texts(figure)}
+    assert [text.get_text() for text in figure.legends[0].get_texts()].count("chance") == 1
+    assert len(figure.legends[0].get_texts()) == models + 1
     assert_nothing_cut(figure)
 
 

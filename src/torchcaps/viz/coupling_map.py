@@ -74,14 +74,14 @@ def coupling_map(
         left, top = i % COLUMNS * across + (across - width) / 2, i // COLUMNS * down + LINE + 0.06
         above = Box(left, top, width, height)
         place(axes, inputs[i], above)
-        place(axes, _overlaid(inputs[i], values[i]), above._replace(top=top + height + GAP))
+        place(axes, overlaid(inputs[i], values[i]), above._replace(top=top + height + GAP))
         right = true[i] == taken[i]
         _write(axes, above, names[true[i]], f"{names[taken[i]]}\n{long[i]:.2f}", "black" if right else RED)
     figure.suptitle("orange: votes for the class below; blue: against it", x=0.01, ha="left", fontsize=TEXT)
     return figure
 
 
-def _overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[np.uint8]:
+def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[np.uint8]:
     """`[height, width, 3]`: the image in dark grey, with the map in its colours over it."""
     largest = np.abs(values).max()
     alpha = np.abs(values)[..., None] / largest if largest > 0 else np.zeros((*values.shape, 1))

@@ -82,7 +82,7 @@ def _accuracy(axes: Axes, found: Diagnosis) -> None:
     axes.bar_label(drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1)
     _dress(axes, f"accuracy with these couplings, {found.num_samples} images")
     axes.set_xticks(range(len(known)), list(known))
-    axes.set_xlim(-0.6, 3.6)
+    axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:

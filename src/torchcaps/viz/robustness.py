@@ -62,8 +62,9 @@ def affine_curves(
     columns = min(len(kinds), 4)
     rows = -(-len(kinds) // columns)
     width = max(3.3 * columns, 4.4)
-    across = min(len(models), 3, int(width / LEGEND))
-    figure = new_figure(width, 3.0 * rows + 0.2 + 0.2 * -(-len(models) // across))
+    entries = len(models) + (chance is not None)
+    across = min(entries, 4, int(width / LEGEND))
+    figure = new_figure(width, 3.0 * rows + 0.2 + 0.2 * -(-entries // across))
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for panel, kind in zip(panels, kinds, strict=False):
         some = {name: curves[kind] for name, curves in models.items() if kind in curves}
@@ -71,7 +72,8 @@ def affine_curves(
         _panel(panel, some, kind + unit, chance, order=list(models))
     for panel in panels[len(kinds) :]:
         panel.set_axis_off()
-    handles = {line.get_label(): line for panel in panels for line in panel.lines if line.get_label() in models}
+    named = (*models, "chance")
+    handles = {line.get_label(): line for panel in panels for line in panel.lines if line.get_label() in named}
     figure.legend(
         list(handles.values()), [short(str(name), 40) for name in handles], loc="outside lower center",
         ncols=across, fontsize=SMALL, frameon=False,
@@ -94,7 +96,7 @@ def _panel(
         label = name if order is not None else short(name, 40)
         axes.plot(x[ascending], 100 * y[ascending], color=colour, marker=marker, ms=4, lw=1.5, label=label)
     if chance is not None:
-        axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0)
+        axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0, label="chance")
     plain(axes).set_xlabel(xlabel, fontsize=SMALL)
     axes.set_ylabel("accuracy (%)", fontsize=SMALL)
     axes.set_ylim(-2, 102)

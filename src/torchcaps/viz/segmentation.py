@@ -61,13 +61,13 @@ def overlaps(
         left, top = i % COLUMNS * across + (across - width) / 2, i // COLUMNS * down + LINE + 0.06
         above = Box(left, top, width, height)
         place(axes, inputs[i], above)
-        place(axes, _coloured(inputs[i], layers[i]), above._replace(top=top + height + GAP))
+        place(axes, coloured(inputs[i], layers[i]), above._replace(top=top + height + GAP))
         _write(axes, above, f"{names[true[i, 0]]} + {names[true[i, 1]]}", _results(true[i], taken[i], long[i], names))
     figure.suptitle("above: input; below: decoded alone, red and green; *: no label", fontsize=TEXT)
     return figure
 
 
-def _coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Two drawings `[2, height, width]` in red and green over a dark `[height, width, 3]` input."""
     ground = (image * SHADE).astype(np.uint8)
     ground[..., 0] = np.maximum(ground[..., 0], layers[0])

@@ -101,7 +101,7 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     tiles = pictures("weights", (0.5 + 0.5 * values / scale).reshape(-1, 1, *values.shape[2:]))
     height, width = tile_size(values.shape[2:], min(0.6, 14.0 / columns, 17.0 / rows))
     across, down = width + GAP, height + GAP
-    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + 0.8)
+    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + 0.4)
     area = board(figure.subplots(), columns * across, rows * down)
     for index, tile in enumerate(tiles):
         place(area, tile, Box(index % columns * across, index // columns * down, width, height))
