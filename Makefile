@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test test-slow lint docs install browser clean
+.PHONY: train test test-slow lint docs gallery picture install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -24,6 +24,23 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
+
+# The gallery of figures; its runs are trained where they are absent, which takes minutes.
+gallery: runs/capsnet-digits/model.safetensors
+	$(BIN)/python tools/make_gallery.py runs/capsnet-digits
+
+runs/capsnet-digits/model.safetensors: | $(INSTALLED)
+	$(BIN)/torchcaps train capsnet-digits --output runs/capsnet-digits
+
+# The picture at the head of README.md: needs MNIST (torchcaps data fetch mnist) and about half an hour of training.
+picture: runs/capsnet-mnist/model.safetensors runs/capsnet-pairs/model.safetensors
+	$(BIN)/python tools/make_picture.py runs/capsnet-mnist runs/capsnet-pairs
+
+runs/capsnet-mnist/model.safetensors: | $(INSTALLED)
+	$(BIN)/torchcaps train capsnet-mnist --seed 1 --output runs/capsnet-mnist
+
+runs/capsnet-pairs/model.safetensors: | $(INSTALLED)
+	$(BIN)/torchcaps train capsnet --data multi-digits --shift 0 --epochs 5 --output runs/capsnet-pairs
 
 install: $(INSTALLED)
 

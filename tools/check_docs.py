@@ -1,9 +1,10 @@
-"""Check the documents: links lead somewhere, Python examples run, commands exist. Faults end with status 1."""
+"""Check the documents: links lead somewhere, examples run, commands exist, figures are shown. Faults: status 1."""
 
 from __future__ import annotations
 
 import re
 import sys
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 
@@ -66,6 +67,20 @@ def unknown_commands(path: Path, text: str) -> list[str]:
     return faults
 
 
+def gallery_gaps() -> list[str]:
+    """Public functions of `torchcaps.viz` without an entry in the gallery; entries without a function or picture."""
+    from torchcaps import viz
+
+    functions = {name for name, value in vars(viz).items() if isfunction(value)}
+    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    entries = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
+    shown = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))
+    again = "add an Entry to tools/make_gallery.py and run: make gallery"
+    faults = [f"gallery.md: torchcaps.viz.{name} has no entry; {again}" for name in sorted(functions - entries)]
+    faults += [f"gallery.md: there is no torchcaps.viz.{name}" for name in sorted(entries - functions)]
+    return faults + [f"gallery.md: {name} has an entry or a picture, not both" for name in sorted(entries ^ shown)]
+
+
 def main() -> int:
     """Check every document; print the faults."""
     faults = []
@@ -76,6 +91,7 @@ def main() -> int:
         text = path.read_text(encoding="utf-8")
         faults += broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
         faults += [f"{path.name}: names a path of one machine: {found}" for found in FORBIDDEN.findall(text)]
+    faults += gallery_gaps()
     for fault in faults:
         print(fault, file=sys.stderr)
     print(f"{len(DOCUMENTS)} documents, {len(faults)} faults")

@@ -1,0 +1,371 @@
+"""Make docs/gallery.md and its pictures: one entry for every public function of `torchcaps.viz`.
+
+    python tools/make_gallery.py [RUN]
+
+Every picture is drawn by the very code that stands beside it on the page. Runs that are not there are trained first,
+which takes minutes. A new figure is one more `Entry`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from PIL import Image
+
+from torchcaps.report import Run, finish_transforming
+from torchcaps.training import TrainConfig, TransformingConfig, run_transforming
+from torchcaps.training.recipes import load_recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, PICTURES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "images" / "gallery"
+MOST_BYTES = 60_000
+
+MAIN = "runs/capsnet-digits"
+SMALL = "capsnet --data digits --epochs 8 --lr 0.003 --option channels=32 --option primary_types=4"
+# What is trained where it is absent: arguments of `torchcaps train`, or settings of a transforming auto-encoder.
+RUNS: dict[str, str | dict[str, Any]] = {
+    MAIN: "capsnet-digits",
+    "runs/small-dynamic": f"{SMALL} --option routing=dynamic",
+    "runs/small-uniform": f"{SMALL} --option routing=uniform",
+    "runs/capsnet-pairs": "capsnet --data multi-digits --shift 0 --epochs 5",
+    "runs/transforming-digits": {"data": "digits"},
+}
+
+
+class Entry(NamedTuple):
+    """A figure of the page.
+
+    Attributes:
+        name: of the function in `torchcaps.viz`.
+        about: what the figure shows.
+        source: where its numbers are from.
+        code: what draws it, ending with `figure = ...`; the names of `SETUP` are known.
+        dpi: of the picture.
+        colours: of its palette; few will do for pictures in grey, whose bytes are many.
+    """
+
+    name: str
+    about: str
+    source: str
+    code: str
+    dpi: int = 90
+    colours: int = 128
+
+
+SETUP = """\
+import json
+
+import torch
+import torchcaps as tc
+from torchcaps import evaluation, viz
+
+model, digits = tc.report.open_run("runs/capsnet-digits", device="cpu")
+some = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
+images, labels, classes = digits.float_images(some), digits.labels[some], digits.classes
+found = evaluation.evaluate(model, digits)
+
+
+def epochs(run):
+    rows = tc.report.Run(run).epochs
+    return [row | {"train_loss": row["train_margin"]} for row in rows]  # the loss of the classes, as in validation
+
+
+def bench(name):
+    with open(f"benchmarks/results/{name}.json", encoding="utf-8") as file:
+        return json.load(file)[name]["rows"]"""
+
+TRANSFORMING = """\
+auto = tc.report.Run("runs/transforming-digits").load()
+test = digits.float_images()
+pairs = tc.training.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
+known = evaluation.evaluate_transforming(auto, pairs)
+"""
+BENCH = "`benchmarks/results/{0}.json`, written by `torchcaps bench {0}` on the machine that it names"
+TEST = "the 1,000 embedded test digits"
+
+SECTIONS: dict[str, list[Entry]] = {
+    "What a capsule says": [
+        Entry(
+            "reconstructions", "Test digits above what the decoder draws from the sixteen numbers of one capsule each.",
+            "two test digits of each class",
+            """\
+drawn = evaluation.reconstructions(model, images)
+figure = viz.reconstructions(images, drawn.images, labels, predictions=drawn.predictions, classes=classes)""",
+            84, 32,
+        ),
+        Entry(
+            "perturbations", "What a pose dimension stands for: each row moves another one, and draws what comes out.",
+            "a test digit of class 4",
+            """\
+moved = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
+figure = viz.perturbations(moved.reconstructions[0], moved.offsets, title="pose of the capsule of class 4")""",
+            72, 64,
+        ),
+        Entry(
+            "activation_bars", "The lengths of all class capsules under the image they were found in; here the worst "
+            "mistakes.",
+            TEST,
+            """\
+worst = evaluation.worst_mistakes(found, 5)
+lengths = found.activations[worst]
+figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[worst], classes=classes)""",
+        ),
+    ],
+    "What routing does": [
+        Entry(
+            "coupling_map", "Where on the image the votes for the winning class come from.",
+            "one test digit of each class",
+            """\
+maps = evaluation.coupling_maps(model, images[::2])
+lengths = maps.activations.amax(dim=1)
+figure = viz.coupling_map(
+    images[::2], maps.maps, labels[::2], shown=maps.shown, lengths=lengths, classes=classes
+)""",
+        ),
+        Entry(
+            "diagnosis", "Is the routing doing anything? Couplings, activations, idle capsules, accuracy without it.",
+            "128 test digits",
+            """\
+figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
+            80,
+        ),
+    ],
+    "How a training went": [
+        Entry(
+            "curves", "Loss and accuracy over epochs, training beside validation.", "the metrics of the run",
+            """\
+figure = viz.curves(epochs("runs/capsnet-digits"))""",
+        ),
+        Entry(
+            "overlaid_curves", "Several runs, one beside the other.",
+            "three runs: as above, and a small network with routing and with uniform coupling",
+            """\
+names = ("capsnet-digits", "small-dynamic", "small-uniform")
+figure = viz.overlaid_curves({name: epochs(f"runs/{name}") for name in names})""",
+        ),
+    ],
+    "How good it is": [
+        Entry(
+            "confusion_matrix", "Which classes are taken for which.", TEST,
+            """\
+figure = viz.confusion_matrix(found.confusion, classes)""",
+        ),
+        Entry(
+            "per_class_bars", "Accuracy of each class.", TEST,
+            """\
+rows = found.per_class
+figure = viz.per_class_bars([row["accuracy"] for row in rows], classes, [row["count"] for row in rows])""",
+        ),
+        Entry(
+            "calibration", "Whether a length can be read as confidence.", TEST,
+            """\
+figure = viz.calibration(found.to_dict()["calibration"])""",
+        ),
+        Entry(
+            "accuracy_curves", "Accuracy against anything: here the strength of an attack.",
+            "100 test digits, attacked with the gradient's sign",
+            """\
+strengths = (0.0, 0.05, 0.1, 0.15, 0.2)
+few = digits.subset(torch.arange(0, 1000, 10))
+curves = {}
+for name in ("capsnet-digits", "small-dynamic", "small-uniform"):
+    attacked = tc.load(f"runs/{name}")
+    sweep = evaluation.attack_sweep(attacked, few.float_images(), few.labels, strengths, attack="fgsm")
+    curves[name] = (strengths, [outcome.accuracy for outcome in sweep.outcomes])
+figure = viz.accuracy_curves(curves, xlabel="largest change of a pixel (of 1)", chance=0.1, title="FGSM")""",
+        ),
+        Entry(
+            "affine_curves", "Accuracy on images that are turned, resized or moved, a panel each.",
+            "100 test digits; in training, the networks saw shifts of up to 2 pixels and nothing else",
+            """\
+few = digits.subset(torch.arange(0, 1000, 10))
+ranges = {"rotation": range(-60, 61, 20), "scale": range(60, 141, 20), "shift": range(0, 9, 2)}
+sweeps = {
+    name: evaluation.affine_sweep(tc.load(f"runs/{name}"), few.float_images(), few.labels, **ranges).curves
+    for name in ("capsnet-digits", "small-dynamic", "small-uniform")
+}
+lines = {name: {kind: (c.amounts, c.accuracy) for kind, c in sweep.items()} for name, sweep in sweeps.items()}
+units = {kind: curve.unit for kind, curve in sweeps["capsnet-digits"].items()}
+figure = viz.affine_curves(lines, units=units, chance=0.1)""",
+            80,
+        ),
+    ],
+    "Overlapping digits": [
+        Entry(
+            "overlaps", "Two digits in one picture, taken apart: one capsule drawn in red, the other in green.",
+            "composites of the embedded test digits",
+            """\
+apart, composites = tc.report.open_run("runs/capsnet-pairs", data="multi-digits", device="cpu")
+pictures, both = composites.float_images(range(16)), composites.labels[:16]
+drawn = evaluation.match_segments(evaluation.segment(apart, pictures), both)
+figure = viz.overlaps(pictures, drawn.images, both, shown=drawn.shown, lengths=drawn.lengths, classes=classes)""",
+            80, 64,
+        ),
+    ],
+    "The transforming auto-encoder": [
+        Entry(
+            "transformed", "Inputs, what was drawn when told of a shift, and what ought to be drawn.",
+            "the embedded test digits, shifted by up to 4 pixels each way",
+            f"""\
+{TRANSFORMING}figure = viz.transformed(pairs.source[:10], known.drawn[:10], pairs.target[:10])""",
+            84, 32,
+        ),
+        Entry(
+            "predicted_transformations", "Whether poses change as the images were shifted.",
+            "the same",
+            """\
+figure = viz.predicted_transformations(known.true, known.predicted, names=known.names, unit="pixels")""",
+        ),
+        Entry(
+            "generation_weights", "What the generation units of a capsule draw.",
+            "the weights of the five capsules most often present",
+            """\
+often = known.presence.argsort(descending=True)[:5]
+weights = auto.weight["draw"].detach().unflatten(-1, auto.img_size)[often, :8]
+figure = viz.generation_weights(weights, title="what the generation units draw")""",
+            80, 96,
+        ),
+    ],
+    "Speed and memory": [
+        Entry(
+            "throughput_bars", "Training speed, for this library, other code, and a network without routing (`limit`).",
+            BENCH.format("step"),
+            """\
+figure = viz.throughput_bars(bench("step"))""",
+        ),
+        Entry(
+            "layer_bars", "The routed layer alone.", BENCH.format("layer"),
+            """\
+figure = viz.layer_bars(bench("layer"))""",
+        ),
+        Entry(
+            "scaling_curves", "Time of the routed layer against each of its sizes.", BENCH.format("scaling"),
+            """\
+figure = viz.scaling_curves(bench("scaling"))""",
+            80,
+        ),
+        Entry(
+            "latency_curves", "How long an answer takes.", BENCH.format("latency"),
+            """\
+figure = viz.latency_curves(bench("latency"))""",
+        ),
+        Entry(
+            "memory_bars", "Memory of a training step, as predicted and as measured.", BENCH.format("memory"),
+            """\
+figure = viz.memory_bars(bench("memory"))""",
+        ),
+    ],
+}  # fmt: skip
+
+
+def train_missing(main: str) -> None:
+    """Train the runs that are not there."""
+    for folder, how in RUNS.items():
+        if (ROOT / (main if folder == MAIN else folder) / "model.safetensors").exists():
+            continue
+        if folder == MAIN and main != MAIN:
+            raise SystemExit(f"{main}: there is no trained run here")
+        if isinstance(how, str):
+            subprocess.run(
+                [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder], cwd=ROOT, check=True
+            )
+        else:
+            finish_transforming(run_transforming(TransformingConfig(**how), ROOT / folder))
+
+
+def command(run: Run) -> str:
+    """What trains such a run."""
+    config = run.config
+    if isinstance(config, TransformingConfig):
+        settings = {"data": config.data} | _changed(config, TransformingConfig())
+        told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return f"run_transforming(TransformingConfig({told}), ...)"
+    if not _changed(config, load_recipe("capsnet-digits").config):
+        return "torchcaps train capsnet-digits"
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in _changed(config, TrainConfig()).items()
+             if name not in ("model", "model_options", "data")]  # fmt: skip
+    options = [f"--option {name}={value}" for name, value in config.model_options.items()]
+    return " ".join([f"torchcaps train {config.model} --data {config.data}", *flags, *options])
+
+
+def _changed(config: Any, other: Any) -> dict[str, Any]:
+    names = [field.name for field in fields(config) if field.name not in ("root", "device", "checkpoint_every")]
+    return {name: getattr(config, name) for name in names if getattr(config, name) != getattr(other, name)}
+
+
+def save(figure: Figure, path: Path, dpi: int, colours: int) -> int:
+    """Write a PNG with a palette; returns its bytes."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dpi)
+    with Image.open(stream) as image:
+        image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path.stat().st_size
+
+
+def draw(main: str, only: set[str]) -> None:
+    """Make the pictures: all, or only some; the code of the page is what runs."""
+    names: dict[str, Any] = {}
+    exec(SETUP.replace(MAIN, main), names)
+    for entry in (entry for entries in SECTIONS.values() for entry in entries):
+        if only and entry.name not in only:
+            continue
+        exec(entry.code.replace(MAIN, main), names)
+        size = save(names["figure"], PICTURES / f"{entry.name}.png", entry.dpi, entry.colours)
+        print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MOST_BYTES else ""))
+
+
+def page(main: str) -> str:
+    """The text of docs/gallery.md."""
+    folders = [main, *(folder for folder in RUNS if folder != MAIN)]
+    lines = [
+        "# Gallery", "",
+        "Every figure of `torchcaps.viz`, drawn from real runs by the lines that stand below it. `make gallery` makes "
+        "this page and its pictures; what they need is trained first, if it is not there.",
+        "", "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.", "",
+        "| run | made by | what came out |", "|---|---|---|",
+    ]  # fmt: skip
+    for folder in folders:
+        run = Run(ROOT / folder)
+        told = repr(run).split(": ", 1)[1].removesuffix(")")
+        lines.append(f"| `{folder}` | `{command(run)}` | {told} |")
+    lines += [
+        "",
+        "`make gallery` trains `runs/capsnet-pairs` on pairs of the package's digits where it is absent, so that "
+        "nothing has to be fetched; its drawings are rougher then.",
+        "", "The code below begins with this:", "", "```py", SETUP.replace(MAIN, main), "```",
+    ]  # fmt: skip
+    for section, entries in SECTIONS.items():
+        lines += ["", f"## {section}"]
+        for entry in entries:
+            lines += [
+                "", f"### `{entry.name}`", "", f"{entry.about} From: {entry.source}.", "",
+                f"![{entry.about.rstrip('.')}](images/gallery/{entry.name}.png)", "",
+                "```py", entry.code.replace(MAIN, main), "```",
+            ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Train what is missing, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", nargs="?", default=MAIN, help="run folder of a classifier of the embedded digits")
+    parser.add_argument("--only", nargs="*", default=[], help="names of figures to draw anew; by default all")
+    given = parser.parse_args()
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    train_missing(given.run)
+    draw(given.run, set(given.only))
+    PAGE.write_text(page(given.run), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
