@@ -11,6 +11,8 @@ from torchcaps.report import comparison, sections
 from torchcaps.report.markup import page
 from torchcaps.report.plots import can_plot, make_folder
 from torchcaps.report.subject import Subject, open_subject
+from torchcaps.report.transforming import is_transforming, transforming_parts
+from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
 
 REPORT, COMPARISON = "report.html", "comparison.html"
@@ -34,7 +36,8 @@ def write_report(
     from running the model over its test images once more; nothing is chosen by them.
 
     Args:
-        run: a finished run folder of a classifier.
+        run: a finished run folder of a classifier or of a transforming auto-encoder; the report on the latter measures
+            all of its test images on the CPU, and `device`, `images` and `diagnose` have no part in it.
         output: the file; by default report.html in the run folder.
         root: where a named data set is looked for first; by default as for the run.
         device: where to compute; see `TrainConfig`.
@@ -51,6 +54,11 @@ def write_report(
         ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
     _check(images, diagnose)
+    folder = RunFolder.open(run)
+    if is_transforming(folder):
+        title, foot = f"Report on {folder.path.resolve().name}", _foot([])
+        content = page(title, *transforming_parts(folder, root=root), foot)
+        return _write(content, folder.path / REPORT if output is None else Path(output))
     subject = open_subject(run, root=root, device=device, most_images=images, progress=progress)
     content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot([subject]))
     return _write(content, subject.path / REPORT if output is None else Path(output))

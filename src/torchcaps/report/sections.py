@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -316,12 +317,16 @@ def verdicts(found: Diagnosis) -> Html:
 
 def configuration(run: Subject) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
-    default = TrainConfig().to_dict()
+    return configured(run.config.to_dict(), TrainConfig().to_dict(), run.environment)
+
+
+def configured(settings: Mapping[str, Any], default: Mapping[str, Any], environment: Mapping[str, Any]) -> Section:
+    """The same of any kind of run."""
     rows = []
-    for key, value in run.config.to_dict().items():
+    for key, value in settings.items():
         shown = text(setting(value))
         rows.append((text(key), shown if value == default[key] else Html(f"<strong>{shown}</strong>")))
-    machine = [(text(key), text(setting(value))) for key, value in run.environment.items()]
+    machine = [(text(key), text(setting(value))) for key, value in environment.items()]
     told = (
         table("What the run was started with", _heads("What", "Version or kind"), machine, kind="words")
         if machine
