@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Html = NewType("Html", str)
 
 PIXELS_PER_INCH = 96  # of CSS
-PHONE = 340  # CSS pixels that a picture may be wide on a phone
+PHONE = 500  # CSS pixels of a picture that is still read when it is made as narrow as a phone
 DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may hold these
 
