@@ -46,12 +46,14 @@ def untrained() -> Session:
 
 
 @contextmanager
-def served(session: Session) -> Iterator[str]:
-    """The address of a page on this model."""
+def served(*sessions: Session) -> Iterator[str]:
+    """The address of a page on these models."""
     import uvicorn
 
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(make_app([session]), log_level="warning", lifespan="off", ws="none"))
+        server = uvicorn.Server(
+            uvicorn.Config(make_app(list(sessions)), log_level="warning", lifespan="off", ws="none")
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
