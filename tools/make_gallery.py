@@ -127,9 +127,7 @@ figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[w
             """\
 maps = evaluation.coupling_maps(model, images[::2])
 lengths = maps.activations.amax(dim=1)
-figure = viz.coupling_map(
-    images[::2], maps.maps, labels[::2], shown=maps.shown, lengths=lengths, classes=classes
-)""",
+figure = viz.coupling_map(images[::2], maps.maps, labels[::2], shown=maps.shown, lengths=lengths, classes=classes)""",
         ),
         Entry(
             "diagnosis", "Is the routing doing anything? Couplings, activations, idle capsules, accuracy without it.",
