@@ -18,7 +18,7 @@ from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation, MultiLabel, score, score_multilabel, top_labels
 from torchcaps.evaluation.forward import class_activations, device_of, evaluating
 from torchcaps.report.plots import evenly
-from torchcaps.report.run import EVALUATION, open_run
+from torchcaps.report.run import EVALUATION, open_run, training_seconds
 from torchcaps.training import RunFolder, TrainConfig, load
 
 BATCH = 256
@@ -117,14 +117,7 @@ class Subject:
     @property
     def seconds(self) -> float | None:
         """Time in training steps, from the images per second of each epoch; None where that was not recorded."""
-        total, before = 0.0, 0
-        for row in self.epochs:
-            count = row.get("images", (row["step"] - before) * self.config.batch_size)
-            speed = row.get("images_per_second")
-            if not speed:
-                return None
-            total, before = total + count / speed, row["step"]
-        return total
+        return training_seconds(self.epochs, self.config.batch_size)
 
 
 def open_subject(
