@@ -396,7 +396,8 @@ def test_addresses_that_cannot_be_had_are_a_sentence(monkeypatch):
 
 
 CODE = """
-import sys, torch
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
 from torchcaps.explorer.server import serve
 from torchcaps.data import Preprocess
 from torchcaps.explorer import Session
