@@ -1,5 +1,7 @@
 """Matrix capsules at other sizes than the published ones."""
 
+import math
+
 import pytest
 import torch
 
@@ -35,6 +37,22 @@ def test_maps_and_coordinates_of_the_paper():
     assert centres[:, 0, 0, 0, 3].tolist() == pytest.approx([c / 100 for c in receptive_centres(32, LAYERS)])
     assert centres[0, :, 0, 0, 7].tolist() == pytest.approx([-0.08, -0.04, 0.0, 0.04])
     assert tc.create_model("matrix_caps", coordinates=False, **TINY).class_capsules.centres is None
+
+
+def test_moving_an_image_by_the_total_stride_moves_the_map_by_one():
+    """Of the interior: at the border a child has fewer parents, and two iterations carry that a few windows inwards."""
+    model = tc.create_model("matrix_caps", img_size=(20, 120), iterations=2, **TINY)
+    images = torch.rand(1, 2, 20, 120, generator=seeded())
+
+    def last_map(images):
+        return model.conv_capsules(model.primary(torch.relu(model.conv(images))))
+
+    stride = math.prod(stride for _, stride in LAYERS)
+    still, moved = last_map(images), last_map(images.roll(stride, dims=3))
+    for name in ("pose", "activation"):
+        there, here = getattr(moved, name)[:, :, 9:-7], getattr(still, name)[:, :, 8:-8]
+        assert here.shape[2] >= 8 and here.std() > 0
+        torch.testing.assert_close(there, here, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"bias": True}, {"convention": "type"}, {"iterations": 1}, {"impl": "reference"}])
