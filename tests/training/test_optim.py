@@ -31,14 +31,23 @@ def test_the_shortest_runs_have_a_rate_above_zero_at_every_step(total):
 
 def test_the_paper_schedule_is_the_authors_formula_with_its_floor():
     config = TrainConfig(schedule="paper", lr=0.001)
-    for step in (0, 1, 1999, 2000, 100_000):
+    for step in (999, 1000, 1999, 2000, 100_000):
         assert learning_rate(config, step, 300_000) == pytest.approx(0.001 * 0.96 ** (step / 2000), rel=1e-12)
-    assert learning_rate(config, 0, 10) == 0.001
     assert learning_rate(config, 10**6, 10**6) == 1e-6
 
 
-def test_the_constant_schedule_is_constant():
-    assert set(rates(50, schedule="constant", lr=0.25)) == {0.25}
+def test_the_paper_schedule_rises_for_a_thousand_steps_or_a_twentieth():
+    config = TrainConfig(schedule="paper", lr=0.001)
+    assert learning_rate(config, 0, 300_000) == pytest.approx(1e-6)
+    assert learning_rate(config, 499, 300_000) == pytest.approx(0.0005 * 0.96 ** (499 / 2000))
+    found = rates(100, schedule="paper", lr=0.001)
+    assert found[0] == pytest.approx(0.0002) and found[4] == max(found) == pytest.approx(0.001, rel=1e-3)
+
+
+def test_the_constant_schedule_rises_like_the_short_one_and_stays():
+    found = rates(200, schedule="constant", lr=0.25)
+    assert found[:10] == rates(200, schedule="short", lr=0.25)[:10]
+    assert set(found[9:]) == {0.25}
 
 
 def test_the_device_is_found_or_named_with_the_reason():

@@ -10,18 +10,20 @@ from torchcaps.errors import RunError
 from torchcaps.training.config import TrainConfig
 
 WARM_UP = 0.05
-PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR = 0.96, 2000, 1e-6
+PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR, PAPER_RISE = 0.96, 2000, 1e-6, 1000
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Learning rate of step `step`, counted from 0, of `total_steps`."""
-    if config.schedule == "constant":
-        return config.lr
-    if config.schedule == "paper":
-        return max(PAPER_FLOOR, config.lr * PAPER_DECAY ** (step / PAPER_STEPS))
     rise = max(1, round(WARM_UP * total_steps))
+    if config.schedule == "paper":
+        # The authors start at once. From this library's weights Adam's first steps would then make every length one.
+        fallen = max(PAPER_FLOOR, config.lr * PAPER_DECAY ** (step / PAPER_STEPS))
+        return fallen * min(1.0, (step + 1) / min(rise, PAPER_RISE))
     if step < rise:
         return config.lr * (step + 1) / rise
+    if config.schedule == "constant":
+        return config.lr
     return config.lr * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
 
 

@@ -1,0 +1,84 @@
+"""A training step of the small matrix-capsule network: compiled loops, blocked operations, and every vote stored.
+
+    python -m benchmarks.em [--batch 32] [--repeats 5]
+
+The three take turns in one process; the peak memory of each is measured in a process of its own. The result goes to
+benchmarks/results/em.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from torchcaps.bench import Subject
+from torchcaps.bench.measure import Row, alternate, cells, in_fresh_process, machine, spread
+from torchcaps.bench.subject import objective_of
+
+RESULT = Path(__file__).parent / "results" / "em.json"
+IMPLS, ITERATIONS, PRECISION = ("numba", "cpu", "reference"), (2, 3), "bf16"
+
+
+def step_of(subject: Subject) -> Callable[[], None]:
+    """A function that runs one step: spread loss, fused Adam, autocast to bfloat16."""
+    model = subject.build()
+    images, labels = subject.data(model)
+    objective = objective_of(model)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = objective(images, labels).total
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
+    """A row for each implementation."""
+    subjects = {
+        impl: Subject("matrix_caps_small", {"iterations": iterations, "impl": impl, "in_chans": 1, "img_size": 28,
+                                            "num_classes": 10}, batch)
+        for impl in IMPLS
+    }  # fmt: skip
+    seconds = alternate({impl: step_of(subject) for impl, subject in subjects.items()}, repeats)
+    rows = []
+    for impl, subject in subjects.items():
+        found = spread(seconds[impl])
+        memory = in_fresh_process("training", subject=asdict(subject), precision=PRECISION)
+        rows.append(
+            {
+                "iterations": iterations, "impl": impl, "ms": 1e3 * found["median"], "q1": 1e3 * found["q1"],
+                "q3": 1e3 * found["q3"], "img/s": batch / found["median"],
+                "peak MiB": memory["peak_mib"] - memory["before_mib"],
+            }
+        )  # fmt: skip
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32, help="images in a step")
+    parser.add_argument("--repeats", type=int, default=5, help="steps of each that are timed")
+    chosen = parser.parse_args(arguments)
+    rows = [row for iterations in ITERATIONS for row in measure(iterations, chosen.batch, chosen.repeats)]
+    for line in cells(rows):
+        print("".join(f"{cell:>12}" for cell in line))
+    settings = {"batch": chosen.batch, "repeats": chosen.repeats, "precision": PRECISION}
+    RESULT.write_text(
+        json.dumps({"machine": machine(), "settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
