@@ -20,6 +20,7 @@ import torch
 from torchcaps.bench import Subject
 from torchcaps.bench.measure import Row, alternate, cells, in_fresh_process, machine, spread
 from torchcaps.bench.subject import objective_of
+from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "em.json"
 IMPLS, ITERATIONS, PRECISION = ("numba", "cpu", "reference"), (2, 3), "bf16"
@@ -70,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32, help="images in a step")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each that are timed")
     chosen = parser.parse_args(arguments)
+    check_range("--batch", chosen.batch, low=1)
+    check_range("--repeats", chosen.repeats, low=1)
     rows = [row for iterations in ITERATIONS for row in measure(iterations, chosen.batch, chosen.repeats)]
     for line in cells(rows):
         print("".join(f"{cell:>12}" for cell in line))
