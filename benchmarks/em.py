@@ -11,36 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from torchcaps.bench import Subject
 from torchcaps.bench.measure import Row, alternate, cells, in_fresh_process, machine, spread
-from torchcaps.bench.subject import objective_of
+from torchcaps.bench.subject import training_step
 from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "em.json"
 IMPLS, ITERATIONS, PRECISION = ("numba", "cpu", "reference"), (2, 3), "bf16"
-
-
-def step_of(subject: Subject) -> Callable[[], None]:
-    """A function that runs one step: spread loss, fused Adam, autocast to bfloat16."""
-    model = subject.build()
-    images, labels = subject.data(model)
-    objective = objective_of(model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = objective(images, labels).total
-        loss.backward()
-        optimiser.step()
-
-    return step
 
 
 def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
@@ -50,7 +30,10 @@ def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
                                             "num_classes": 10}, batch)
         for impl in IMPLS
     }  # fmt: skip
-    seconds = alternate({impl: step_of(subject) for impl, subject in subjects.items()}, repeats)
+    models = {impl: subject.build() for impl, subject in subjects.items()}
+    images, labels = subjects[IMPLS[0]].data(models[IMPLS[0]])
+    work = {impl: training_step(model, images, labels, PRECISION) for impl, model in models.items()}
+    seconds = alternate(work, repeats)
     rows = []
     for impl, subject in subjects.items():
         found = spread(seconds[impl])

@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.bench.estimate import estimate_memory
 from torchcaps.bench.measure import MIB, Row, Tell, in_fresh_process, peak_of, silent
-from torchcaps.bench.subject import Subject, objective_of
+from torchcaps.bench.subject import Subject, training_step
 
 STEPS = 3  # the second is the first with the optimiser's state
 
@@ -27,14 +27,9 @@ def peak(subject: dict[str, Any], precision: str, training: bool = True) -> dict
                 for _ in range(STEPS):
                     model(images)
             return
-        objective = objective_of(model)
-        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        step = training_step(model, images, labels, precision)
         for _ in range(STEPS):
-            optimiser.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                loss = objective(images, labels).total
-            loss.backward()
-            optimiser.step()
+            step()
 
     return peak_of(run)
 

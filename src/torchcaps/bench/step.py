@@ -18,7 +18,7 @@ import torch
 from torchcaps.bench import measure
 from torchcaps.bench.baselines import VARIANTS, check_known, unusable
 from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
-from torchcaps.bench.subject import Subject, objective_of, routed_layer
+from torchcaps.bench.subject import Subject, routed_layer, training_step
 from torchcaps.bench.textbook import TextbookNetwork, textbook_step
 from torchcaps.bench.verify import checked, largest_error, verify
 from torchcaps.models.capsnet import CapsNet
@@ -78,17 +78,7 @@ def step_of(variant: str, subject: Subject, precision: str) -> Callable[[], None
         set_impl(model, "reference")
     place, layer = routed_layer(model)
     model.set_submodule(place, VARIANTS["limit" if variant == TORCH_LIMIT else variant].build(layer))
-    objective = objective_of(model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = objective(images, labels).total
-        loss.backward()
-        optimiser.step()
-
-    return step
+    return training_step(model, images, labels, precision)
 
 
 def compare_steps(
