@@ -199,7 +199,7 @@ figure = viz.affine_curves(lines, units=units, chance=0.1)""",
     ],
     "Overlapping digits": [
         Entry(
-            "overlaps", "Two digits in one picture, taken apart: one capsule drawn in red, the other in green.",
+            "overlaps", "Two digits in one picture, taken apart: one capsule drawn in magenta, the other in green.",
             "composites of the embedded test digits",
             """\
 apart, composites = tc.report.open_run("runs/capsnet-pairs", data="multi-digits", device="cpu")

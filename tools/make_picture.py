@@ -46,7 +46,7 @@ class Shown(NamedTuple):
         votes: the digit with the map of votes on it.
         moved: name and number of a dimension (from 1), and what is drawn as it moves, `[steps, height, width, 3]`.
         composite: two digits in one.
-        apart: both as decoded, in red and green.
+        apart: both as decoded, in magenta and green.
         labels: of the two.
     """
 

@@ -30,12 +30,12 @@ def test_two_tiles_an_image(count: int, shape, names: str) -> None:
     assert_nothing_cut(figure)
 
 
-def test_first_red_second_green_both_yellow_over_a_dark_input() -> None:
+def test_first_magenta_second_green_both_white_over_a_dark_input() -> None:
     given = some(1, (1, 2, 2)) | {"images": np.array([1.0, 0, 0, 0]).reshape(1, 1, 2, 2)}
     given["drawn"] = np.array([[0, 1, 0, 1], [0, 0, 1, 1]], dtype=float).reshape(1, 2, 1, 2, 2)
     _, tile = overlaps(**given, classes=list("abcdefghij")).axes[0].images
     pixels = np.asarray(tile.get_array())[[0, -1]][:, [0, -1]].reshape(4, 3)
-    assert pixels.tolist() == [[76, 76, 76], [255, 0, 0], [0, 255, 0], [255, 255, 0]]
+    assert pixels.tolist() == [[76, 76, 76], [255, 0, 255], [0, 255, 0], [255, 255, 255]]
 
 
 def test_a_star_marks_what_is_no_label() -> None:

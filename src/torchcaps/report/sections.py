@@ -474,8 +474,8 @@ def _overlaps(run: Subject) -> Html:
         shown, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=drawable(run.classes)
     )
     about = (
-        "What the decoder draws from the two longest capsules of each image, one at a time: the first in red, the "
-        "second in green, both in yellow."
+        "What the decoder draws from the two longest capsules of each image, one at a time: the first in magenta, the "
+        "second in green, white where both are."
     )
     alt = f"{len(some)} images of two overlapping classes, and what the decoder draws of each class alone."
     return join(paragraph(text(about)), picture(figure, alt, kind="webp"))

@@ -12,7 +12,7 @@ from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure, short_na
 from torchcaps.viz.images import GAP, Box, board, pictures, place, tile_size
 
 COLUMNS, MOST_IMAGES = 8, 40
-FIRST, SECOND = "#C00000", "#007A00"  # of text; the drawings take the red and the green channel
+FIRST, SECOND = "#B000B0", "#007A00"  # of text; told apart by colour-blind readers, too, and white where both are
 SHADE = 0.3  # of the input, under the drawings
 LINE = 0.15
 
@@ -26,7 +26,7 @@ def overlaps(
     lengths: ArrayLike,
     classes: Sequence[str],
 ) -> Figure:
-    """Inputs above the two drawings of each, the first in red and the second in green over the input, yellow in both.
+    """Inputs above the two drawings of each, the first in magenta, the second in green, white where both are.
 
     The labels stand above each pair; below it the decoded classes and the lengths of their capsules, with a star where
     the class is no label.
@@ -63,15 +63,15 @@ def overlaps(
         place(axes, inputs[i], above)
         place(axes, coloured(inputs[i], layers[i]), above._replace(top=top + height + GAP))
         _write(axes, above, f"{names[true[i, 0]]} + {names[true[i, 1]]}", _results(true[i], taken[i], long[i], names))
-    figure.suptitle("above: input; below: decoded alone, red and green; *: no label", fontsize=TEXT)
+    figure.suptitle("above: input; below: decoded alone, magenta and green; *: no label", fontsize=TEXT)
     return figure
 
 
 def coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two drawings `[2, height, width]` in red and green over a dark `[height, width, 3]` input."""
+    """Two drawings `[2, height, width]` in magenta and green over a dark `[height, width, 3]` input."""
     ground = (image * SHADE).astype(np.uint8)
-    ground[..., 0] = np.maximum(ground[..., 0], layers[0])
-    ground[..., 1] = np.maximum(ground[..., 1], layers[1])
+    for channel, layer in enumerate((0, 1, 0)):
+        ground[..., channel] = np.maximum(ground[..., channel], layers[layer])
     return ground
 
 
