@@ -63,7 +63,14 @@ def objective_of(model: nn.Module) -> Objective:
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
-    """A function that makes one step on these images: the model's objective, fused Adam; "bf16" is autocast."""
+    """A function that makes one training step: the model's objective, then fused Adam.
+
+    Args:
+        model: what is trained, in place.
+        images: `[batch, channels, height, width]` in [0, 1], on the CPU.
+        labels: `[batch]` class indices.
+        precision: "bf16" for autocast, anything else for fp32.
+    """
     objective = objective_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 

@@ -12,7 +12,7 @@ from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure, short_na
 from torchcaps.viz.images import GAP, Box, board, pictures, place, tile_size
 
 COLUMNS, MOST_IMAGES = 8, 40
-FIRST, SECOND = "#B000B0", "#007A00"  # of text; told apart by colour-blind readers, too, and white where both are
+FIRST, SECOND = "#B000B0", "#007A00"  # of text; drawings use pure magenta and green, which colour-blind readers tell apart
 SHADE = 0.3  # of the input, under the drawings
 LINE = 0.15
 
