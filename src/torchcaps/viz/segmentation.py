@@ -12,7 +12,7 @@ from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure, short_na
 from torchcaps.viz.images import GAP, Box, board, pictures, place, tile_size
 
 COLUMNS, MOST_IMAGES = 8, 40
-FIRST, SECOND = "#B000B0", "#007A00"  # of text; drawings use pure magenta and green, which colour-blind readers tell apart
+FIRST, SECOND = "#B000B0", "#007A00"  # of text; the drawings: magenta, green, to suit colour-blind readers
 SHADE = 0.3  # of the input, under the drawings
 LINE = 0.15
 
