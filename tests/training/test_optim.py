@@ -16,12 +16,19 @@ def rates(total, **settings):
 
 
 def test_the_short_schedule_rises_for_a_twentieth_and_falls_to_almost_nothing():
-    found = rates(200, schedule="short", lr=0.5)
-    assert found[:10] == pytest.approx([0.05 * (k + 1) for k in range(10)])
-    assert found[9] == found[10] == max(found) == 0.5
-    assert all(later < earlier for earlier, later in zip(found[10:], found[11:], strict=False))
-    assert found[105] == pytest.approx(0.25)  # the middle of the fall
-    assert 0 < found[-1] == pytest.approx(0.5 * 0.5 * (1 + math.cos(math.pi * 189 / 190)))
+    found = rates(2000, schedule="short", lr=0.5)
+    assert found[:100] == pytest.approx([0.005 * (k + 1) for k in range(100)])
+    assert found[99] == found[100] == max(found) == 0.5
+    assert all(later < earlier for earlier, later in zip(found[100:], found[101:], strict=False))
+    assert found[1050] == pytest.approx(0.25)  # the middle of the fall
+    assert 0 < found[-1] == pytest.approx(0.5 * 0.5 * (1 + math.cos(math.pi * 1899 / 1900)))
+
+
+@pytest.mark.parametrize(("total", "rise"), [(1000, 50), (800, 40), (200, 40), (79, 39), (10, 5), (2, 1), (1, 1)])
+def test_short_runs_rise_for_forty_steps_or_half_of_them(total, rise):
+    found = rates(total, lr=0.5)
+    assert found[:rise] == pytest.approx([0.5 * (k + 1) / rise for k in range(rise)])
+    assert max(found) == found[rise - 1] and all(rate <= 0.5 for rate in found)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])
@@ -40,14 +47,14 @@ def test_the_paper_schedule_rises_for_a_thousand_steps_or_a_twentieth():
     config = TrainConfig(schedule="paper", lr=0.001)
     assert learning_rate(config, 0, 300_000) == pytest.approx(1e-6)
     assert learning_rate(config, 499, 300_000) == pytest.approx(0.0005 * 0.96 ** (499 / 2000))
-    found = rates(100, schedule="paper", lr=0.001)
-    assert found[0] == pytest.approx(0.0002) and found[4] == max(found) == pytest.approx(0.001, rel=1e-3)
+    found = rates(1000, schedule="paper", lr=0.001)
+    assert found[0] == pytest.approx(0.00002) and found[49] == max(found) == pytest.approx(0.001, rel=2e-3)
 
 
 def test_the_constant_schedule_rises_like_the_short_one_and_stays():
-    found = rates(200, schedule="constant", lr=0.25)
-    assert found[:10] == rates(200, schedule="short", lr=0.25)[:10]
-    assert set(found[9:]) == {0.25}
+    found = rates(2000, schedule="constant", lr=0.25)
+    assert found[:100] == rates(2000, schedule="short", lr=0.25)[:100]
+    assert set(found[99:]) == {0.25}
 
 
 def test_the_device_is_found_or_named_with_the_reason():

@@ -35,7 +35,7 @@ class Settings:
     per_class: int | None = None
     """Labelled images of each class to train with; by default all."""
     batch_size: int | None = None
-    """Images per step."""
+    """Images per step; by default 8 to 128, as suits the number of images."""
     lr: float | None = None
     """Peak learning rate of Adam."""
     schedule: Literal["short", "paper", "constant"] | None = None
@@ -58,8 +58,8 @@ class Settings:
     """Largest random change of size, as a fraction."""
     relight: bool | None = None
     """Vary brightness and contrast."""
-    clip: float | None = None
-    """Largest norm of the gradient."""
+    clip: float | Literal["auto"] | None = None
+    """Largest norm of the gradient; 0 is none, auto is 1 for the margin loss."""
     precision: Literal["auto", "fp32", "bf16"] | None = None
     """auto is bf16 where the hardware multiplies it."""
     device: str | None = None

@@ -115,17 +115,17 @@ def write_evaluation(folder: str | Path, found: Evaluation | MultiLabel, model: 
         plot_overlaps(folder, model, images)
 
 
-def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int) -> float | None:
+def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int | None) -> float | None:
     """Time in training steps, from the images per second of each epoch; None where that was not recorded.
 
     Args:
         epochs: the metrics of the epochs of a run, in their order.
-        batch_size: images per step.
+        batch_size: images per step; only runs of early versions, which do not count their images, need it.
     """
     total, before = 0.0, 0
     for row in epochs:
-        count, speed = row.get("images", (row["step"] - before) * batch_size), row.get("images_per_second")
-        if not speed:
+        count, speed = row.get("images", (row["step"] - before) * (batch_size or 0)), row.get("images_per_second")
+        if not (count and speed):
             return None
         total, before = total + count / speed, row["step"]
     return total if epochs else None

@@ -89,7 +89,7 @@ def curves(run: Subject) -> Section:
         f"them; validation figures are measured after it. {_loss(run)}"
     )
     warnings = [f"Epoch {row['epoch']}: {warning}" for row in epochs for warning in row.get("warnings", ())]
-    told = [paragraph(text(warning)) for warning in warnings]
+    told = [paragraph(text(sentence)) for sentence in (*run.notes, *warnings)]
     return Section("curves", "Training", join(paragraph(text(about)), picture(viz.curves(epochs), alt), *told))
 
 

@@ -33,6 +33,7 @@ class Subject:
         config: its configuration.
         environment: versions and hardware; empty if that was not recorded.
         epochs: the metrics of its epochs, at least one.
+        notes: what happened beside them, such as a second start, one sentence each.
         model: as trained.
         images: the test images that were looked at, on the CPU.
         total: how many test images there are.
@@ -46,6 +47,7 @@ class Subject:
     config: TrainConfig
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
+    notes: list[str]
     model: nn.Module
     images: ImageSet
     total: int
@@ -145,7 +147,9 @@ def open_subject(
     check_range("images", most_images, low=1)
     run = RunFolder.open(path)
     load(run.path)  # says of other kinds of runs what they are
-    config, epochs = run.config(), [row for row in run.rows() if row["kind"] == "epoch"]
+    config, rows = run.config(), run.rows()
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    notes = [str(row.get("text")) for row in rows if row["kind"] == "note"]
     _check_finished(run, config, epochs)
     model, images = open_run(run.path, root=root, device=device)
     file, total = run.path / EVALUATION, len(images)
@@ -154,8 +158,8 @@ def open_subject(
     activations = class_activations(model, images, BATCH, device=device_of(model), precision="fp32", progress=progress)
     measured = _measured(activations, images)
     return Subject(
-        path=run.path, config=config, environment=run.environment(), epochs=epochs, model=model, images=images,
-        total=total, activations=activations, measured=measured, recorded=file.exists(),
+        path=run.path, config=config, environment=run.environment(), epochs=epochs, notes=notes, model=model,
+        images=images, total=total, activations=activations, measured=measured, recorded=file.exists(),
         figures=_recorded(file, measured) if file.exists() else measured.to_dict(),
     )  # fmt: skip
 

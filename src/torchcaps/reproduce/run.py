@@ -27,6 +27,7 @@ from torchcaps.training.loop import Listener
 from torchcaps.training.recipes import Row
 
 RESULT = "result.json"
+LEFT_TO_RULES = (("batch_size", None), ("clip", "auto"))
 Config = TrainConfig | TransformingConfig
 
 
@@ -192,7 +193,8 @@ def _check_same(run: RunFolder, config: Config) -> None:
     kept = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
     wanted = json.loads(json.dumps(config.to_dict()))
     for name, value in wanted.items():
-        if name not in ("root", "device") and kept.get(name) != value:
+        ruled = (name, value) in LEFT_TO_RULES  # the folder holds the number that the rule gave
+        if name not in ("root", "device") and not ruled and kept.get(name) != value:
             raise RunError(
                 f"{run.path}: was started with {name} {kept.get(name)!r}, and the recipe has {value!r} now; "
                 "remove the folder, or give another output"

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-DEAD, SATURATED, CONSTANT = 0.05, 0.95, 0.01
+DEAD, SATURATED, CONSTANT = 0.05, 0.9, 0.01  # the largest length, the mean length, the range of a length
 NAMED = 5  # silent classes that a warning names
 
 
@@ -14,6 +14,16 @@ def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight
     """Margin loss of the best constant length: no class information. 0.5236 for ten classes, 0.213 for two."""
     a = down_weight * (classes - 1)
     return (present - absent) ** 2 * a / (1 + a)
+
+
+def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
+    """ "dead" when every length is below 0.05, "saturated" when their mean is above 0.9, else None.
+
+    No network that tells classes apart is either: it makes one class long and the others short.
+    """
+    if activation.max() < DEAD:
+        return "dead"
+    return "saturated" if activation.mean() > SATURATED else None
 
 
 def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float) -> list[str]:

@@ -15,9 +15,9 @@ Schedule = Literal["short", "paper", "constant"]
 Loss = Literal["auto", "margin", "spread", "cross_entropy"]
 
 # Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
-_WHOLE = {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
-_WHOLE_OR_NONE = ("crop", "epoch_size", "per_class")
-_NUMBER_OR_NONE = ("clip", "stop_at")
+_WHOLE = {"epochs": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
+_WHOLE_OR_NONE = ("crop", "epoch_size", "batch_size", "per_class")
+_NUMBER_OR_NONE = ("stop_at",)
 _LARGEST_SEED = 2**31 - 1
 _NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")
 
@@ -35,10 +35,12 @@ class TrainConfig:
         crop: side of the window that the model sees: drawn at random in training, the middle otherwise; None is all.
         epochs: passes over the training images, at least 1.
         epoch_size: images of an epoch, drawn anew for each; more than there are take them again. None is all, once.
-        batch_size: images per step, at least 1.
+        batch_size: images per step, at least 1; None is a number from 8 to 128 that suits the number of images, see
+            `defaults.batch_size`.
         lr: peak learning rate of Adam, above 0.
-        schedule: "short" rises for 5 % of the steps and then falls to zero along a cosine; "constant" rises likewise
-            and then stays; "paper" is lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code, but
+        schedule: "short" rises for 5 % of the steps, but at least for 40 or half of them, and then falls to zero along
+            a cosine; "constant" rises likewise and then stays;
+            "paper" is lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code, but
             it too rises at first, for at most 1,000 steps.
         holdout: training images kept for validation: a fraction below 1, or a count.
         per_class: labelled images of each class to train with, drawn by the seed; None is all that are not held out.
@@ -53,7 +55,7 @@ class TrainConfig:
         degrees: largest rotation either way.
         zoom: largest change of size either way, as a fraction.
         relight: whether brightness and contrast vary as in the smallNORB experiments (63/255 either way, 0.2 to 1.8).
-        clip: largest norm of the gradient, or None.
+        clip: largest norm of the gradient; 0 is none, "auto" is 1 for the margin loss and none for the others.
         precision: "auto" is bf16 autocast where the device computes it in hardware, else fp32.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         seed: of weights, order, augmentation and split, from 0 to 2^31 - 1.
@@ -69,7 +71,7 @@ class TrainConfig:
     crop: int | None = None
     epochs: int = 10
     epoch_size: int | None = None
-    batch_size: int = 128
+    batch_size: int | None = None
     lr: float = 1e-3
     schedule: Schedule = "short"
     holdout: float = 0.1
@@ -82,7 +84,7 @@ class TrainConfig:
     degrees: float = 0.0
     zoom: float = 0.0
     relight: bool = False
-    clip: float | None = None
+    clip: float | Literal["auto"] = "auto"
     precision: Precision = "auto"
     device: str = "auto"
     seed: int = 0
@@ -95,6 +97,8 @@ class TrainConfig:
             if isinstance(getattr(self, name), Path):
                 object.__setattr__(self, name, str(getattr(self, name)))
         object.__setattr__(self, "img_size", _size(self.img_size))
+        if self.clip is None:  # as runs before "auto" say it
+            object.__setattr__(self, "clip", 0.0)
         self._check_kinds()
         for name, low in _WHOLE.items():
             check_range(name, getattr(self, name), low=low)
@@ -104,12 +108,11 @@ class TrainConfig:
                 check_range(name, getattr(self, name), low=1)
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise ValueError(f"stop_at: expected an accuracy in (0, 1], got {self.stop_at}")
-        for name in ("reconstruction", "degrees"):
+        for name in ("reconstruction", "degrees", *self._clipped()):
             check_range(name, getattr(self, name), low=0)
         check_range("zoom", self.zoom, low=0, high=0.9)
-        for name in ("lr", "clip"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr: expected a number above 0, got {self.lr}")
         if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
             raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
         for name, choices in (("schedule", Schedule), ("precision", Precision), ("loss", Loss)):
@@ -119,7 +122,7 @@ class TrainConfig:
     def _check_kinds(self) -> None:
         for name in (*_WHOLE, *self._given(_WHOLE_OR_NONE)):
             _check_kind(name, getattr(self, name), int, "a whole number")
-        for name in (*_NUMBERS, *self._given(_NUMBER_OR_NONE)):
+        for name in (*_NUMBERS, *self._clipped(), *self._given(_NUMBER_OR_NONE)):
             _check_kind(name, getattr(self, name), (int, float), "a number")
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
@@ -133,6 +136,10 @@ class TrainConfig:
             json.dumps(self.model_options, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"model_options: expected plain values that a file can hold ({error})") from None
+
+    def _clipped(self) -> tuple[str, ...]:
+        """The name of `clip` where it is a number and not left to the rule."""
+        return () if self.clip == "auto" else ("clip",)
 
     def _given(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the names that are not None."""

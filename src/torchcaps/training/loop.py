@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import TrainingError
+from torchcaps.training import defaults
 from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
+from torchcaps.training.collapse import stuck
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.objective import create_objective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
@@ -28,6 +31,7 @@ from torchcaps.training.validation import right, validate
 
 Listener = Callable[[dict[str, Any]], None]
 LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
+PROBED_STEP, RESTART_RATE = 100, 0.1  # when a network that does not learn starts again, and with which share of lr
 
 
 class Interrupted(Exception):
@@ -68,7 +72,7 @@ def train(
     run = RunFolder.fresh(output)
     trainer = Trainer(config, run, listener)  # reads the data and builds the model, before a folder is made
     try:
-        run.start(config)
+        run.start(trainer.config)
         return trainer.run(should_stop)
     except Exception:
         run.discard_empty()
@@ -79,26 +83,36 @@ class Trainer:
     """State of one training run; `train` is the way in."""
 
     def __init__(self, config: TrainConfig, run: RunFolder, listener: Listener | None = None) -> None:
-        self.config, self.run_folder, self.listener = config, run, listener
+        self.run_folder, self.listener = run, listener
         self.device = resolve_device(config.device)
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
         images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
         self.train_set, self.val_set = split(images, config, self.device)
         self.epoch_size = config.epoch_size or len(self.train_set)
-        self.steps_per_epoch = math.ceil(self.epoch_size / config.batch_size)
-        self.total_steps = config.epochs * self.steps_per_epoch
         preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)
         self.about = describe_model(config.model, config.model_options, images.classes, preprocess)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            torch.manual_seed(config.seed)
-            self.model = build_model(self.about).to(self.device)
-        for module in self.model.modules():
-            if isinstance(module, torch.nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = self._fresh_model(config.seed)
         self.objective = create_objective(self.model, config.loss, config.reconstruction)
+        self.batch_size = config.batch_size or defaults.batch_size(config.epochs * self.epoch_size)
+        self.clip = defaults.clip(self.objective.loss) if config.clip == "auto" else config.clip
+        self.config = replace(config, batch_size=self.batch_size, clip=self.clip)
+        self.steps_per_epoch = math.ceil(self.epoch_size / self.batch_size)
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.optimiser, self.progress = self._fresh_optimiser(), Progress()
+
+    def _fresh_model(self, seed: int) -> nn.Module:
+        """The model as it starts, on the device."""
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            torch.manual_seed(seed)
+            model = build_model(self.about).to(self.device)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def _fresh_optimiser(self) -> torch.optim.Optimizer:
         fused = self.device.type in ("cpu", "cuda")
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=fused)
-        self.progress = Progress()
+        return torch.optim.Adam(self.model.parameters(), lr=self.config.lr, fused=fused)
 
     def run(self, should_stop: Callable[[], bool] | None = None) -> RunFolder:
         """Train from where the folder's newest checkpoint stands to the end."""
@@ -113,10 +127,12 @@ class Trainer:
 
     def _epoch(self, epoch: int, should_stop: Callable[[], bool] | None) -> None:
         """What is left of an epoch, counted from 0."""
-        batches = order(self.config, epoch, len(self.train_set)).to(self.device).split(self.config.batch_size)
+        batches = order(self.config, epoch, len(self.train_set)).to(self.device).split(self.batch_size)
         started, since = time.perf_counter(), self.progress.step
         while self.progress.step < (epoch + 1) * self.steps_per_epoch:
-            self._step(batches[self.progress.step % self.steps_per_epoch])
+            activation = self._step(batches[self.progress.step % self.steps_per_epoch])
+            if self._failed_to_start(activation):
+                return
             if self.progress.step % self.steps_per_epoch == 0:
                 steps_per_second = (self.progress.step - since) / (time.perf_counter() - started)
                 self._finish_epoch(epoch + 1, steps_per_second)
@@ -126,10 +142,11 @@ class Trainer:
                 self._save()
                 raise Interrupted(f"stopped after step {self.progress.step} of {self.total_steps}; the state is saved")
 
-    def _step(self, batch: Tensor) -> None:
+    def _step(self, batch: Tensor) -> Tensor:
+        """One step; returns the activations `[batch, classes]` that its loss was made from."""
         config, step = self.config, self.progress.step
         drawn = draw(self.train_set, batch, config, step)
-        rate = learning_rate(config, step, self.total_steps)
+        rate = self.progress.rate * learning_rate(config, step, self.total_steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.objective.train()
@@ -138,10 +155,34 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             losses = self.objective(*drawn)
         losses.total.backward()
-        if config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self._count(losses.total, losses.margin, losses.activation, drawn.labels, rate)
         self.optimiser.step()
+        return losses.activation
+
+    def _failed_to_start(self, activation: Tensor) -> bool:
+        """Whether the network was dead or saturated at step 100 (in the middle of a shorter run) and starts again."""
+        at = min(PROBED_STEP, self.total_steps // 2)
+        if self.progress.step != at or self.progress.rate < 1 or self.objective.loss == "cross_entropy":
+            return False
+        state = stuck(activation)
+        if state is not None:
+            self._start_again(state)
+        return state is not None
+
+    def _start_again(self, state: str) -> None:
+        """The training from its first step, at a tenth of the rate."""
+        text = (
+            f"every class capsule was {state} after step {self.progress.step}; the training starts again, once, with a "
+            f"tenth of the learning rate ({self.config.lr * RESTART_RATE:g})"
+        )
+        self.progress = Progress(rate=RESTART_RATE)
+        self.model.load_state_dict(self._fresh_model(self.config.seed).state_dict())
+        self.optimiser = self._fresh_optimiser()
+        self.run_folder.rewind(-1)
+        self._log({"kind": "note", "step": 0, "text": text})
+        self._save()
 
     def _count(self, loss: Tensor, margin: Tensor, activation: Tensor, labels: Tensor, rate: float) -> None:
         """Add a step to the sums of its epoch; stop at a non-finite loss, before the weights take it in."""

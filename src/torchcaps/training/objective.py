@@ -37,9 +37,11 @@ class Objective(nn.Module):
     looks like alone, `[batch, k, channels, height, width]`.
 
     Attributes:
+        loss: the name of its loss, one of `LOSSES`.
         progress: share of the training that is done, in [0, 1]; the loop sets it before each step.
     """
 
+    loss: str
     progress: float = 0.0
 
 
@@ -56,6 +58,8 @@ class MarginObjective(Objective):
     Raises:
         ValueError: for a weight above 0 and a model that was built without its decoder.
     """
+
+    loss = "margin"
 
     def __init__(self, model: nn.Module, reconstruction: float = 0.0005) -> None:
         super().__init__()
@@ -96,6 +100,8 @@ class SpreadObjective(Objective):
         ValueError: for margins outside [0, 1].
     """
 
+    loss = "spread"
+
     def __init__(self, model: nn.Module, first: float = 0.2, last: float = 0.9) -> None:
         super().__init__()
         for name, value in (("first", first), ("last", last)):
@@ -129,6 +135,8 @@ class ClassifierObjective(Objective):
     Raises:
         ValueError: for a model without them.
     """
+
+    loss = "cross_entropy"
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -9,13 +9,14 @@ import torch
 from torchcaps.errors import RunError
 from torchcaps.training.config import TrainConfig
 
-WARM_UP = 0.05
+WARM_UP, WARM_UP_STEPS = 0.05, 40
 PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR, PAPER_RISE = 0.96, 2000, 1e-6, 1000
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Learning rate of step `step`, counted from 0, of `total_steps`."""
-    rise = max(1, round(WARM_UP * total_steps))
+    # Adam's first steps move every weight by the whole rate: a shorter rise leaves every capsule saturated.
+    rise = max(1, round(WARM_UP * total_steps), min(WARM_UP_STEPS, total_steps // 2))
     if config.schedule == "paper":
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
         fallen = max(PAPER_FLOOR, config.lr * PAPER_DECAY ** (step / PAPER_STEPS))

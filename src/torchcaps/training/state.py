@@ -17,9 +17,13 @@ from torchcaps.training.checkpoint import load_tensors, save_tensors
 
 @dataclass
 class Progress:
-    """Where a training stands: everything beside tensors that a checkpoint holds."""
+    """Where a training stands: everything beside tensors that a checkpoint holds.
+
+    `rate` is the share of the configured learning rate that is in use: below 1 once the training has started again.
+    """
 
     step: int = 0
+    rate: float = 1.0
     best_accuracy: float = -1.0
     best_loss: float = sys.float_info.max
     best_epoch: int = 0

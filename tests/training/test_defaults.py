@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.training import Interrupted, RunFolder, TrainConfig, train
+from torchcaps.training import loop as loop_module
+from torchcaps.training.collapse import stuck
+from torchcaps.training.defaults import ENOUGH_STEPS, LARGEST_BATCH, SMALLEST_BATCH, batch_size, clip
+
+from .makers import contents, tiny
+
+RESTARTED = "the training starts again, once, with a tenth of the learning rate (0.0001)"
+
+
+def notes(folder):
+    return [(row["step"], row["text"]) for row in RunFolder.open(folder).rows() if row["kind"] == "note"]
+
+
+def stop_after(step):
+    count = iter(range(1, 10_000))
+    return lambda: next(count) == step
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [(1, 8), (800, 8), (1150, 8), (1600, 16), (5400, 32), (12_799, 64), (12_800, 128), (10**7, 128)],
+)
+def test_batches_are_as_large_as_leaves_enough_steps(images, expected):
+    assert batch_size(images) == expected
+
+
+def test_the_rule_of_batches_holds_for_any_number_of_images():
+    for images in range(1, 20_000, 37):
+        size = batch_size(images)
+        assert SMALLEST_BATCH <= size <= LARGEST_BATCH and size & (size - 1) == 0
+        assert size == SMALLEST_BATCH or images / size >= ENOUGH_STEPS
+        assert size == LARGEST_BATCH or images / (2 * size) < ENOUGH_STEPS
+
+
+@pytest.mark.parametrize(("loss", "expected"), [("margin", 1.0), ("spread", 0.0), ("cross_entropy", 0.0)])
+def test_only_the_margin_loss_is_clipped_by_itself(loss, expected):
+    assert clip(loss) == expected
+
+
+def test_the_run_folder_holds_what_the_rules_gave(bars, tmp_path):
+    run = train(tiny(bars, batch_size=None, epochs=1), tmp_path / "run")
+    assert (run.config().batch_size, run.config().clip) == (8, 1.0)
+
+
+def test_what_is_given_stays(bars, tmp_path):
+    run = train(tiny(bars, batch_size=20, clip=0, epochs=1), tmp_path / "run")
+    assert (run.config().batch_size, run.config().clip) == (20, 0)
+    spread = train(tiny(bars, loss="spread", reconstruction=0, epochs=1), tmp_path / "spread")
+    assert spread.config().clip == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        (torch.full((4, 10), 0.04), "dead"),
+        (torch.full((4, 10), 0.95), "saturated"),
+        (torch.full((4, 10), 0.3), None),
+        (torch.eye(10), None),
+        (torch.tensor([[0.97, 0.04], [0.03, 0.99]]), None),
+        (torch.full((1, 3), 1.0), "saturated"),
+    ],
+)
+def test_only_lengths_that_tell_nothing_are_stuck(lengths, expected):
+    assert stuck(lengths) == expected
+
+
+@pytest.fixture
+def never_starts(monkeypatch):
+    """Every network counts as saturated, in its second attempt too."""
+    asked = []
+    monkeypatch.setattr(loop_module, "stuck", lambda activation: asked.append(activation) or "saturated")
+    return asked
+
+
+def test_a_network_that_does_not_start_starts_again_once_at_a_tenth_of_the_rate(bars, tmp_path, never_starts):
+    rates = []
+    train(tiny(bars), tmp_path / "run", listener=lambda row: rates.append(row["kind"]))
+    assert len(never_starts) == 1 and never_starts[0].shape == (10, 3)  # the last batch of 42 images
+    assert notes(tmp_path / "run") == [(0, f"every class capsule was saturated after step 3; {RESTARTED}")]
+    assert rates.count("tick") == 3 + 6 and rates.count("epoch") == 2
+
+
+def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, monkeypatch):
+    train(tiny(bars, lr=1e-4), tmp_path / "slow")
+    monkeypatch.setattr(loop_module, "stuck", lambda activation: "dead")
+    train(tiny(bars), tmp_path / "again")
+    found, expected = contents(tmp_path / "again"), contents(tmp_path / "slow")
+    assert found["model.safetensors"] == expected["model.safetensors"]
+    assert [row for row in found["metrics"] if row["kind"] != "note"] == expected["metrics"]
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(bars, tmp_path, never_starts, step):
+    train(tiny(bars), tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(step))
+    train(TrainConfig(), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert len(notes(tmp_path / "run")) == 1
+
+
+def test_networks_without_capsules_do_not_start_again(bars, tmp_path, never_starts):
+    config = tiny(bars, model="cnn_matched")
+    train(config, tmp_path / "run")
+    assert never_starts == []
+
+
+def test_a_rate_that_saturates_every_capsule_is_noticed(bars, tmp_path):
+    # Nothing is planted here: the first steps at this rate are too large for this network.
+    run = train(tiny(bars, lr=1.0, clip=0, epochs=4), tmp_path / "run")
+    assert [text.split(";")[0] for _, text in notes(run.path)] == ["every class capsule was saturated after step 6"]
