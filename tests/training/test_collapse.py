@@ -37,7 +37,7 @@ def test_the_fingerprints_of_the_plateau(classes, published):
 def test_dead_capsules_are_told_with_what_to_change():
     [sentence] = sentences(torch.full((30, 10), 0.01), spread(30, 10))
     assert "dead" in sentence
-    assert "raise" in sentence
+    assert "bias=true" in sentence
 
 
 def test_saturated_capsules_are_told_with_what_to_change():

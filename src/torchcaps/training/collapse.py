@@ -7,6 +7,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 DEAD, SATURATED, CONSTANT = 0.05, 0.9, 0.01  # the largest length, the mean length, the range of a length
+# What brought such networks to learn where it was tried; see docs/decisions.md.
+ADVICE = {
+    "dead": "switch the bias on (option bias=true)",
+    "saturated": "lower the learning rate (lr), take smaller batches (batch_size), or clip the gradient (clip 0.1)",
+}
 NAMED = 5  # silent classes that a warning names
 
 
@@ -35,17 +40,13 @@ def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *
         margin: their mean margin loss.
     """
     classes = activation.shape[1]
-    if activation.max() < DEAD:
-        return [
-            f"every class capsule is dead (lengths below {DEAD}): switch the bias on (option bias=true), raise "
-            "init_std, or the learning rate"
-        ]
-    if activation.min() > SATURATED:
-        return [f"every class capsule is saturated (lengths above {SATURATED}): lower init_std, or the learning rate"]
+    state = stuck(activation)
+    if state is not None:
+        return [f"every class capsule is {state}: {ADVICE[state]}"]
     if labels.dim() == 1 and _uninformed(activation, labels, margin):
         return [
             f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
-            "constant length): check that labels fit the images; lower the learning rate, or raise init_std"
+            f"constant length): check that labels fit the images, then {ADVICE['saturated']}"
         ]
     return _silent_classes(activation, labels.flatten())
 
@@ -67,4 +68,4 @@ def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:
         return []
     which = [str(k) for k in still.nonzero().flatten().tolist()]
     named = ", ".join(which[:NAMED]) + (f" and {len(which) - NAMED} more" if len(which) > NAMED else "")
-    return [f"class capsules {named} never change (dead or saturated): train longer, or raise init_std"]
+    return [f"class capsules {named} never change (dead or saturated): train longer, or {ADVICE['saturated']}"]
