@@ -150,7 +150,9 @@ def _check_progress(path: Path, progress: Progress, steps: int, sums: Collection
 def _fits(value: object, kind: type) -> bool:
     if kind is int:
         return type(value) is int and value >= 0
-    return type(value) is kind if kind is not float else type(value) in (int, float) and abs(value) < math.inf
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return type(value) is kind
 
 
 def check_finite(model: nn.Module, kept: Path) -> None:
