@@ -310,7 +310,7 @@ def test_a_resumed_run_refuses_a_configuration_that_was_edited(bars, whole, tmp_
         ({"sums": {"loss": 1.0}}, "sums: expected none, or those of"),
         (
             {"sums": dict.fromkeys(("loss", "margin", "correct", "count"), "1")},
-            "loss: expected a finite number, got '1'",
+            "correct: expected a finite number, got '1'",
         ),
         ({"best_accuracy": None}, "best_accuracy: expected a finite number, got None"),
         ({"best_loss": math.inf}, "best_loss: expected a finite number, got inf"),
@@ -332,7 +332,7 @@ def test_a_progress_that_no_training_has_is_refused(bars, tmp_path, changes, sen
 @pytest.mark.parametrize("damage", ["zeroed", "flipped", "truncated", "model", "empty", "absent"])
 def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(bars, whole, tmp_path, damage):
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path / "run", should_stop=stop_after(4))  # checkpoints at 2, 3 and 4
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(5))  # checkpoints at 2, 3, 4 and 5
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
     content = last.read_bytes()
     half = len(content) // 2
@@ -345,10 +345,9 @@ def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(bars, wh
         last.unlink()
     rows = []
     train(TrainConfig(), tmp_path / "run", resume=True, listener=rows.append)
-    assert (rows[0]["kind"], rows[0]["step"]) == ("note", 4 if damage == "absent" else rows[0]["step"])
-    assert str(last) in rows[0]["text"]
-    assert f"going on from the checkpoint before it, of step {rows[0]['step']}" in rows[0]["text"]
-    assert [row["step"] for row in rows if row["kind"] == "tick"][0] == rows[0]["step"] + 1
+    assert [(row["kind"], row["step"]) for row in rows[:2]] == [("note", 4), ("tick", 5)]
+    assert rows[0]["text"].startswith(f"{last}: is ")
+    assert rows[0]["text"].endswith("; going on from the checkpoint before it, of step 4")
     assert contents(tmp_path / "run") == contents(whole)
 
 
