@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from typing import NamedTuple
 
@@ -22,7 +23,16 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
+def handlers():
+    """Put the handlers of signals back, which a command that a signal ended leaves ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path, handlers):
     """Run a command line inside this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()

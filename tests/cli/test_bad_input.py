@@ -232,7 +232,26 @@ def test_outputs_of_the_other_commands_that_cannot_be_made(command, run, tmp_pat
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"epochs": "two"}'])
+def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    for words in (
+        ("evaluate", run, "--output", ""),
+        ("reconstruct", run, "--output", ""),
+        ("perturb", run, "--output="),
+        ("report", run, "--output", ""),
+        ("reproduce", "capsnet-digits", "--output", ""),
+        ("bench", "--output", ""),
+        ("bench", "--plots", ""),
+    ):
+        outcome = command(*words)
+        assert outcome.status == 2, words
+        flag = next(word for word in words if "--" in str(word)).rstrip("=")
+        assert the_sentence(outcome) == f"{flag}: expected a value, got an empty word"
+    assert the_sentence(command("predict", run, "")) == "command line: expected a value, got an empty word"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"epochs": "two"}', "[" * 100_000])
 def test_resuming_a_run_with_a_damaged_configuration(command, run, content):
     (run / "config.json").write_text(content)
     before = contents(run)

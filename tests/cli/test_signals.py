@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
-from torchcaps.cli.signals import noted, unwinding
+from torchcaps.cli.signals import noted, settle, unwinding
+
+pytestmark = pytest.mark.usefixtures("handlers")
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -36,6 +38,14 @@ def test_the_former_handlers_come_back():
     with pytest.raises(RuntimeError), noted():
         raise RuntimeError
     assert [signal.getsignal(number) for number in BOTH] == before
+
+
+def test_once_the_status_is_settled_signals_change_nothing():
+    with unwinding(), noted():
+        settle()
+    for number in BOTH:
+        signal.raise_signal(number)
+    assert [signal.getsignal(number) for number in BOTH] == [signal.SIG_IGN] * 2
 
 
 def test_outside_the_main_thread_nothing_is_changed():

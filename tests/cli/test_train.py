@@ -120,6 +120,43 @@ def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherw
     assert f"--threads: the run was started with {started_with}; with {started_with + 1} it will not" in err
 
 
+@pytest.mark.parametrize("threads", [10**9, 0, -1, True, "two", 1.5])
+def test_a_number_of_threads_that_no_machine_has_is_refused(command, run, threads):
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(facts | {"threads": threads}))
+    before = contents(run)
+    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    assert outcome.status == 1
+    assert the_sentence(outcome).startswith(f"{run / 'environment.json'}: threads: expected ")
+    assert contents(run) == before
+
+
+def test_another_number_of_threads_in_the_environment_is_refused(command, run):
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(facts | {"threads": 2}))
+    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    assert outcome.status == 1
+    assert "threads was 1 when the run was stopped, and is 2 now" in the_sentence(outcome)
+
+
+def test_an_environment_that_was_lost_is_written_anew_with_the_threads_of_the_checkpoint(command, run):
+    (run / "environment.json").unlink()
+    assert command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no").status == 0
+    facts = json.loads((run / "environment.json").read_text())
+    assert (facts["threads"], facts["torch"]) == (1, torch.__version__)
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_taken(command, run):
+    before = contents(run)
+    last = run / "checkpoints" / "last.safetensors"
+    last.write_bytes(bytes(len(last.read_bytes())))
+    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    assert outcome.status == 0
+    assert f"warning: {last}: is no readable checkpoint (" in outcome.err
+    assert "; going on from the checkpoint before it, of step " in outcome.err
+    assert contents(run) == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     command, start, tmp_path, monkeypatch, number
@@ -174,7 +211,10 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
         (("--holdout", 0), "holdout: expected a fraction below 1 or a whole count, got 0.0"),
         (("--seed", -1), "seed: expected at least 0, got -1"),
         (("--img-size", 0, 5), "img_size: expected height and width in pixels, got (0, 5)"),
-        (("--threads", 0), "--threads: expected at least 1, got 0"),
+        (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
+        (("--threads", 10**9), "--threads: expected between 1 and 256, got 1000000000"),
+        (("--output", ""), "--output: expected a value, got an empty word"),
+        (("--output=",), "--output: expected a value, got an empty word"),
         (("--option", "iterations"), "--option: expected name=value, got 'iterations'"),
         (("--option", "=2"), "--option: expected name=value, got '=2'"),
     ],

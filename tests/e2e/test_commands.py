@@ -75,3 +75,15 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
             process.stdout.close()
             assert process.stderr.read() == b""
         assert process.returncode == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_end_without_a_traceback(closed, bars, tmp_path):
+    train = ("train", "capsnet", "--data", bars, "--epochs", 1, "--batch-size", 16, "--output", "run", *SMALL)
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *PLAIN, *map(str, train)]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert ("epoch 1/1" in done.stderr) == ("2" not in closed)
+    assert ("run folder: run" in done.stdout) == (closed == "2>&-")
+    assert (tmp_path / "run" / "evaluation.json").exists()

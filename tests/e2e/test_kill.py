@@ -107,3 +107,44 @@ def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, whole, 
     done = typed(*again, cwd=tmp_path, command=PLAIN)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "run") == whole
+
+
+def test_of_two_starts_in_one_folder_one_trains_and_the_other_says_who_does(bars, whole, tmp_path):
+    first, second = (begun(*words(bars), cwd=tmp_path) for _ in range(2))
+    said = [process.communicate()[1] for process in (first, second)]
+    (done, _), (refused, text) = sorted(
+        ((process, err) for process, err in zip((first, second), said, strict=True)), key=lambda p: p[0].returncode
+    )
+    assert (done.returncode, refused.returncode) == (0, 1)
+    assert text == (
+        f"torchcaps: error: run: process {done.pid} is training here; "
+        "wait for its end or stop it, or name another --output\n"
+    )
+    assert contents(tmp_path / "run") == whole
+    assert left_behind(tmp_path) == []
+
+
+def test_a_run_that_goes_on_is_not_continued_a_second_time(bars, whole, tmp_path):
+    first = begun(*words(bars), cwd=tmp_path)
+    assert until(lambda: rows(tmp_path / "run") >= 2, first)
+    second = typed(*words(bars), "--resume", cwd=tmp_path, command=PLAIN)
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert f"process {first.pid} is training here" in second.stderr
+    assert first.wait() == 0
+    first.communicate()
+    assert contents(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("delay", [0, 0.02, 0.1])
+def test_more_signals_after_the_state_is_saved_do_not_change_the_status(bars, tmp_path, delay):
+    process = begun(*words(bars), cwd=tmp_path)
+    assert until(lambda: rows(tmp_path / "run") >= 5, process)
+    process.send_signal(signal.SIGINT)
+    while "the state is saved" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(delay)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    assert process.returncode == 130
+    assert process.communicate()[1] == ""

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import pickle
+import random
+import stat
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from safetensors.torch import save_file
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training import OptionError, load
+from torchcaps.training import checkpoint as module
 from torchcaps.training.checkpoint import (
     atomic,
     build_model,
@@ -56,6 +61,101 @@ def test_channels_last_weights_are_stored_by_value(tmp_path):
     weight = torch.arange(48.0).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
     save_tensors(tmp_path / "x", {"w": weight}, {})
     assert torch.equal(load_tensors(tmp_path / "x")[0]["w"], weight)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    ],
+)  # fmt: skip
+def test_tensors_of_every_kind_and_shape_come_back(tmp_path, dtype):
+    tensors = {
+        "many": torch.arange(6).view(2, 3),
+        "one": torch.tensor(1),
+        "none": torch.zeros(0, 4),
+        "a": torch.ones(3),
+    }
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()} | {"other": torch.ones(1, dtype=torch.int8)}
+    save_tensors(tmp_path / "x", tensors, {"é": ["ü", 1.5, None]})
+    found, about = load_tensors(tmp_path / "x")
+    assert about == {"é": ["ü", 1.5, None]}
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_kind_of_tensor_that_a_checkpoint_does_not_hold_is_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"a: a checkpoint holds no tensors of torch\.complex64"):
+        save_tensors(tmp_path / "x", {"a": torch.ones(1, dtype=torch.complex64)}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_has_no_checksum_yet_is_read(model_file):
+    tensors, about = load_tensors(model_file)
+    save_file(tensors, model_file, metadata={"torchcaps": json.dumps(about)})
+    found, again = load_tensors(model_file)
+    assert again == about
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_every_bit_that_flips_is_noticed(tmp_path):
+    path, luck = tmp_path / "x.safetensors", random.Random(7)
+    tensors = {"w": torch.randn(16, 12, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(12)}
+    save_tensors(path, tensors, {"model": "capsnet", "classes": ["a", "b"]})
+    whole = path.read_bytes()
+    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
+    bits = [*range(header), *luck.sample(range(header, 8 * len(whole)), 1000)]
+    for bit in bits:
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(RunError) as raised:
+            load_tensors(path)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_checkpoint_may_be_read_by_whom_other_files_may_be(tmp_path):
+    for mask in (0o022, 0o077):
+        before = os.umask(mask)
+        try:
+            write_json(tmp_path / "x.json", {})
+            save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(1)}, {})
+        finally:
+            os.umask(before)
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+        assert modes == {0o666 & ~mask}
+
+
+def test_two_writers_of_one_file_do_not_share_a_partial_one(tmp_path):
+    with atomic(tmp_path / "x") as first, atomic(tmp_path / "x") as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "x").read_text() == "first"  # the last to end
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_killed_at_any_rename_one_of_two_generations_is_whole(tmp_path, monkeypatch, renames):
+    last, previous = tmp_path / "last", tmp_path / "previous"
+    for number in range(2):
+        save_tensors(last, {"a": torch.tensor(number)}, {}, before=previous)
+    move, moved = module.move, []
+
+    def killed(source, target):
+        if len(moved) == renames:
+            raise KeyboardInterrupt
+        moved.append(target)
+        move(source, target)
+
+    monkeypatch.setattr(module, "move", killed)
+    with pytest.raises(KeyboardInterrupt) if renames < 2 else contextlib.nullcontext():
+        save_tensors(last, {"a": torch.tensor(2)}, {}, before=previous)
+    found = [int(load_tensors(file)[0]["a"]) for file in (last, previous) if file.exists()]
+    assert found == [[1, 0], [1], [2, 1]][renames]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

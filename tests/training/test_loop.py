@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.training import Interrupted, OptionError, RunFolder, TrainConfig, load, train
-from torchcaps.training.checkpoint import load_tensors
+from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_EVERY
 from torchcaps.training.objective import MarginObjective
 
@@ -146,8 +149,6 @@ def test_rows_of_steps_come_every_so_many(bars, tmp_path):
 
 
 def test_colour_images_that_are_not_square_train(tmp_path):
-    import numpy as np
-
     random = np.random.default_rng(0)
     images, labels = random.random((20, 3, 24, 18), dtype=np.float32), np.arange(20) % 2
     np.savez(tmp_path / "colour.npz", images=images, labels=labels)
@@ -251,6 +252,129 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
         with pytest.raises(RunError, match=r"data was .*'train': 42.* when the run was stopped, and is"):
             train(tiny(data), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes() == before
+
+
+def test_a_resumed_run_refuses_other_pixels_or_labels_of_the_same_number(tmp_path):
+    data = write_bars(tmp_path / "bars.npz")
+    whole = dict(np.load(data))
+    with pytest.raises(Interrupted):
+        train(tiny(data), tmp_path / "run", should_stop=lambda: True)
+    brighter, swapped = whole["images"].copy(), whole["labels"].copy()
+    brighter[0, 0, 0] ^= 1
+    swapped[:4] = swapped[[3, 1, 2, 0]]
+    swapped[[0, 1]] = swapped[[1, 0]]
+    for changed in ({"images": brighter}, {"labels": swapped}):
+        np.savez(data, **(whole | changed))
+        with pytest.raises(RunError, match="the images or labels are not those that were there when the run was stopp"):
+            train(tiny(data), tmp_path / "run", resume=True)
+    np.savez(data, **whole)
+    train(tiny(data), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lr": 0.01}, "lr was 0.001 when the run was stopped, and is 0.01 now"),
+        ({"seed": 1}, "seed was 0 when the run was stopped, and is 1 now"),
+        ({"epochs": 1}, "epochs was 2 when the run was stopped, and is 1 now"),
+        ({"loss": "spread", "reconstruction": 0}, "loss was auto when the run was stopped, and is spread now"),
+        ({"model_options": TINY | {"iterations": 1}}, "model_options was {'channels': 8, 'primary_types': 2} when"),
+        ({"device": "auto", "root": "elsewhere"}, None),
+    ],
+)
+def test_a_resumed_run_refuses_a_configuration_that_was_edited(bars, whole, tmp_path, changes, sentence):
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(4))
+    config = tmp_path / "run" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    before = contents(tmp_path / "run") if (tmp_path / "run" / "model.safetensors").exists() else None
+    if sentence is None:
+        train(TrainConfig(), tmp_path / "run", resume=True)
+        assert contents(tmp_path / "run") == contents(whole)
+        return
+    with pytest.raises(RunError) as raised:
+        train(TrainConfig(), tmp_path / "run", resume=True)
+    assert sentence in str(raised.value)
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"step": "7"}, "step: expected a whole number from 0 on, got '7'"),
+        ({"step": 7.5}, "step: expected a whole number from 0 on, got 7.5"),
+        ({"step": True}, "step: expected a whole number from 0 on, got True"),
+        ({"step": -5}, "step: expected a whole number from 0 on, got -5"),
+        ({"step": 10**9}, "step: expected at most 6, got 1000000000"),
+        ({"sums": []}, "sums: expected none, or those of loss, margin, correct, count, got []"),
+        ({"sums": {"loss": 1.0}}, "sums: expected none, or those of"),
+        (
+            {"sums": dict.fromkeys(("loss", "margin", "correct", "count"), "1")},
+            "correct: expected a finite number, got '1'",
+        ),
+        ({"best_accuracy": None}, "best_accuracy: expected a finite number, got None"),
+        ({"best_loss": math.inf}, "best_loss: expected a finite number, got inf"),
+        ({"best_epoch": 1.0}, "best_epoch: expected a whole number from 0 on, got 1.0"),
+        ({"other": 1}, "is not the state of this training ("),
+    ],
+)
+def test_a_progress_that_no_training_has_is_refused(bars, tmp_path, changes, sentence):
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(1))
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    tensors, about = load_tensors(last)
+    save_tensors(last, tensors, about | {"progress": about["progress"] | changes})
+    with pytest.raises(RunError) as raised:
+        train(tiny(bars), tmp_path / "run", resume=True)
+    assert f"{last}: {sentence}" in str(raised.value)
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "flipped", "truncated", "model", "empty", "absent"])
+def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(bars, whole, tmp_path, damage):
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(5))  # checkpoints at 2, 3, 4 and 5
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    content = last.read_bytes()
+    half = len(content) // 2
+    last.write_bytes({
+        "zeroed": content[:half] + bytes(len(content) - half),
+        "flipped": content[:half] + bytes([content[half] ^ 4]) + content[half + 1 :],
+        "truncated": content[:5000], "empty": b"", "absent": b"", "model": (whole / "model.safetensors").read_bytes(),
+    }[damage])  # fmt: skip
+    if damage == "absent":
+        last.unlink()
+    rows = []
+    train(TrainConfig(), tmp_path / "run", resume=True, listener=rows.append)
+    assert [(row["kind"], row["step"]) for row in rows[:2]] == [("note", 4), ("tick", 5)]
+    assert rows[0]["text"].startswith(f"{last}: is ")
+    assert rows[0]["text"].endswith("; going on from the checkpoint before it, of step 4")
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_two_damaged_checkpoints_are_named_and_stay(bars, tmp_path):
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(3))
+    both = [tmp_path / "run" / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous")]
+    for file in both:
+        file.write_bytes(file.read_bytes()[:-1])
+    before = [file.read_bytes() for file in both]
+    with pytest.raises(RunError) as raised:
+        train(tiny(bars), tmp_path / "run", resume=True)
+    assert all(f"{file}: is no readable checkpoint (" in str(raised.value) for file in both)
+    assert [file.read_bytes() for file in both] == before
+
+
+def test_a_checkpoint_of_an_early_version_goes_on(bars, whole, tmp_path):
+    """It has no checksum, no settings, no digest and no threads."""
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path / "run", should_stop=stop_after(4))
+    folder = tmp_path / "run" / "checkpoints"
+    tensors, about = load_tensors(folder / "last.safetensors")
+    early = {key: about[key] for key in ("data", "progress")}
+    save_file(tensors, folder / "last.safetensors", metadata={"torchcaps": json.dumps(early, sort_keys=True)})
+    (folder / "previous.safetensors").unlink()
+    train(TrainConfig(), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(whole)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "model", "empty"])

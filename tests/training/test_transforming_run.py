@@ -94,6 +94,36 @@ def test_other_data_is_refused_when_a_run_goes_on(config, tmp_path):
         run_transforming(config, tmp_path / "run", resume=True)
 
 
+def test_other_pixels_or_settings_are_refused_when_a_run_goes_on(config, tmp_path):
+    with pytest.raises(Interrupted):
+        run_transforming(config, tmp_path / "run", should_stop=stop_after(2))
+    file = tmp_path / "run" / "config.json"
+    settings = file.read_text()
+    file.write_text(json.dumps(json.loads(settings) | {"lr": 0.5}))
+    with pytest.raises(RunError, match=r"lr was 0\.002 when the run was stopped, and is 0\.5 now"):
+        run_transforming(config, tmp_path / "run", resume=True)
+    file.write_text("[" * 100_000)
+    with pytest.raises(RunError, match="is no readable configuration of this kind"):
+        run_transforming(config, tmp_path / "run", resume=True)
+    file.write_text(settings)
+    np.savez(config.data, images=np.zeros((21, 8, 10), np.uint8), labels=np.arange(21) % 2)
+    with pytest.raises(RunError, match="the images or labels are not those that were there when the run was stopped"):
+        run_transforming(config, tmp_path / "run", resume=True)
+
+
+def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(config, tmp_path):
+    whole = run_transforming(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_transforming(config, tmp_path / "run", should_stop=stop_after(5))
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    last.write_bytes(last.read_bytes()[:-1] + b"?")
+    told = []
+    run = run_transforming(config, tmp_path / "run", resume=True, listener=told.append)
+    assert (told[0]["kind"], told[0]["step"]) == ("note", 4)
+    assert run.model.read_bytes() == whole.model.read_bytes()
+    assert run.last.read_bytes() == whole.last.read_bytes()
+
+
 def test_nothing_is_left_of_a_run_that_could_not_start(config, tmp_path):
     for change, error, words in (
         ({"lr": 1e30}, TrainingError, "the loss became"), ({"epochs": 0}, ValueError, "epochs: expected at least 1"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import tyro
 
 from torchcaps.cli import bench, data, doctor, explore, inspect, lists, measure, report, reproduce, train
 from torchcaps.cli.console import UsageError
-from torchcaps.cli.signals import unwinding
+from torchcaps.cli.signals import settle, unwinding
 
 # One line a command; a function's signature is its flags and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name); returns the exit status."""
     from torchcaps.errors import TorchcapsError, UnknownNameError
 
+    _open_streams()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        _check_words(arguments)
         with unwinding():
             status = tyro.extras.subcommand_cli_from_dict(
                 COMMANDS, prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
@@ -55,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
+        settle()
         print("torchcaps: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, went away
@@ -62,6 +67,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         status = _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
         return _without_stdout(status) if error.filename is None else status
+
+
+def _open_streams() -> None:
+    """Give standard streams that the caller closed somewhere to go, or the next file opened would take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set.
+
+    Raises:
+        UsageError: for the first.
+    """
+    for before, word in pairwise(("", *arguments)):
+        flag, equals, value = word.partition("=")
+        if not word or (word.startswith("--") and equals and not value):
+            name = flag or (before if before.startswith("--") else "command line")
+            raise UsageError(f"{name}: expected a value, got an empty word")
 
 
 def _fail(error: Exception | str, status: int) -> int:

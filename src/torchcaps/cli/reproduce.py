@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
-from torchcaps.cli.signals import noted
+from torchcaps.cli.signals import noted, settle
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Result
@@ -90,6 +90,8 @@ def _run(
                 bar.update(task, completed=entry["step"], total=entry["steps"], description=f"loss {entry['loss']:.4f}")
             elif entry["kind"] == "epoch":
                 bar.console.print(_epoch_line(entry), highlight=False, markup=False, soft_wrap=True)
+            elif entry["kind"] == "note":
+                bar.console.print(f"warning: {entry['text']}", highlight=False, markup=False, soft_wrap=True)
 
         try:
             return reproduce(
@@ -98,6 +100,7 @@ def _run(
                 should_stop=lambda: bool(caught),
             )  # fmt: skip
         except training.Interrupted as stop:
+            settle()
             note(f"{stop}; the same command continues it")
             return 128 + caught[0]
 

@@ -12,9 +12,6 @@ from torchcaps.cli.console import UsageError, usage
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder, TrainConfig
 
-# What a resumed run may be told anew.
-MOVABLE = ("device", "root")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -113,6 +110,8 @@ def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, opt
         UsageError: for the first that does.
         RunError: if the run's configuration cannot be read.
     """
+    from torchcaps.training.run_folder import MOVABLE
+
     kept = run.config()
     given = {name: value for name, value in vars(settings).items() if value is not None and name not in MOVABLE}
     for name, value in given.items():

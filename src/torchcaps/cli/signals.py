@@ -30,12 +30,23 @@ def noted() -> Iterator[list[int]]:
 
     def note(number: int, _: FrameType | None) -> None:
         if caught:
+            settle()
             raise SystemExit(128 + number)
         caught.append(number)
         os.write(2, STOPPING)  # a handler may come in the middle of another print
 
     with _handling(note, signal.SIGINT, signal.SIGTERM):
         yield caught
+
+
+def settle() -> None:
+    """From here on signals change nothing: the program is about to end, and its status is known.
+
+    Python takes its own handlers away before it ends; a Ctrl-C that came then would kill it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -49,4 +60,5 @@ def _handling(handler: object, *numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            if signal.getsignal(number) is handler:  # not settled meanwhile
+                signal.signal(number, former)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
-from torchcaps.cli.signals import noted
+from torchcaps.cli.signals import noted, settle
 
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder, TrainConfig
@@ -42,9 +42,11 @@ def train(
         json: Print the evaluation as JSON.
     """
     from torchcaps import training
+    from torchcaps.training.environment import check_threads
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads: expected at least 1, got {threads}")
+    if threads is not None:
+        with usage():
+            check_threads("--threads", threads)
     config = resolve(recipe_or_model, settings, option)
     folder = output if output is not None else default_folder(config, recipe_or_model, resume)
     if resume and not (folder / "config.json").exists():
@@ -75,11 +77,11 @@ def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
     """Sums over threads differ in their last bits: a resumed run takes as many as before, unless told otherwise."""
     import torch
 
-    before = None if resumed is None else resumed.environment().get("threads")
+    before = None if resumed is None else resumed.threads()
     if threads is not None and before is not None and threads != before:
         note(f"--threads: the run was started with {before}; with {threads} it will not end with the same bits")
     chosen = threads if threads is not None else before
-    if isinstance(chosen, int) and chosen >= 1:
+    if chosen is not None:
         torch.set_num_threads(chosen)
 
 
@@ -95,10 +97,13 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
                 bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
             elif row["kind"] == "epoch":
                 bar.console.print(_epoch_line(row), highlight=False, markup=False, soft_wrap=True)
+            elif row["kind"] == "note":
+                bar.console.print(f"warning: {row['text']}", highlight=False, markup=False, soft_wrap=True)
 
         try:
             training.train(config, folder, resume=resume, listener=listener, should_stop=lambda: bool(caught))
         except training.Interrupted as stop:
+            settle()
             again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume"
             note(f"{stop}; continue with: {again}")
             return 128 + caught[0]

@@ -1,10 +1,14 @@
-"""Checkpoints: one safetensors file whose header carries JSON. Nothing in it is code; writing is atomic."""
+"""Checkpoints: one safetensors file whose header carries JSON. Nothing in it is code; writing is atomic.
+
+The header begins with a checksum (CRC-32) of every other byte of the file, header included.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
@@ -21,7 +24,15 @@ from torchcaps.models import create_model
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
-_KEY = "torchcaps"
+PREVIOUS_FILE = "previous.safetensors"
+_KEY, _CHECKSUM = "torchcaps", "checksum"
+_FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
+_PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_numbers = itertools.count()
 
 
 class OptionError(ValueError):
@@ -29,31 +40,42 @@ class OptionError(ValueError):
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
+
+    Args:
+        path: the file.
+        before: where the file that is replaced goes; None drops it. At every moment one of the two is there and whole.
 
     Raises:
         TrainingError: when the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    # The name is of this process and this call alone: two that write one file do not mix.
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
     try:
         yield partial
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"{path}: cannot be written ({_reason(error)}); what was there before is unchanged"
-        ) from error
+        if before is not None and path.exists():
+            move(path, before)
+        move(partial, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TrainingError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
     finally:
         with suppress(OSError):  # not there any more, or in a place where nothing ever was
             partial.unlink()
 
 
-def _reason(error: Exception) -> str:
-    """Why a write failed, in the system's words; safetensors wraps them in its own."""
-    words = getattr(error, "strerror", None) or str(error)
-    return re.sub(r"^.*I/O error: | \(os error \d+\)$", "", words)
+def move(source: Path, target: Path) -> None:
+    """Rename a file within its folder, for good: a power cut after it does not undo it."""
+    os.replace(source, target)
+    with suppress(OSError):  # not every system opens folders, and not every file system synchronises them
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -62,29 +84,84 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write tensors and a JSON description as one file, atomically; equal content gives equal bytes."""
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with atomic(path) as partial:
-        save_file(kept, partial, metadata={_KEY: json.dumps(about, sort_keys=True)})
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
+    """Write tensors and a JSON description as one file, atomically; equal content gives equal bytes.
+
+    Args:
+        path: the file.
+        tensors: by name.
+        about: JSON-ready.
+        before: see `atomic`.
+
+    Raises:
+        TrainingError: for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each begins at a multiple of it
+    kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
+    header, parts = _header(kept, about), [as_bytes(tensor) for tensor in kept.values()]
+    checksum = zlib.crc32(header[_PLACE + _DIGITS :], zlib.crc32(header[:_PLACE]))
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    with atomic(path, before) as partial, open(partial, "wb") as file:
+        file.writelines([header, *parts])
+        file.seek(_PLACE)
+        file.write(_digits(checksum))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
     Raises:
-        RunError: for a file that is absent, damaged, or not of this kind.
+        RunError: for a file that is absent, damaged (one bit is enough), or not of this kind.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
+            found = file.metadata() or {}
+            if _KEY in found and found.keys() != {_KEY}:  # files without a checksum were written by early versions
+                _check(path, found)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = None if text is None else json.loads(text)
-    except (OSError, SafetensorError, ValueError) as error:
+        about = None if _KEY not in found else json.loads(found[_KEY])
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: is no readable checkpoint ({str(error).splitlines()[0]})") from error
     if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
     return tensors, about
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, not copied."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
+    """The header of a safetensors file, its own length in front, with zeros for the checksum."""
+    entries: dict[str, Any] = {
+        "__metadata__": {_CHECKSUM: "0" * _DIGITS, _KEY: json.dumps(about, sort_keys=True)}
+    }  # fmt: skip
+    end = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise TrainingError(f"{name}: a checkpoint holds no tensors of {tensor.dtype}")
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _check(path: Path, found: dict[str, str]) -> None:
+    """Raise ValueError unless the checksum is that of the file."""
+    with open(path, "rb") as file:
+        front, stored = file.read(_PLACE), file.read(_DIGITS)
+        checksum = zlib.crc32(front)
+        while chunk := file.read(2**20):
+            checksum = zlib.crc32(chunk, checksum)
+    if not (found.keys() == {_KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
+        raise ValueError("its content does not match its checksum")
+
+
+def _digits(checksum: int) -> bytes:
+    return f"{checksum:0{_DIGITS}x}".encode()
 
 
 def describe_model(

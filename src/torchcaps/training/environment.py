@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchcaps.errors import check_range
+
+MOST_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 
 
 def environment() -> dict[str, Any]:
@@ -22,6 +27,18 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def check_threads(name: str, value: object) -> int:
+    """The value, if it is a number of threads that a machine can start.
+
+    Raises:
+        ValueError: if it is no whole number, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}: expected a whole number, got {value!r}")
+    check_range(name, value, low=1, high=max(MOST_THREADS, os.cpu_count() or 1))
+    return value
 
 
 def package_version(package: str) -> str:

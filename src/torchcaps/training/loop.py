@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from torchcaps.training.objective import create_objective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
 from torchcaps.training.run_folder import RunFolder
 from torchcaps.training.sampling import draw, order, split
-from torchcaps.training.state import Progress, check_finite, diverged, load_state, save_state
+from torchcaps.training.state import Progress, check_finite, digest, diverged, load_state, save_state
 from torchcaps.training.validation import right, validate
 
 Listener = Callable[[dict[str, Any]], None]
 LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
 PROBED_STEP, RESTART_RATE = 100, 0.1  # when a network that does not learn starts again, and with which share of lr
+SUMS = ("loss", "margin", "correct", "count")  # of an epoch, over its images
 
 
 class Interrupted(Exception):
@@ -56,7 +58,7 @@ def train(
         output: the run folder; must not hold a run, unless `resume`.
         resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
         listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
-            "loss"}.
+            "loss"}; with {"kind": "note", "step", "text"} when it goes on from an older checkpoint than the newest.
         should_stop: asked after each step; True saves the state and raises Interrupted.
 
     Raises:
@@ -68,15 +70,12 @@ def train(
     if resume:
         run = RunFolder.open(output)
         device = None if config.device == "auto" else config.device
-        return Trainer(run.config().updated(device=device, root=config.root), run, listener).run(should_stop)
+        with run.continued():
+            return Trainer(run.config().updated(device=device, root=config.root), run, listener).run(should_stop)
     run = RunFolder.fresh(output)
     trainer = Trainer(config, run, listener)  # reads the data and builds the model, before a folder is made
-    try:
-        run.start(trainer.config)
+    with run.begun(trainer.config):
         return trainer.run(should_stop)
-    except Exception:
-        run.discard_empty()
-        raise
 
 
 class Trainer:
@@ -189,8 +188,8 @@ class Trainer:
         value, count = loss.item(), len(labels)
         self._check_loss(value, "loss")
         correct = right(activation, labels).sum().item()
-        new = {"loss": value * count, "margin": margin.item() * count, "correct": correct, "count": count}
-        self.progress.sums = {key: self.progress.sums.get(key, 0.0) + added for key, added in new.items()}
+        new = zip(SUMS, (value * count, margin.item() * count, correct, count), strict=True)
+        self.progress.sums = {key: self.progress.sums.get(key, 0.0) + added for key, added in new}
         self.progress.step += 1
         self._tell({"kind": "tick", "step": self.progress.step, "steps": self.total_steps, "loss": value})
         if self.progress.step % LOG_EVERY == 0:
@@ -232,15 +231,27 @@ class Trainer:
             self.listener(row)
 
     def _save(self) -> None:
-        save_state(self.run_folder.last, self.model, self.optimiser, self.progress, {"data": self._data()})
+        save_state(self.run_folder.last, self.model, self.optimiser, self.progress, self._unchanging)
 
     def _restore(self) -> None:
-        """Take up the newest checkpoint, if there is one."""
-        if self.run_folder.last.exists():
-            self.progress = load_state(self.run_folder.last, self.model, self.optimiser, {"data": self._data()})
+        """Take up the newest whole checkpoint, if there is one."""
+        self.progress, text = load_state(
+            self.run_folder.last, self.model, self.optimiser, self._unchanging, steps=self.total_steps, sums=SUMS
+        )
         self.run_folder.rewind(self.progress.step)
+        if text:
+            self._tell({"kind": "note", "step": self.progress.step, "text": text})
 
-    def _data(self) -> dict[str, Any]:
+    @cached_property
+    def _unchanging(self) -> dict[str, Any]:
         """What must not change between a stop and the continuation."""
         train, held = self.train_set, self.val_set
-        return {"train": len(train), "held out": len(held), "classes": train.num_classes, "channels": train.in_chans}
+        return self.run_folder.unchanging(self.config) | {
+            "data": {
+                "train": len(train),
+                "held out": len(held),
+                "classes": train.num_classes,
+                "channels": train.in_chans,
+            },
+            "digest": digest(train.images, train.labels, held.images, held.labels),
+        }

@@ -5,16 +5,27 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import suppress
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, atomic, write_json
+from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, PREVIOUS_FILE, atomic, load_tensors, write_json
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.environment import environment
+from torchcaps.training.environment import check_threads, environment
+from torchcaps.training.lock import LOCK, exclusive, holder, in_use, is_alive, make_folder
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+MOVABLE = ("device", "root")  # settings that a run may be told anew when it goes on
+
+
+class Config(Protocol):
+    """What describes a run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
 
 
 class RunFolder:
@@ -24,12 +35,14 @@ class RunFolder:
         path: the folder.
         model: the best model by validation, ready for `torchcaps.load`.
         last: the newest state of the training, for `resume`.
+        previous: the state before it, for when the newest is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.model = self.path / MODEL_FILE
         self.last = self.path / "checkpoints" / LAST_FILE
+        self.previous = self.last.with_name(PREVIOUS_FILE)
         self.metrics = self.path / METRICS
 
     def epoch_model(self, epoch: int) -> Path:
@@ -45,38 +58,73 @@ class RunFolder:
         """
         run = cls(path)
         if (run.path / CONFIG).exists():
+            if holder(run.path) not in (None, os.getpid()):
+                raise in_use(run.path)
             raise RunError(
                 f"{run.path}: there is a run here already; continue it with --resume, or name another --output"
             )
-        for file in (run.path / ENVIRONMENT, run.metrics, run.model, run.last):
-            if file.exists():
-                raise RunError(f"{file}: is in the way, and no part of a run; name another --output")
+        in_the_way = [file for file in (run.metrics, run.model) if file.exists()]
+        in_the_way += sorted(run.last.parent.glob("*.safetensors"))
+        if (run.path / ENVIRONMENT).exists() and "torchcaps" not in run.environment():
+            in_the_way.append(run.path / ENVIRONMENT)  # with it, it is of a start that was killed
+        for file in in_the_way:
+            raise RunError(f"{file}: is in the way, and no part of a run; name another --output")
         return run
 
-    def start(self, config: TrainConfig) -> None:
-        """Make the folder and write the configuration, which makes it a run, and the environment.
+    @contextmanager
+    def begun(self, config: Config) -> Iterator[None]:
+        """Hold the folder as that of a new run; what an error leaves without a checkpoint is removed.
+
+        Raises:
+            RunError: if there is a run already, or no folder can be made. TrainingError: if it cannot be written to.
+        """
+        with exclusive(self.path):
+            self.fresh(self.path)  # another may have begun since it was asked
+            try:
+                self.start(config)
+                yield
+            except Exception:
+                self.discard_empty()
+                raise
+
+    @contextmanager
+    def continued(self) -> Iterator[None]:
+        """Hold the folder of a run that goes on; an environment that was lost is written anew.
+
+        Raises:
+            RunError: if another process holds it. TrainingError: if it cannot be written to.
+        """
+        with exclusive(self.path):
+            before = self.environment()
+            if before.get("threads") is None:
+                threads = self.threads()
+                known = before if threads is None else before | {"threads": threads}
+                write_json(self.path / ENVIRONMENT, environment() | known)
+            yield
+
+    def start(self, config: Config) -> None:
+        """Make the folder and write the environment and the configuration, which makes it a run.
 
         Raises:
             RunError: if the folder cannot be made. TrainingError: if it cannot be written to.
         """
-        try:
-            self.last.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{self.path}: the run folder cannot be made ({error.strerror})") from error
-        write_json(self.path / CONFIG, config.to_dict())
+        make_folder(self.path)
+        make_folder(self.last.parent)
         write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / CONFIG, config.to_dict())
 
     def discard_empty(self) -> None:
         """Remove what a run wrote that has neither model nor checkpoint, so that the next one can start here.
 
         Files of other kinds stay, and so then does the folder.
         """
-        if self.model.exists() or self.last.exists():
+        if self.model.exists() or self.last.exists() or self.previous.exists():
             return
         with suppress(OSError):  # such as a folder that holds something else
             for name in (CONFIG, ENVIRONMENT, METRICS):
                 (self.path / name).unlink(missing_ok=True)
             self.last.parent.rmdir()
+            (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
     @classmethod
@@ -100,16 +148,40 @@ class RunFolder:
         file = self.path / CONFIG
         try:
             return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{file}: is no readable configuration ({error})") from error
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware of the machine that started the run; empty if that was not recorded."""
         try:
             found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def threads(self) -> int | None:
+        """Processor threads that the run was started with, by its environment or else its checkpoints; None: unknown.
+
+        Raises:
+            RunError: if that is no number of threads.
+        """
+        facts = self.environment()
+        for checkpoint in (self.last, self.previous):
+            if facts.get("threads") is None and checkpoint.exists():
+                with suppress(RunError):  # of damage is told when it is read to continue
+                    facts = load_tensors(checkpoint)[1]
+        if facts.get("threads") is None:
+            return None
+        try:
+            return check_threads("threads", facts["threads"])
+        except ValueError as error:
+            raise RunError(f"{self.path / ENVIRONMENT}: {error}") from error
+
+    def unchanging(self, config: Config) -> dict[str, Any]:
+        """What a checkpoint of this run keeps of its configuration and environment, to compare with when it goes on."""
+        settings = {name: value for name, value in config.to_dict().items() if name not in MOVABLE}
+        threads = self.threads()
+        return {"settings": settings} | ({} if threads is None else {"threads": threads})
 
     def append(self, row: dict[str, Any]) -> None:
         """Add one line to the metrics, in a single write; a line that does not fit is taken back.
@@ -142,20 +214,30 @@ class RunFolder:
         try:
             *lines, _ = self.metrics.read_text(encoding="utf-8").split("\n")
             rows = [json.loads(line) for line in lines]
-            if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
-                raise ValueError("a line without kind and step")
-        except (OSError, ValueError) as error:
+            if not all(isinstance(row, dict) and "kind" in row and type(row.get("step")) is int for row in rows):
+                raise ValueError("a line without kind, or without a step that is a whole number")
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.metrics}: is not readable as one JSON object a line ({error})") from error
         return rows
 
     def rewind(self, step: int) -> None:
-        """Forget metrics of steps after `step`, and partial files: training continues from there.
+        """Forget metrics of steps after `step`, and what writes left that were killed: training continues from there.
 
         Raises:
             RunError, TrainingError: if the metrics cannot be read or written.
         """
         rows = [row for row in self.rows() if row["step"] <= step]
-        for leftover in (*self.path.glob(".*.partial"), *self.last.parent.glob(".*.partial")):
-            leftover.unlink(missing_ok=True)
+        with suppress(OSError):
+            for leftover in self._leftovers():
+                leftover.unlink(missing_ok=True)
         with atomic(self.metrics) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def _leftovers(self) -> list[Path]:
+        """Files of writes that did not end, but for those of processes that are alive."""
+        partial = [
+            file for file in self.path.rglob(".*.partial")
+            if not ((writer := re.search(r"\.(\d+)-\d+\.partial$", file.name)) and is_alive(int(writer[1])))
+        ]  # fmt: skip
+        # Those of the safetensors library, which early versions wrote with.
+        return [*partial, *(file for folder in (self.path, self.last.parent) for file in folder.glob(".tmp??????"))]

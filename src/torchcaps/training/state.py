@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors, move, save_tensors
+
+_WORDS = {int: "a whole number from 0 on", float: "a finite number"}
 
 
 @dataclass
@@ -31,14 +37,14 @@ class Progress:
 
 
 def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Progress, about: dict[str, Any]) -> None:
-    """Write weights, the optimiser's state and the progress, atomically.
+    """Write weights, the optimiser's state and the progress, atomically; the file before it is kept beside it.
 
     Args:
         path: the file.
         model: whose weights must all be finite.
         optimiser: over all of the model's parameters, in their order.
         progress: where the training stands.
-        about: JSON-ready, to compare with when the file is read.
+        about: what must not change until the file is read; JSON-ready, its "settings" by name.
 
     Raises:
         TrainingError: when a weight is not finite, or the file cannot be written; the file is then as it was.
@@ -47,28 +53,110 @@ def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Pro
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in state.items()}
-    save_tensors(path, tensors, about | {"progress": asdict(progress)})
+    save_tensors(path, tensors, about | {"progress": asdict(progress)}, before=path.with_name(PREVIOUS_FILE))
 
 
-def load_state(path: Path, model: nn.Module, optimiser: Optimizer, about: dict[str, Any]) -> Progress:
-    """Take up what `save_state` wrote, into `model` and `optimiser`.
+def load_state(
+    path: Path, model: nn.Module, optimiser: Optimizer, about: dict[str, Any], *, steps: int, sums: Collection[str]
+) -> tuple[Progress, str]:
+    """Take up what `save_state` wrote, into `model` and `optimiser`; where it is damaged, the state before it.
+
+    Args:
+        path: the file; if neither it nor the one before it exists, nothing is taken up.
+        model: as it was saved.
+        optimiser: as it was saved.
+        about: as it was saved, but a key that the file lacks may be new.
+        steps: of the whole training.
+        sums: the names that the sums of an unfinished epoch have.
+
+    Returns:
+        The progress, and a sentence if it is not that of `path`.
 
     Raises:
-        RunError: for a damaged file, one of another model, or one whose `about` is not this one.
+        RunError: if there is no whole state, or it is one of another model, or of settings, data or threads that are
+            not these.
     """
+    faults: list[str] = []
+    for file in (path, path.with_name(PREVIOUS_FILE)):
+        try:
+            tensors, found = _read(file)
+        except RunError as error:
+            faults += [str(error)] if file.exists() else []
+            continue
+        _check_unchanged(file, found, about)
+        progress = _take_up(file, tensors, found["progress"], model, optimiser)
+        _check_progress(file, progress, steps, sums)
+        if file == path:
+            return progress, ""
+        move(file, path)  # the next state must not put the damaged one in the place of the whole one
+        reason = faults[0] if faults else f"{path}: is missing"
+        return progress, f"{reason}; going on from the checkpoint before it, of step {progress.step}"
+    if faults:
+        raise RunError("; ".join(faults))
+    return Progress(), ""
+
+
+def digest(*tensors: Tensor) -> str:
+    """A short text that differs where shapes, types or values do."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
+        found.update(as_bytes(tensor.cpu().contiguous()))
+    return found.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, found = load_tensors(path)
-    for key, value in about.items():
-        if found.get(key) != value:
-            raise RunError(f"{path}: {key} was {found.get(key)} when the run was stopped, and is {value} now")
+    if not (isinstance(found.get("progress"), dict) and isinstance(found.get("settings", {}), dict)):
+        raise RunError(f"{path}: is not the state of a training")
+    return tensors, found
+
+
+def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
+    """Raise RunError for the first thing that the file knows to have been otherwise."""
+    now = json.loads(json.dumps(about))
+    values = now.pop("settings") | {f" {key}": value for key, value in now.items()}  # a setting may have the same name
+    before = found.get("settings", {}) | {f" {key}": value for key, value in found.items()}
+    for name, value in values.items():
+        was = before.get(name, value)
+        if was != value and name == " digest":
+            raise RunError(f"{path}: the images or labels are not those that were there when the run was stopped")
+        if was != value:
+            raise RunError(f"{path}: {name.strip()} was {was} when the run was stopped, and is {value} now")
+
+
+def _take_up(
+    path: Path, tensors: dict[str, Tensor], progress: dict[str, Any], model: nn.Module, optimiser: Optimizer
+) -> Progress:
     try:
-        progress = Progress(**found["progress"])
         model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
         groups = optimiser.state_dict()["param_groups"]
         state = _optimiser_state(tensors, list(model.parameters()))
         optimiser.load_state_dict({"state": state, "param_groups": groups})
+        return Progress(**progress)
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{path}: is not the state of this training ({str(error).splitlines()[-1].strip()})") from error
-    return progress
+
+
+def _check_progress(path: Path, progress: Progress, steps: int, sums: Collection[str]) -> None:
+    """Raise RunError for the first value that is not of its kind or out of its range."""
+    values, kinds = asdict(progress), {name: type(value) for name, value in asdict(Progress()).items()}
+    if not isinstance(progress.sums, dict) or progress.sums.keys() not in (set(), set(sums)):
+        raise RunError(f"{path}: sums: expected none, or those of {', '.join(sums)}, got {progress.sums!r}")
+    for name, value in (values | progress.sums).items():
+        kind = kinds.get(name, float)
+        if not _fits(value, kind):
+            raise RunError(f"{path}: {name}: expected {_WORDS.get(kind, kind.__name__)}, got {value!r}")
+    if progress.step > steps:
+        raise RunError(f"{path}: step: expected at most {steps}, got {progress.step}")
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind is int:
+        return type(value) is int and value >= 0
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return type(value) is kind
 
 
 def check_finite(model: nn.Module, kept: Path) -> None:

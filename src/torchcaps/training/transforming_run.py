@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import RunError, TorchcapsError, UnknownNameError, check_range
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.transforming_autoencoder import Pose
-from torchcaps.training.checkpoint import load_tensors, save_tensors, write_json
-from torchcaps.training.environment import environment
+from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import Interrupted, Listener
 from torchcaps.training.optim import resolve_device
-from torchcaps.training.run_folder import CONFIG, ENVIRONMENT, RunFolder
-from torchcaps.training.state import Progress, check_finite, load_state, save_state
+from torchcaps.training.run_folder import CONFIG, RunFolder
+from torchcaps.training.state import Progress, check_finite, digest, load_state, save_state
 from torchcaps.training.transforming import TransformingSteps
 
 VIEWS = ("shift", "degrees", "zoom", "shear")
 MODEL = ("capsules", "recognition", "generation", "pose", "constrained", "bounded")
+SUMS = ("loss", "count")  # of an epoch, over its images
 KIND = "transforming_autoencoder"
 
 
@@ -118,7 +119,7 @@ def run_transforming(
         output: the run folder; must not hold a run, unless `resume`.
         resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
         listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
-            "loss"}.
+            "loss"}; with {"kind": "note", "step", "text"} when it goes on from an older checkpoint than the newest.
         should_stop: asked after each step; True saves the state and raises Interrupted.
 
     Raises:
@@ -128,19 +129,15 @@ def run_transforming(
     """
     if resume:
         run = RunFolder.open(output)
-        before = transforming_config(run)
-        device = before.device if config.device == "auto" else config.device
-        return _Training(replace(before, device=device, root=config.root or before.root), run, listener).run(
-            should_stop
-        )
+        with run.continued():
+            before = transforming_config(run)
+            device = before.device if config.device == "auto" else config.device
+            now = replace(before, device=device, root=config.root or before.root)
+            return _Training(now, run, listener).run(should_stop)
     run = RunFolder.fresh(output)
     training = _Training(config, run, listener)  # reads the data and builds the model, before a folder is made
-    try:
-        _start(run, config)
+    with run.begun(config):
         return training.run(should_stop)
-    except Exception:
-        run.discard_empty()
-        raise
 
 
 def transforming_config(run: RunFolder) -> TransformingConfig:
@@ -152,7 +149,7 @@ def transforming_config(run: RunFolder) -> TransformingConfig:
     file = run.path / CONFIG
     try:
         return TransformingConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{file}: is no readable configuration of this kind ({error})") from error
 
 
@@ -172,15 +169,6 @@ def load_transforming(run: str | Path, *, device: str | torch.device = "cpu") ->
     except (KeyError, TypeError, ValueError, RuntimeError, TorchcapsError) as error:
         raise RunError(f"{path}: its weights cannot be used ({str(error).splitlines()[-1].strip()})") from error
     return model.to(device).eval()
-
-
-def _start(run: RunFolder, config: TransformingConfig) -> None:
-    try:
-        run.last.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{run.path}: the run folder cannot be made ({error.strerror})") from error
-    write_json(run.path / CONFIG, config.to_dict())
-    write_json(run.path / ENVIRONMENT, environment())
 
 
 class _Training:
@@ -206,9 +194,12 @@ class _Training:
 
     def run(self, should_stop: Callable[[], bool] | None) -> RunFolder:
         """Train from where the folder's newest checkpoint stands to the end."""
-        if self.folder.last.exists():
-            self.progress = load_state(self.folder.last, self.model, self.steps.optimiser, self._unchanging())
+        self.progress, text = load_state(
+            self.folder.last, self.model, self.steps.optimiser, self._unchanging, steps=self.steps.total, sums=SUMS
+        )
         self.folder.rewind(self.progress.step)
+        if text:
+            self._tell({"kind": "note", "step": self.progress.step, "text": text})
         for epoch in range(self.progress.step // self.steps.per_epoch, self.config.epochs):
             self._epoch(epoch, should_stop)
         return self.folder
@@ -228,8 +219,8 @@ class _Training:
 
     def _step(self, step: int) -> None:
         loss, count = self.steps.run(step)
-        sums = self.progress.sums
-        self.progress.sums = {"loss": sums.get("loss", 0.0) + loss * count, "count": sums.get("count", 0) + count}
+        new = zip(SUMS, (loss * count, count), strict=True)
+        self.progress.sums = {key: self.progress.sums.get(key, 0) + added for key, added in new}
         self.progress.step = step + 1
         self._tell({"kind": "tick", "step": self.progress.step, "steps": self.steps.total, "loss": loss})
 
@@ -251,8 +242,10 @@ class _Training:
             self.listener(row)
 
     def _save(self) -> None:
-        save_state(self.folder.last, self.model, self.steps.optimiser, self.progress, self._unchanging())
+        save_state(self.folder.last, self.model, self.steps.optimiser, self.progress, self._unchanging)
 
+    @cached_property
     def _unchanging(self) -> dict[str, Any]:
         """What must not change between a stop and the continuation."""
-        return {"images": len(self.steps.images)}
+        images = self.steps.images
+        return self.folder.unchanging(self.config) | {"images": len(images), "digest": digest(images)}

@@ -1,0 +1,131 @@
+"""One process at a time in a run folder: a lock that the system takes away when its process dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from torchcaps.errors import RunError, TrainingError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+LOCK = ".lock"
+WAITS = 20
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made where it is not there, for this process alone.
+
+    Raises:
+        RunError: when another process holds it, or it cannot be made. TrainingError: when it cannot be locked.
+    """
+    path = folder / LOCK
+    make_folder(folder)
+    try:
+        handle = _acquire(path)
+    except OSError as error:
+        with suppress(OSError):  # not empty: it was there before, or is another's
+            folder.rmdir()
+        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        _release(handle, path)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there.
+
+    Raises:
+        RunError: if that cannot be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: the run folder cannot be made ({error.strerror})") from error
+
+
+def holder(folder: Path) -> int | None:
+    """The process that says it holds `folder`, if it is alive, by its id."""
+    try:
+        process = int((folder / LOCK).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return process if is_alive(process) else None
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this id runs; False where the system has no harmless way to ask."""
+    if os.name != "posix" or process < 1:
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True  # it is another user's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def in_use(folder: Path) -> RunError:
+    """What is said of a folder that another process holds."""
+    process, tries = holder(folder), 0
+    while process is None and tries < WAITS:  # it has the lock, and writes its id in this moment
+        time.sleep(0.01)
+        process, tries = holder(folder), tries + 1
+    who = "another process" if process is None else f"process {process}"
+    return RunError(f"{folder}: {who} is training here; wait for its end or stop it, or name another --output")
+
+
+def _acquire(path: Path) -> int:
+    """A handle of the locked file, which names this process."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(handle, path)
+            taken = _is(handle, path)  # else its holder removed the file after it was opened here
+            if taken:
+                os.ftruncate(handle, 0)
+                os.write(handle, str(os.getpid()).encode())
+        except BaseException:
+            os.close(handle)
+            raise
+        if taken:
+            return handle
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        if sys.platform == "win32":
+            os.lseek(handle, 2**20, os.SEEK_SET)  # beyond the text, which others must be able to read
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            os.lseek(handle, 0, os.SEEK_SET)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise in_use(path.parent) from error
+
+
+def _release(handle: int, path: Path) -> None:
+    """Remove the file first: whoever opened it meanwhile sees that it is another one than the next."""
+    with suppress(OSError):
+        if _is(handle, path):
+            path.unlink()
+    os.close(handle)
+
+
+def _is(handle: int, path: Path) -> bool:
+    """Whether the open file is the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
