@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training import OptionError, load
-from torchcaps.training import checkpoint as module
 from torchcaps.training.checkpoint import (
     atomic,
     build_model,
@@ -143,15 +142,15 @@ def test_killed_at_any_rename_one_of_two_generations_is_whole(tmp_path, monkeypa
     last, previous = tmp_path / "last", tmp_path / "previous"
     for number in range(2):
         save_tensors(last, {"a": torch.tensor(number)}, {}, before=previous)
-    move, moved = module.move, []
+    replace, moved = os.replace, []
 
     def killed(source, target):
         if len(moved) == renames:
             raise KeyboardInterrupt
         moved.append(target)
-        move(source, target)
+        replace(source, target)
 
-    monkeypatch.setattr(module, "move", killed)
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt) if renames < 2 else contextlib.nullcontext():
         save_tensors(last, {"a": torch.tensor(2)}, {}, before=previous)
     found = [int(load_tensors(file)[0]["a"]) for file in (last, previous) if file.exists()]

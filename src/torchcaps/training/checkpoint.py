@@ -57,7 +57,7 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         if before is not None and path.exists():
-            move(path, before)
+            os.replace(path, before)
         move(partial, path)
     except OSError as error:
         reason = error.strerror or str(error)
