@@ -45,7 +45,7 @@ def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
     [
         (("step", "--repeats", "0"), "--repeats: expected at least 1, got 0"),
         (("step", "--batch", "0"), "--batch: expected at least 1, got 0"),
-        (("step", "--threads", "0"), "--threads: expected at least 1, got 0"),
+        (("step", "--threads", "0"), "--threads: expected between 1 and 256, got 0"),
         (("layer", "--parents", "0"), "parents: expected at least 1, got 0"),
         (("step", "--variants", "txtbook"), "unknown variant 'txtbook'; did you mean 'textbook'"),
         (("scaling", "--impl", "nmba"), "unknown impl 'nmba'; did you mean 'numba'"),

@@ -42,6 +42,7 @@ def test_a_wrong_command_line_says_what_there_is(command, tmp_path):
         ((mine, "--row", "deep"), "unknown row 'deep'"),
         ((mine, "--budget", "hour"), "unknown budget of mine 'hour'"),
         ((mine, "--seeds", "0"), "--seeds: expected at least 1, got 0"),
+        ((mine, "--threads", "1000000000"), "--threads: expected between 1 and 256, got 1000000000"),
     ):
         outcome = command("reproduce", *words, "--output", str(tmp_path / "out"))
         assert outcome.status == 2

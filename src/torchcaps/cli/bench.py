@@ -124,10 +124,13 @@ class _Job:
         from torchcaps.bench.routers import routers_known
         from torchcaps.bench.step import STEPS
         from torchcaps.errors import check_range
+        from torchcaps.training.environment import check_threads
 
-        for name in ("batch", "repeats", "threads"):
+        for name in ("batch", "repeats"):
             if getattr(settings, name) is not None:
                 check_range(f"--{name}", getattr(settings, name), low=1)
+        if settings.threads is not None:
+            check_threads("--threads", settings.threads)
         if not settings.precision:
             raise UsageError("--precision: expected fp32 or bf16, got nothing")
         check_known("variant", settings.variants, STEPS)

@@ -38,10 +38,11 @@ def explore(
         threads: Of torch; one image at a time gains little from more.
     """
     from torchcaps.errors import check_range
+    from torchcaps.training.environment import check_threads
 
     with usage():
         check_range("--port", port, low=0, high=65535)
-        check_range("--threads", threads, low=1)
+        check_threads("--threads", threads)
 
     import torch
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.signals import noted, settle
 
 if TYPE_CHECKING:
@@ -48,13 +48,16 @@ def reproduce(
         json: Print JSON.
     """
     from torchcaps import training
+    from torchcaps.errors import check_range
     from torchcaps.reproduce import read_results, results_table, viewpoint_lines, write_table
+    from torchcaps.training.environment import check_threads
 
     if list or recipe is None:
         return _list(json)
-    for flag, value in (("--seeds", seeds), ("--threads", threads)):
-        if value is not None and value < 1:
-            raise UsageError(f"{flag}: expected at least 1, got {value}")
+    with usage():
+        check_range("--seeds", seeds, low=1)
+        if threads is not None:
+            check_threads("--threads", threads)
     if threads is not None:
         import torch
 
