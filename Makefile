@@ -3,10 +3,13 @@ PYTHON ?= python3
 # A CPU build of torch where one is offered; any torch that is already in the environment is kept.
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+# The lowest versions that pyproject.toml allows, for Python 3.11 or 3.12, and what is tested with them.
+LOWEST ?= .venv-lowest
+LOWEST_TESTS ?= functional ops nn models data training evaluation viz report explorer cli properties published
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test test-slow lint docs gallery picture install browser clean
+.PHONY: train test test-slow test-lowest lint docs dependencies gallery picture install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -17,6 +20,12 @@ test: $(INSTALLED) lint docs
 test-slow: $(INSTALLED) browser
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
+test-lowest:
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install "$$(grep '^torch==' constraints-lowest.txt)"
+	$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
+	$(LOWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,6 +33,10 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
+
+# The tested versions, the lowest ones, and the licences: constraints*.txt and docs/dependencies.md.
+dependencies: $(INSTALLED)
+	$(BIN)/python tools/make_dependencies.py
 
 # The gallery of figures; its runs are trained where they are absent, which takes minutes.
 gallery: runs/capsnet-digits/model.safetensors
@@ -56,12 +69,12 @@ browser:
 	fi; \
 	whole || echo "No Chromium with chromedriver here, and it could not be installed: tests in a browser will be skipped."
 
-$(INSTALLED): pyproject.toml Makefile
+$(INSTALLED): pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
-	$(BIN)/python -m pip install -e ".[dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

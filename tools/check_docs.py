@@ -1,4 +1,4 @@
-"""Check the documents: links lead somewhere, examples run, commands exist, figures are shown. Faults: status 1."""
+"""Check the documents: links, examples, commands, figures and licences. Faults: status 1."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 
+import make_dependencies
+
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -91,7 +93,7 @@ def main() -> int:
         text = path.read_text(encoding="utf-8")
         faults += broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
         faults += [f"{path.name}: names a path of one machine: {found}" for found in FORBIDDEN.findall(text)]
-    faults += gallery_gaps()
+    faults += gallery_gaps() + make_dependencies.gaps()
     for fault in faults:
         print(fault, file=sys.stderr)
     print(f"{len(DOCUMENTS)} documents, {len(faults)} faults")

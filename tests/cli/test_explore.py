@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -75,3 +80,43 @@ def test_what_is_wrong_is_one_sentence(command, words, status, why):
 def test_given_data_must_be_there(command, trained, served):
     assert command("explore", trained, "--data", "./nothing.npz").status == 1
     assert not served
+
+
+SLOW = """
+import sys, time
+from torchcaps.cli.main import main
+from torchcaps.explorer import Session
+Session.labelled = lambda *_: time.sleep(60)  # work under way that does not end
+sys.exit(main(["explore", sys.argv[1], "--no-open", "--port", "0"]))
+"""
+UNDER_WAY = [
+    b"", b"GET / HTTP/1.1\r\nhost: 127", b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    b"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{",
+    b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":0}',
+    b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":1}',
+]  # fmt: skip
+
+
+def test_sigterm_waits_for_no_client_and_for_no_work(trained):
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SLOW, trained], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+        ExitStack() as connected,
+    ):
+        port = int(process.stdout.readline().strip().rstrip("/").rpartition(":")[2])
+        for begun in UNDER_WAY:
+            connection = connected.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(begun)
+            if b"about" in begun:
+                assert b"200 OK" in connection.recv(200)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as last:  # those before it have been read
+            last.sendall(UNDER_WAY[2])
+            assert b"200 OK" in last.recv(200)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(3)  # the work takes a minute
+        finally:
+            process.kill()
+        assert process.returncode == 128 + signal.SIGTERM
+        assert process.stderr.read() == "reading the model ...\n"

@@ -24,7 +24,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from torchcaps.data import load_dataset
 from torchcaps.data.pairs import make_pairs
 from torchcaps.explorer import Session, laid_over
-from torchcaps.explorer.server import bound, make_app
+from torchcaps.explorer import desk as queue
+from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
 from torchcaps.training.objective import MarginObjective
@@ -58,10 +59,10 @@ def reader(digits):
 
 
 @contextmanager
-def served(*sessions):
+def served(*sessions, desk=None):
     """Where a page of these models is served, by a thread of this process."""
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(make_app(sessions), log_level="warning", lifespan="off", ws="none"))
+        server = uvicorn.Server(settings(make_app(sessions, desk=desk)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
@@ -100,6 +101,7 @@ def page(browser, address):
         browser.get_log(kind)  # what earlier tests left
 
     asked = [address, "data:", "about:", "blob:"]
+    told = ("400 (Bad Request)", "503 (Service Unavailable)")
 
     def open_page(state="", at=address):
         asked.append(at)
@@ -110,7 +112,7 @@ def page(browser, address):
 
     yield open_page
     errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert [line for line in errors if "400 (Bad Request)" not in line["message"]] == []
+    assert [line for line in errors if not any(status in line["message"] for status in told)] == []
     events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert urls
@@ -171,6 +173,52 @@ def test_a_drawn_seven_is_a_seven(page):
     page(browser.current_url.partition("#")[2])
     assert pixels(browser, "seen") == seen
     assert longest(browser) == "7"
+
+
+def place_of(browser, name):
+    return browser.execute_script(f"return document.getElementById('{name}').getBoundingClientRect().toJSON()")
+
+
+def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page, monkeypatch):
+    browser = page()
+    browser.find_element(By.ID, "clear").click()
+    wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)
+    before = [place_of(browser, name) for name in ("paper", "bars", "tabs")]
+    with monkeypatch.context() as full:
+        full.setattr(queue, "MOST_WAITING", 0)
+        draw(browser, SEVEN)
+        wait(browser, lambda: browser.find_element(By.ID, "busy").is_displayed())
+        assert [place_of(browser, name) for name in ("paper", "bars", "tabs")] == before
+        assert not browser.find_element(By.ID, "problem").is_displayed()
+        over = place_of(browser, "busy")
+        script = "return document.elementFromPoint(arguments[0], arguments[1]).closest('#messages')"
+        assert browser.execute_script(script, over["x"] + 5, over["y"] + 5) is None  # a pen goes through it
+    wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+    wait(browser, lambda: not browser.find_element(By.ID, "busy").is_displayed())
+
+
+def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
+    one, held, replaced = queue.Desk(), threading.Event(), []
+    settle = queue._settle
+
+    def settled(future, answer):
+        if isinstance(answer, queue.Superseded):
+            replaced.append(answer)
+        settle(future, answer)
+
+    monkeypatch.setattr(queue, "_settle", settled)
+    with served(reader, desk=one) as address:
+        browser = page(at=address)
+        browser.find_element(By.ID, "clear").click()
+        wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)
+        one._thread.submit(held.wait, SECONDS)
+        draw(browser, SEVEN[:2])
+        browser.execute_script("return new Promise((done) => setTimeout(done, 400))")
+        draw(browser, SEVEN[1:])
+        wait(browser, lambda: replaced)
+        held.set()
+        wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+        assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
 def test_the_keyboard_draws(page):

@@ -1,4 +1,4 @@
-"""Ten clients at once for a minute: every answer is right, and the server's memory stays where it is."""
+"""Ten clients at once, or a class, for a minute: every answer is right, and the server's memory stays where it is."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ import pytest
 pytest.importorskip("starlette", reason="needs starlette and uvicorn")
 
 from .conftest import png
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+classroom = pytest.importorskip("benchmarks.classroom", reason="needs a checkout")
 
 pytestmark = [
     pytest.mark.slow,
@@ -161,4 +164,16 @@ def test_ten_clients_for_a_minute(served):
     process.send_signal(signal.SIGINT)
     process.wait(30)
     assert process.returncode == 0
+    assert process.stderr.read() == ""
+
+
+def test_a_class_for_a_minute_loses_nothing(served):
+    process, port = served
+    found = classroom.attend(port, SECONDS, in_step=True)
+    print(found.told())
+    assert found.wrong == []
+    assert found.unanswered == 0
+    assert len(found.seconds) >= classroom.CLIENTS * (SECONDS / classroom.EVERY - 2)
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
     assert process.stderr.read() == ""

@@ -21,8 +21,9 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 from starlette.testclient import TestClient
 
 from torchcaps.errors import RunError
-from torchcaps.explorer import server
-from torchcaps.explorer.server import Access, access_for, bound, make_app, page_url
+from torchcaps.explorer import Session, app, questions, server
+from torchcaps.explorer.access import Access, access_for
+from torchcaps.explorer.server import bound, make_app, page_url
 
 from .conftest import SIZE, png
 
@@ -51,18 +52,18 @@ def refused(answer, status, why):
 def test_the_page_and_its_files_are_served_and_refer_to_nothing_else(client):
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    texts = [page.text, *(client.get(f"/static/{name}").text for name in server.STATIC)]
+    texts = [page.text, *(client.get(f"/static/{name}").text for name in app.STATIC)]
     for text in texts:
         foreign = set(re.findall(r"https?://[^\"'` )]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not foreign
     named = set(re.findall(r"static/([\w.]+)", page.text)) | set(re.findall(r'from "\./([\w.]+)"', "".join(texts)))
-    assert named <= set(server.STATIC)
+    assert named <= set(app.STATIC)
     assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
 
 
 def test_every_static_file_is_in_the_table():
     folder = Path(server.__file__).with_name("static")
-    assert {path.name for path in folder.iterdir()} == {"index.html", *server.STATIC}
+    assert {path.name for path in folder.iterdir()} == {"index.html", *app.STATIC}
 
 
 @pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/about", "/nothing", "/api/look"])
@@ -94,7 +95,7 @@ def test_every_question_has_an_answer(client, picture):
         "sweep": {"image": picture, "label": 0, "values": [-10, 0, 10], "motion": motion},
         "overlap": {"image": picture, "second": picture, "right": 2, "down": -3.5, "classes": [0, 2]},
     }
-    assert bodies.keys() == server.QUESTIONS.keys()
+    assert bodies.keys() == questions.ALONE.keys() | questions.TOGETHER.keys()
     found = {}
     for name, body in bodies.items():
         answer = client.post(f"/api/{name}", json=body)
@@ -278,7 +279,7 @@ def test_a_text_that_unpacks_to_gigabytes_is_refused(client):
 
 def test_bodies_that_are_too_large_are_refused(client, picture):
     refused(client.post("/api/look", content=b" " * 100_000), 413, "larger than")
-    refused(client.post("/api/picture", content=bytes(server.MOST_FILE + 1)), 413, "larger than")
+    refused(client.post("/api/picture", content=bytes(app.MOST_FILE + 1)), 413, "larger than")
     parts = (bytes(4096) for _ in range(30))  # without a length of the whole
     refused(client.post("/api/look", content=parts), 413, "larger than")
     refused(client.post("/api/look", content=b"{}", headers={"content-length": "-1"}), 413, "larger than")
@@ -346,23 +347,12 @@ def test_tokens_are_never_the_same():
     assert Access(frozenset()).token == ""
 
 
-def test_a_busy_server_says_so(session, picture, monkeypatch):
-    desk = server.Desk([session])
-    held = threading.Event()
-    desk.thread.submit(held.wait)
-    monkeypatch.setattr(server, "Desk", lambda _: desk)
-    monkeypatch.setattr(desk, "waiting", server.MOST_WAITING)
-    busy = TestClient(make_app([session]), base_url=HOME)
-    refused(busy.post("/api/look", json={"image": picture}), 503, "busy")
-    held.set()
-
-
-def test_a_mistake_of_ours_is_told_to_the_terminal_only(client, monkeypatch, capsys):
-    def fail(desk, body):
+def test_a_mistake_of_ours_is_told_to_the_terminal_only(client, picture, monkeypatch, capsys):
+    def fail(*_):
         raise KeyError("secret")
 
-    monkeypatch.setitem(server.QUESTIONS, "look", fail)
-    answer = client.post("/api/look", json={})
+    monkeypatch.setattr(Session, "routing", fail)
+    answer = client.post("/api/routing", json={"image": picture, "label": 0})
     refused(answer, 500, "its terminal says why")
     assert "secret" not in answer.text
     assert "secret" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from torchcaps.cli.console import note, usage
+from torchcaps.cli.signals import at_once
 
 
 def explore(
@@ -58,7 +59,8 @@ def explore(
         if session.note:
             note(session.note)
     try:
-        server.serve(sessions, host=host, port=port, open_page=open, say=lambda line: print(line, flush=True))
+        with at_once():
+            server.serve(sessions, host=host, port=port, open_page=open, say=lambda line: print(line, flush=True))
     except KeyboardInterrupt:
         note("stopped")
     return 0

@@ -24,6 +24,17 @@ def unwinding() -> Iterator[None]:
 
 
 @contextmanager
+def at_once() -> Iterator[None]:
+    """While open, SIGTERM ends the process where it is: for what writes nothing and may be in the middle of a look."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    with _handling(stop, signal.SIGTERM):
+        yield
+
+
+@contextmanager
 def noted() -> Iterator[list[int]]:
     """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once."""
     caught: list[int] = []

@@ -6,8 +6,9 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -187,20 +188,33 @@ class Session:
         Raises:
             ValueError: for another shape, a class that there is not, or a model that has no routing to take out.
         """
-        for label in classes:
-            self._check_class(label)
-        check_range("classes", len(classes), high=MOST_DECODED)
+        return self.looks([image], [classes], routing, count=count)[0]
+
+    def looks(
+        self, images: Sequence[Picture], classes: Sequence[Sequence[int]], routing: Routing = "trained", *,
+        count: int = 1,
+    ) -> list[Look]:  # fmt: skip
+        """The same for several images, each with its own classes to decode, in one pass of the model."""
+        for wanted in classes:
+            for label in wanted:
+                self._check_class(label)
+            check_range("classes", len(wanted), high=MOST_DECODED)
         check_range("count", count, low=1, high=len(self.classes))
-        pixels = self._tensor(image)
+        pixels = torch.cat([self._tensor(image) for image in images])
         with evaluating(self.model), self._routing(routing):
             if not self.routes:
-                activation = self.model(pixels)[0].float().cpu()
-                return Look(activation, None, None, tuple(classes) or _longest(activation, count))
-            capsules = self.model.capsules(pixels)  # type: ignore[operator]
-            pose, activation = capsules.pose[0].float().cpu(), capsules.activation[0].float().cpu()
-            shown = tuple(classes) or _longest(activation, count)
-        drawn = self._drawn(pose.expand(len(shown), -1, -1), shown) if self.decodes else None
-        return Look(activation, pose, drawn, shown)
+                activations = self.model(pixels).float().cpu()
+                poses: Iterable[Tensor | None] = repeat(None, len(images))
+            else:
+                capsules = self.model.capsules(pixels)  # type: ignore[operator]
+                activations, poses = capsules.activation.float().cpu(), capsules.pose.float().cpu()
+        found = []
+        for activation, pose, wanted in zip(activations, poses, classes, strict=True):
+            shown = tuple(wanted) or tuple(activation.topk(count).indices.tolist())
+            decoded = pose is not None and self.decodes
+            drawn = self._drawn(pose.expand(len(shown), -1, -1), shown) if decoded else None  # type: ignore[union-attr]
+            found.append(Look(activation, pose, drawn, shown))
+        return found
 
     def decode(self, poses: Float[Tensor, "n dim"], label: int) -> Float[Tensor, "n channels height width"]:
         """What the decoder draws of these poses of one class capsule, with all other capsules at zero.
@@ -294,10 +308,6 @@ def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))
     return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)
-
-
-def _longest(activation: Tensor, count: int) -> tuple[int, ...]:
-    return tuple(activation.topk(count).indices.tolist())
 
 
 def _check_file(image: Image.Image) -> None:

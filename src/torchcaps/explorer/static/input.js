@@ -9,7 +9,7 @@ const MOST_IN_ADDRESS = 4096; // bytes of a picture
 const SHARE = 20 / 28; // of the side that a digit of MNIST fills
 
 export const picture = { bytes: null, size: null, labels: null };
-let announce = () => {}, drawn = false, pen = null, last = null, down = false, moment = 0, file = null;
+let announce = () => {}, drawn = false, pen = null, last = null, down = false, moment = 0, turn = 0;
 const strokes = document.createElement("canvas");
 const pencilOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
 
@@ -84,6 +84,7 @@ function keys(event) {
 }
 
 function begin() {
+  turn++; // a picture that was asked for before comes too late
   if (drawn) return;
   pencilOf(strokes).clearRect(0, 0, strokes.width, strokes.height);
   drawn = true;
@@ -181,9 +182,11 @@ function clear() {
 // --- files and test images ---
 
 async function open(chosen) {
+  const mine = ++turn;
   try {
     if (chosen.size > 8e6) throw new Error("this file is larger than 8 MB; expected an image of less");
     const found = await ask("picture", chosen);
+    if (mine !== turn) return;
     drawn = false;
     picture.labels = null;
     $("invert").checked = false;
@@ -200,8 +203,10 @@ export async function fetchExample(index) {
 }
 
 async function takeExample(index) {
+  const mine = ++turn;
   try {
     const found = await fetchExample(index);
+    if (mine !== turn) return;
     drawn = false;
     picture.labels = found.labels;
     const inverted = state.ex === index && state.inv;

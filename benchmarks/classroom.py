@@ -1,0 +1,200 @@
+"""A class before the page of `torchcaps explore`: 30 pages draw a stroke every 0.8 s; how soon is each answered?
+
+    python -m benchmarks.classroom [RUN] [--clients 30] [--seconds 60] [--threads 1]
+
+Once each page begins by chance, and once all draw in the same moment. The server is a process of its own. The pages ask
+as the real one does (`latest` in api.js): the newest stroke overtakes one that waits for more than 250 ms, and what is
+refused is tried again. The result goes to benchmarks/results/classroom.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from torchcaps.bench.measure import machine
+from torchcaps.errors import check_range
+
+RESULT = Path(__file__).parent / "results" / "classroom.json"
+CLIENTS, EVERY = 30, 0.8  # pages, seconds between the strokes of one
+OVERTAKE, FIRST_PAUSE, LONGEST_PAUSE = 0.25, 0.25, 4.0  # seconds, as in api.js
+PATIENCE = 60.0  # seconds for the last strokes
+SERVER = """
+import sys, torch
+from benchmarks.explorer import untrained
+from torchcaps.explorer import open_session
+from torchcaps.explorer.server import serve
+torch.set_num_threads(int(sys.argv[1]))
+torch.manual_seed(0)
+session = open_session(sys.argv[2]) if sys.argv[2:] else untrained()
+try:
+    serve([session], port=0, open_page=False, say=lambda line: print(line, flush=True))
+except KeyboardInterrupt:
+    pass
+"""
+
+
+class Attendance(NamedTuple):
+    """What a class got.
+
+    Attributes:
+        seconds: of each stroke, until it or a newer one of its page was answered.
+        unanswered: strokes that nothing came for, though their pages tried.
+        refused: requests that were told to come back.
+        superseded: requests whose place a newer stroke took.
+        wrong: answers that were neither, at most a few.
+    """
+
+    seconds: list[float]
+    unanswered: int
+    refused: int
+    superseded: int
+    wrong: list[str]
+
+    def told(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        told = {"strokes": len(self.seconds) + self.unanswered, "unanswered": self.unanswered, "refused": self.refused}
+        spread = {"median_ms": median(self.seconds), "p95_ms": quantiles(self.seconds, n=20)[-1]}
+        spread["longest_ms"] = max(self.seconds)
+        return told | {"superseded": self.superseded} | {name: round(1000 * one) for name, one in spread.items()}
+
+
+async def ask(port: int, body: bytes, stream: str) -> tuple[int, bytes]:
+    """One request, on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
+    try:
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+class Page:
+    """One page, with its strokes and what became of them.
+
+    Args:
+        port: of the server.
+        name: of its stream.
+        size: bytes of a picture.
+    """
+
+    def __init__(self, port: int, name: str, size: int) -> None:
+        self.port, self.name, self.draw, self.size = port, name, random.Random(name), size
+        self.begun: list[float] = []  # strokes that nothing came for yet
+        self.seconds: list[float] = []
+        self.wrong: list[str] = []
+        self.next = self.sent = self.shown = self.tries = self.refused = self.superseded = 0
+        self.earliest, self.asked = 0.0, set[asyncio.Task[None]]()
+
+    async def attend(self, stroke: float, end: float) -> None:
+        """Draw from then until then, and wait until the last stroke is answered."""
+        while stroke < end:
+            await self._until(stroke)
+            self.begun.append(time.monotonic())
+            self.next = len(self.begun) + len(self.seconds)
+            stroke += EVERY
+        await self._until(end + PATIENCE, lambda: not self.begun)
+
+    async def _until(self, when: float, done: Any = lambda: False) -> None:
+        while time.monotonic() < when and not done():
+            if self.next and time.monotonic() >= self.earliest:
+                stroke, self.next, self.sent = self.next, 0, self.next
+                self.earliest = time.monotonic() + OVERTAKE
+                task = asyncio.create_task(self._ask(stroke))
+                self.asked.add(task)
+                task.add_done_callback(self.asked.discard)
+            await asyncio.sleep(0.01)
+
+    async def _ask(self, stroke: int) -> None:
+        picture = base64.b64encode(self.draw.randbytes(self.size)).decode()
+        try:
+            status, answer = await ask(self.port, json.dumps({"image": picture}).encode(), self.name)
+        except (OSError, IndexError, ValueError) as error:
+            self.wrong.append(repr(error))
+            return
+        if status == 503:
+            self.refused += 1
+            if stroke == self.sent:
+                self.next = self.next or stroke
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.tries) * (0.5 + self.draw.random() / 2)
+                self.earliest, self.tries = time.monotonic() + pause, self.tries + 1
+        elif status != 200:
+            self.wrong.append(f"{status}: {answer[:200]!r}")
+        elif b"superseded" in answer:
+            self.superseded += 1
+        else:
+            self.earliest, self.tries = 0.0, 0
+            while len(self.seconds) < stroke:
+                self.seconds.append(time.monotonic() - self.begun.pop(0))
+
+
+def attend(port: int, seconds: float, clients: int = CLIENTS, size: int = 784, *, in_step: bool = False) -> Attendance:
+    """What a class gets of the server on this port.
+
+    Args:
+        port: of this machine.
+        seconds: that it draws for.
+        clients: pages.
+        size: bytes of a picture.
+        in_step: whether all draw their strokes in the same moment, which is the hardest; else each begins by chance.
+    """
+    pages = [Page(port, f"page-{k}", size) for k in range(clients)]
+
+    async def all_attend() -> None:
+        start = time.monotonic()
+        first = [start + EVERY * (0 if in_step else page.draw.random()) for page in pages]
+        await asyncio.gather(*(page.attend(one, start + seconds) for page, one in zip(pages, first, strict=True)))
+
+    asyncio.run(all_attend())
+    return Attendance(
+        [one for page in pages for one in page.seconds], sum(len(page.begun) for page in pages),
+        sum(page.refused for page in pages), sum(page.superseded for page in pages),
+        [one for page in pages for one in page.wrong][:5],
+    )  # fmt: skip
+
+
+def measure(given: argparse.Namespace, in_step: bool) -> Attendance:
+    """A class before a server of its own."""
+    command = [sys.executable, "-c", SERVER, str(given.threads), *([given.run] if given.run else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().strip().rstrip("/").rpartition(":")[2])
+            return attend(port, given.seconds, given.clients, in_step=in_step)
+        finally:
+            server.terminate()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper")
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args(arguments)
+    check_range("--clients", given.clients, low=1)
+    found = {name: measure(given, in_step=name == "in_step") for name in ("by_chance", "in_step")}
+    told = {"model": given.run or "untrained", "clients": given.clients, "seconds": given.seconds, "every_s": EVERY}
+    told |= {name: one.told() | {"wrong": one.wrong} for name, one in found.items()} | {"machine": machine()}
+    given.output.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    json.dump(told, sys.stdout, indent=2)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The one worker of a page's server, and the short queue before it. Nothing of the web is here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from torchcaps.explorer.wire import Refused
+
+MOST_WAITING = 64  # requests before the worker
+MOST_TOGETHER = 8  # requests in one pass of a model
+
+
+class Superseded(Exception):
+    """A newer request of the same stream took this one's place in the queue."""
+
+
+class Desk:
+    """The one thread that works, and the queue before it.
+
+    Of each stream at most one request waits: a newer one takes the place of the older one, where that stood in the
+    queue. Requests that one pass of a model can answer together leave the queue together.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="explorer")
+        self._lock = threading.Lock()
+        self._waiting: dict[object, _Job] = {}  # by stream, in the order of their places
+        self._running: list[_Job] = []
+        self._closed = False
+
+    async def work(
+        self, function: Callable[[Any], Any], argument: object, stream: str = "", *, together: bool = False
+    ) -> Any:
+        """What the function returns, run in the thread.
+
+        Args:
+            function: of one argument; or, with `together`, of a list of arguments, with a list of answers.
+            argument: of this request.
+            stream: whose request this is; one without a name takes nobody's place.
+            together: whether the function answers several requests at once; all that say so share one function.
+
+        Raises:
+            Superseded: if a newer request of the stream came while this one waited.
+            Refused: if too many wait, or the server stops. Exception: what the function raises.
+        """
+        job = _Job(function, argument, together, Future())
+        self._line_up(stream or object(), job)
+        self._thread.submit(self._next)
+        return await asyncio.wrap_future(job.future)
+
+    def close(self) -> None:
+        """Refuse all requests, those in the queue and under way too; what is under way ends by itself."""
+        with self._lock:
+            self._closed = True
+            for job in (*self._waiting.values(), *self._running):
+                _settle(job.future, Refused(503, "the server is stopping"))
+            self._waiting.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _line_up(self, stream: object, job: _Job) -> None:
+        with self._lock:
+            if self._closed:
+                raise Refused(503, "the server is stopping")
+            older = self._waiting.get(stream)
+            if older is None and len(self._waiting) >= MOST_WAITING:
+                raise Refused(503, "the server is busy; try again in a moment")
+            self._waiting[stream] = job  # a dictionary keeps the place
+            if older is not None:
+                _settle(older.future, Superseded())
+
+    def _next(self) -> None:
+        """In the thread: answer the first of the queue; those that it was taken together with find less to do."""
+        with self._lock:
+            self._running = jobs = self._taken()
+        answers = _answers(jobs) if jobs else []
+        with self._lock:
+            self._running = []
+            for job, answer in zip(jobs, answers, strict=True):
+                _settle(job.future, answer)
+
+    def _taken(self) -> list[_Job]:
+        streams = list(self._waiting)
+        if streams and self._waiting[streams[0]].together:
+            streams = [stream for stream in streams if self._waiting[stream].together]
+            jobs = [self._waiting.pop(stream) for stream in streams[:MOST_TOGETHER]]
+        else:
+            jobs = [self._waiting.pop(stream) for stream in streams[:1]]
+        return [job for job in jobs if not job.future.cancelled()]
+
+
+class _Job(NamedTuple):
+    function: Callable[[Any], Any]
+    argument: object
+    together: bool
+    future: Future[Any]
+
+
+def _answers(jobs: Sequence[_Job]) -> list[Any]:
+    """An answer or an exception for each; where one of several fails, each is asked by itself."""
+    first = jobs[0]
+    try:
+        if first.together:
+            return list(first.function([job.argument for job in jobs]))
+        return [first.function(first.argument)]
+    except Exception as error:
+        return [error] if len(jobs) == 1 else [answer for job in jobs for answer in _answers([job])]
+
+
+def _settle(future: Future[Any], answer: object) -> None:
+    """Give a future its answer, unless it has one or was given up."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

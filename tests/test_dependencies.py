@@ -1,0 +1,55 @@
+"""pyproject.toml, the two files of constraints and the Makefile say the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+made = pytest.importorskip("make_dependencies", reason="needs a checkout")
+
+DECLARED = [(canonicalize_name(one.name), one) for group in made.declared().values() for one in group]
+TESTED, LOWEST = (made.pinned((ROOT / name).read_text()) for name in ("constraints.txt", "constraints-lowest.txt"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize(("name", "requirement"), DECLARED, ids=[name for name, _ in DECLARED])
+def test_each_dependency_has_pins_within_its_bounds(name, requirement):
+    assert requirement.specifier.contains(LOWEST[name])
+    assert LOWEST[name] == made.lower_bound(requirement)
+    if name not in made.FREE:
+        assert requirement.specifier.contains(TESTED[name])
+
+
+def test_the_lowest_versions_are_the_lower_bounds():
+    assert (ROOT / "constraints-lowest.txt").read_text() == made.lowest()
+
+
+def test_the_tested_versions_leave_torch_alone():
+    assert not set(made.FREE) & TESTED.keys()
+    assert made.OWN not in TESTED | LOWEST
+
+
+def test_the_makefile_installs_with_both():
+    assert 'pip install -c constraints.txt -e ".[dev]"' in MAKEFILE
+    assert 'pip install -c constraints-lowest.txt -e ".[dev]"' in MAKEFILE
+    assert re.search(r"^\$\(INSTALLED\):.*\bconstraints\.txt\b", MAKEFILE, re.MULTILINE)
+    torch = re.search(r"^TORCH \?= torch==(\S+)$", MAKEFILE, re.MULTILINE).group(1)
+    assert dict(DECLARED)["torch"].specifier.contains(torch)
+
+
+def test_every_dependency_of_users_has_its_licence_in_the_documents():
+    lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
+    told = {
+        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |")
+        for line in lines
+        if " | " in line
+    }
+    extras = {name for extra, group in made.declared().items() if extra != "dev" for name in made.needed(group)}
+    assert extras <= told.keys()
+    assert "not said" not in told.values()

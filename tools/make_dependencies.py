@@ -1,0 +1,150 @@
+"""What this project depends on, from pyproject.toml and the packages installed here.
+
+    python tools/make_dependencies.py
+
+writes constraints.txt (the versions that are tested), constraints-lowest.txt (the lowest versions allowed) and
+docs/dependencies.md (the licences). Run it in an environment of `make install`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import metadata, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN = "torchcaps"
+# Whoever brings a torch keeps it, and a torch for GPUs names the one Triton that it works with: neither has a pin.
+FREE = ("torch", "triton")
+RUNTIME = "run time"
+TESTED_HEAD = """# The versions that are tested, of every dependency but torch (and Triton, which torch chooses):
+# pip install -c constraints.txt -e ".[dev]". Made by: python tools/make_dependencies.py
+"""
+LOWEST_HEAD = """# The lower bounds of pyproject.toml, which `make test-lowest` tests.
+# Made by: python tools/make_dependencies.py
+"""
+DOCUMENT_HEAD = """# Dependencies and their licences
+
+Made by `python tools/make_dependencies.py`, from what the installed packages say of themselves. "Extra" is the word in
+`pip install 'torchcaps[plots]'`. The development tools (extra `dev`) are not part of what users install, and are not
+listed; nor is what torch itself needs.
+
+`constraints.txt` has the tested versions, which `make install` takes. `constraints-lowest.txt` has the lowest versions
+that `pyproject.toml` allows, which `make test-lowest` tests. Neither `torch` nor the Triton that a torch for GPUs asks
+for has a tested pin: the torch that is there is kept.
+"""
+
+
+def declared() -> dict[str, list[Requirement]]:
+    """What pyproject.toml asks for, by extra; `RUNTIME` are those that are always installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {RUNTIME: project["dependencies"], **project["optional-dependencies"]}
+    return {
+        name: [one for one in map(Requirement, texts) if canonicalize_name(one.name) != OWN]
+        for name, texts in groups.items()
+    }
+
+
+def lower_bound(requirement: Requirement) -> str:
+    """The lowest version that is allowed."""
+    return next(one.version for one in requirement.specifier if one.operator == ">=")
+
+
+def needed(requirements: list[Requirement]) -> Iterator[str]:
+    """Names of what these need here, and of what that needs; what torch needs is torch's to say."""
+    seen, left = set(), list(requirements)
+    while left:
+        one = left.pop()
+        name = canonicalize_name(one.name)
+        if name in seen or (one.marker and not any(one.marker.evaluate({"extra": e}) for e in {"", *one.extras})):
+            continue
+        seen.add(name)
+        yield name
+        if name not in FREE:
+            left += [
+                more
+                for more in map(Requirement, requires(name) or [])
+                if not more.marker or any(more.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
+            ]
+
+
+def tested() -> str:
+    """constraints.txt."""
+    names = {name for group in declared().values() for name in needed(group)} - set(FREE)
+    return TESTED_HEAD + "".join(f"{name}=={version(name)}\n" for name in sorted(names))
+
+
+def lowest() -> str:
+    """constraints-lowest.txt."""
+    pins = {f"{canonicalize_name(one.name)}=={lower_bound(one)}" for group in declared().values() for one in group}
+    return LOWEST_HEAD + "".join(f"{pin}\n" for pin in sorted(pins))
+
+
+def licence(name: str) -> str:
+    """What a package says of its own licence."""
+    said = metadata(name)
+    if said["License-Expression"]:
+        return str(said["License-Expression"])
+    classes = [one.rpartition(" :: ")[2] for one in said.get_all("Classifier") or [] if one.startswith("License ::")]
+    return ", ".join(classes) or " ".join((said["License"] or "not said").split())[:80]
+
+
+def rows() -> dict[str, str]:
+    """Lines of docs/dependencies.md, by package: those declared, and what they bring."""
+    groups = {extra: group for extra, group in declared().items() if extra != "dev"}
+    bounds = {canonicalize_name(one.name): (extra, one) for extra, group in groups.items() for one in group}
+    found = {}
+    for name, (extra, one) in bounds.items():
+        versions = ", ".join(sorted(map(str, one.specifier), reverse=True))
+        found[name] = f"| {name} | {versions} | {extra} | {licence(name)} |"
+    for extra, group in groups.items():
+        for name in sorted(needed(group)):
+            found.setdefault(name, f"| {name} | | {extra}, indirectly | {licence(name)} |")
+    return found
+
+
+def document() -> str:
+    """docs/dependencies.md."""
+    table = "\n".join(["| package | versions | extra | licence |", "|---|---|---|---|", *rows().values()])
+    return f"{DOCUMENT_HEAD}\n{table}\n"
+
+
+def pinned(text: str) -> dict[str, str]:
+    """The versions of a constraints file, by name."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
+
+
+def gaps() -> list[str]:
+    """Where the files say something else than pyproject.toml and the packages here; other versions of packages than the
+    tested ones may say other things, and are not asked.
+    """
+    again = "run: python tools/make_dependencies.py"
+    faults = []
+    if (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8") != lowest():
+        faults.append(f"constraints-lowest.txt: is not what pyproject.toml says; {again}")
+    pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
+    for name, row in rows().items():
+        if pins.get(name) == version(name) and row not in lines:
+            faults.append(f"dependencies.md: the line of {name} is not current; {again}")
+    return faults
+
+
+def main() -> int:
+    """Write the three files."""
+    for name, text in (
+        ("constraints.txt", tested()), ("constraints-lowest.txt", lowest()), ("docs/dependencies.md", document()),
+    ):  # fmt: skip
+        (ROOT / name).write_text(text, encoding="utf-8")
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
