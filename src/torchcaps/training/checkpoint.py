@@ -94,7 +94,7 @@ def describe_model(
     return {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
-def build_model(about: dict[str, Any]) -> nn.Module:
+def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
     """A fresh model of this description, with `.classes` (names) and `.preprocess` (what `predict` applies).
 
     Raises:
@@ -103,7 +103,7 @@ def build_model(about: dict[str, Any]) -> nn.Module:
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     try:
-        model = create_model(about["model"], num_classes=len(about["classes"]), **sizes, **about["options"])
+        model = create_model(about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"])
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
         raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error

@@ -15,6 +15,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import RunError, TorchcapsError, UnknownNameError, check_range
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.transforming_autoencoder import Pose
+from torchcaps.nn import drawn_from
 from torchcaps.training.checkpoint import load_tensors, save_tensors, write_json
 from torchcaps.training.environment import environment
 from torchcaps.training.loop import Interrupted, Listener
@@ -194,8 +195,7 @@ class _Training:
         self.about = {
             "kind": KIND, "in_chans": channels, "img_size": [height, width], "options": config.part(MODEL)
         }  # fmt: skip
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            torch.manual_seed(config.seed)
+        with drawn_from(torch.Generator().manual_seed(config.seed)):
             model = TransformingAutoencoder(channels, (height, width), **config.part(MODEL))
         self.model = model.to(device)
         self.steps = TransformingSteps(
