@@ -22,6 +22,7 @@ from torchcaps.models._registry import Passport, create_model, register_model
 from torchcaps.models.notebook import InNotebook
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
+MOST_LAYERS = 100
 SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
 
 
@@ -130,6 +131,7 @@ def _check_sizes(
     for name, values in sizes.items():
         for value in values:
             check_range(name, value, low=1)
+    check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ValueError(f"kernels: expected one for each of {len(channels)} convolutions, got {len(kernels)}")
     if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
