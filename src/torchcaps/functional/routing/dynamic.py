@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.functional.bounds import VOTE, bounded, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -42,14 +43,15 @@ def dynamic_routing(
         `[batch, *space, children, parents]`, which sums to one over parents (to less than one if leaky).
 
     Raises:
-        ValueError: for votes without these axes, or fewer than one iteration.
+        ValueError: for votes without these axes, or of other than floating point, or fewer than one iteration.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, bias=bias)
     check_range("iterations", iterations, low=1)
-    u = full_precision(votes)
+    u = bounded(full_precision(votes), VOTE)
     fixed = u.detach() if detach else u
     b = torch.zeros_like(u[..., 0])
-    with torch.autocast(u.device.type, enabled=False):
+    with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1
             c = coupling_of(b, leaky)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import check_floating, check_shape
+from torchcaps.functional.bounds import VOTE, bounded
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -27,10 +28,11 @@ def uniform_routing(
         Routed: pose `[batch, *space, parents, dim]`, activation in [0, 1), coupling 1 / parents everywhere.
 
     Raises:
-        ValueError: for votes without these axes.
+        ValueError: for votes without these axes, or of other than floating point.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-    u = full_precision(votes)
+    check_floating(votes=votes, bias=bias)
+    u = bounded(full_precision(votes), VOTE)
     parents = u.shape[-2]
     s = u.sum(dim=-3) / parents
     if bias is not None:

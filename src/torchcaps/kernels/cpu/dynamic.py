@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchcaps.functional.bounds import FACTOR
 from torchcaps.functional.squash import squash_with_length
 from torchcaps.kernels.cpu.blocks import Scratch, block_backward, route_block
-from torchcaps.kernels.registration import connect
+from torchcaps.kernels.registration import connect, within
 
 
 @torch.library.custom_op("torchcaps::routed_dynamic_cpu", mutates_args=())
@@ -21,7 +22,7 @@ def routed_dynamic(
     del detach  # concerns gradients only
     batch, children = pose.shape[:2]
     parents, dim = weight.shape[1:3]
-    pose, weight = pose.to(weight.dtype), weight.contiguous()
+    pose, weight = within(pose, FACTOR).to(weight.dtype), within(weight, FACTOR).contiguous()
     sums = pose.new_empty(iterations, batch, parents, dim)
     coupling = pose.new_empty((batch, children, parents) if want_coupling else (0,))
     scratch = Scratch(batch, children, parents, dim, weight)
@@ -41,7 +42,7 @@ def routed_dynamic_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of pose, weight and bias (empty without one)."""
     children, parents, dim, in_dim = weight.shape
-    p, weight = pose.to(weight.dtype), weight.contiguous()
+    p, weight = within(pose, FACTOR).to(weight.dtype), within(weight, FACTOR).contiguous()
     grad_pose = torch.empty_like(p)
     grad_weight = torch.zeros_like(weight).view(children, parents * dim, in_dim)
     grad_bias = weight.new_zeros((parents, dim) if has_bias else (0,))

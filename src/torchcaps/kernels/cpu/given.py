@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.functional.bounds import VOTE
 from torchcaps.functional.squash import squash_with_length
 from torchcaps.kernels.cpu.blocks import Scratch, block_backward, route_block
-from torchcaps.kernels.registration import refuse
+from torchcaps.kernels.registration import refuse, within
 
 
 @torch.library.custom_op("torchcaps::dynamic_routing_cpu", mutates_args=())
@@ -22,6 +23,7 @@ def dynamic_routing(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass, of votes `[b, i, j, d]`."""
     del detach  # concerns gradients only
+    votes = within(votes, VOTE)
     batch, children, parents, dim = votes.shape
     sums = votes.new_empty(iterations, batch, parents, dim)
     coupling = votes.new_empty((batch, children, parents) if want_coupling else (0,))
@@ -57,6 +59,7 @@ def dynamic_routing_backward(
     detach: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the votes, and of the bias for each sample `[b, j, d]`."""
+    votes = within(votes, VOTE)
     grad_votes, grad_bias = torch.empty_like(votes, memory_format=torch.contiguous_format), torch.empty_like(sums[0])
     batch, children, parents, dim = votes.shape
     scratch = Scratch(batch, children, parents, dim, votes)
