@@ -9,18 +9,32 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating
 
-# Bounds as powers of the largest number of a type, about 2^128 in float32. Matrices and poses are multiplied to votes,
-# votes with parents. EM routing squares votes and divides them by variances, which gradients do twice.
-FACTOR, VOTE = 1 / 4, 1 / 2
-EM_FACTOR, EM_VOTE = 3 / 16, 3 / 8
+# Powers of the largest number of a type, which is about 2^128 in float32: of what is multiplied to votes, and of what
+# gradients of several passes multiply again and again. In float32 numbers beyond the latter, 2^24, have no fractions.
+FACTOR, STEADY = 1 / 4, 3 / 16
+ROOM = 2.0**16  # sums of so many of the largest numbers stay finite
+
+
+def limit(dtype: torch.dtype, share: float) -> float:
+    """The largest number of a type to the power of `share`; of float32 in the place of half precision."""
+    return torch.finfo(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype).max ** share
 
 
 def bounded(x: Tensor, share: float) -> Tensor:
-    """`x` with numbers beyond a bound taken for the bound: the largest of their type to the power of `share`."""
-    if x.dtype == torch.float16:  # its largest number is below every bound
-        return x
-    limit = torch.finfo(x.dtype).max ** share
-    return x.clamp(-limit, limit)
+    """`x` with numbers beyond that limit taken for it. All of float16 are below every limit."""
+    most = limit(x.dtype, share)
+    return x if x.dtype == torch.float16 else x.clamp(-most, most)
+
+
+def summed(equation: str, small: Tensor, votes: Tensor) -> Tensor:
+    """An einsum that stays finite for votes of any size: in units of 2^16, which changes no bit of ordinary numbers."""
+    most = torch.finfo(votes.dtype).max / ROOM**2
+    return torch.einsum(equation, small / ROOM, votes).clamp(-most, most) * ROOM
+
+
+def steady(logits: Tensor) -> Tensor:
+    """Logits; no gradient flows to those so large that their next neighbours are further than 1 away."""
+    return torch.where(logits.abs() < limit(logits.dtype, STEADY), logits, logits.detach())
 
 
 def multiplied(equation: str, pose: Tensor, weight: Tensor) -> Tensor:

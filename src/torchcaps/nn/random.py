@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class drawn_from(TorchDispatchMode):  # noqa: N801 (it stands where a function would: `with drawn_from(generator):`)
+class drawn_from(TorchDispatchMode):
     """While the block runs, what torch draws in this thread comes from this generator: weights, dropout.
 
     Layers of torch and of others draw from torch's global generator, which all threads share. In the block they draw
@@ -36,7 +36,7 @@ class drawn_from(TorchDispatchMode):  # noqa: N801 (it stands where a function w
         if self.generator is None or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **given)
         if func is torch.ops.aten.native_dropout.default:
-            return _dropout(*args, self.generator)
+            return _dropout(self.generator, *args)
         family = func.overloadpacket  # such as randn, whose form with a generator is another than that without
         if _takes_generator(family):
             return family(*args, **given | {"generator": given.get("generator") or self.generator})
@@ -48,7 +48,7 @@ def _takes_generator(family: Any) -> bool:
     return any(argument.name == "generator" for arguments in forms for argument in arguments)
 
 
-def _dropout(x: Tensor, p: float, train: bool | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _dropout(generator: torch.Generator, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """`native_dropout`, what a GPU runs, which takes no generator: the outcome and the mask."""
     mask = torch.ones_like(x, dtype=torch.bool)
     if train is not False:

@@ -114,7 +114,9 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     try:
-        model = create_model(about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"])
+        model = create_model(
+            about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"]
+        )
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
         raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
@@ -149,7 +151,9 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
     if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
     if "kind" in about:  # such as a transforming auto-encoder
-        raise RunError(f"{path}: holds a {in_short(about['kind']).replace('_', ' ')}, not a classifier; see its own page")
+        raise RunError(
+            f"{path}: holds a {in_short(about['kind']).replace('_', ' ')}, not a classifier; see its own page"
+        )
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
     return restored(path, shapes, lambda: build_model(about)).to(device).eval()

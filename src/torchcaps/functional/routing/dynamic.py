@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating, check_range, check_shape
-from torchcaps.functional.bounds import VOTE, bounded, without_autocast
+from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -48,7 +48,7 @@ def dynamic_routing(
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
     check_floating(votes=votes, bias=bias)
     check_range("iterations", iterations, low=1)
-    u = bounded(full_precision(votes), VOTE)
+    u = full_precision(votes)
     fixed = u.detach() if detach else u
     b = torch.zeros_like(u[..., 0])
     with without_autocast(u):
@@ -57,12 +57,12 @@ def dynamic_routing(
             c = coupling_of(b, leaky)
             if last and detach:
                 c = c.detach()
-            s = torch.einsum("...ij,...ijd->...jd", c, u if last else fixed)
+            s = summed("...ij,...ijd->...jd", c, u if last else fixed)
             if bias is not None:
                 s = s + (full_precision(bias) if last or not detach else full_precision(bias).detach())
             v, length = squash_with_length(s)
             if not last:
-                b = b + torch.einsum("...ijd,...jd->...ij", fixed, v)
+                b = steady(b + summed("...jd,...ijd->...ij", v, fixed))
     return Routed(v, length, c)
 
 

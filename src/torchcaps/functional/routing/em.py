@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.errors import check_floating, check_range, check_shape
-from torchcaps.functional.bounds import EM_FACTOR, EM_VOTE, bounded, without_autocast
+from torchcaps.functional.bounds import FACTOR, STEADY, bounded, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Routed
 
@@ -46,7 +46,7 @@ def em_routing(
 
     Args:
         votes: V, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
-            What is beyond 2^48 (2^384 in float64) is taken for that: squares must stay finite.
+            What is beyond 2^32 (2^256 in float64) is taken for that: squares must stay finite.
         activation: a_i, `[batch, *space, children]`, in [0, 1]. A child of activation 0 has no influence.
         beta_u: a number, or one per parent `[parents]`.
         beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
@@ -62,7 +62,8 @@ def em_routing(
         of the last M-step, which sums to one over the parents of a child.
 
     Raises:
-        ValueError: for shapes that do not fit, other than floating point, fewer than one iteration, or another number of temperatures.
+        ValueError: for shapes that do not fit, other than floating point, fewer than one iteration, or another number
+            of temperatures.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
     check_floating(votes=votes, activation=activation)
@@ -71,8 +72,8 @@ def em_routing(
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.shape[-2])
-    V = bounded(full_precision(votes), EM_VOTE)
-    a_i = bounded(activation.to(V.dtype), EM_FACTOR)
+    V = bounded(full_precision(votes), FACTOR)
+    a_i = bounded(activation.to(V.dtype), STEADY)
     b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
     normalise = normalise or _over_parents
     first, *later = temperatures(iterations, inverse_temperature)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating, check_range, check_shape
-from torchcaps.functional.bounds import VOTE, bounded, without_autocast
+from torchcaps.functional.bounds import summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -42,11 +42,11 @@ def random_routing(
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
     check_floating(votes=votes, bias=bias)
-    u = bounded(full_precision(votes), VOTE)
+    u = full_precision(votes)
     children, parents = u.shape[-3:-1]
     c = random_coupling(children, parents, seed, scale=scale, device=u.device).to(u.dtype)
     with without_autocast(u):
-        s = torch.einsum("ij,...ijd->...jd", c, u)
+        s = summed("ij,...ijd->...jd", c, u)
         if bias is not None:
             s = s + full_precision(bias)
         v, length = squash_with_length(s)

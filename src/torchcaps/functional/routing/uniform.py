@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating, check_shape
-from torchcaps.functional.bounds import VOTE, bounded
+from torchcaps.functional.bounds import summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -32,10 +32,12 @@ def uniform_routing(
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
     check_floating(votes=votes, bias=bias)
-    u = bounded(full_precision(votes), VOTE)
-    parents = u.shape[-2]
-    s = u.sum(dim=-3) / parents
-    if bias is not None:
-        s = s + full_precision(bias)
-    v, length = squash_with_length(s)
+    u = full_precision(votes)
+    children, parents = u.shape[-3:-1]
+    c = u.new_full((children, parents), 1.0 / parents)
+    with without_autocast(u):
+        s = summed("ij,...ijd->...jd", c, u)
+        if bias is not None:
+            s = s + full_precision(bias)
+        v, length = squash_with_length(s)
     return Routed(v, length, u.new_full(u.shape[:-1], 1.0 / parents))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.functional.bounds import EM_FACTOR, EM_VOTE
+from torchcaps.functional.bounds import FACTOR, STEADY, limit
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.functional.windows import Convention, Windows
-from torchcaps.kernels.registration import refuse, within
+from torchcaps.kernels.registration import largest, refuse, within
 
 # Votes of one block and their squares, in bytes.
 BLOCK_BYTES = 4 << 20
@@ -265,9 +265,11 @@ def _blocks(pose: Tensor, weight: Tensor, parents: Tensor) -> list[slice]:
 def em_bounded(
     pose: Tensor, activation: Tensor, weight: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The same tensors within bounds that keep squares of votes finite."""
-    pose, activation, weight = (within(x, EM_FACTOR) for x in (pose, activation, weight))
-    return pose, activation, weight, None if shift is None else within(shift, EM_VOTE)
+    """The same tensors, so bounded that squares of votes stay finite."""
+    most, vote = limit(weight.dtype, STEADY), limit(weight.dtype, FACTOR)
+    weight = within(weight, most)
+    pose = within(pose, vote / (weight.shape[2] * max(1.0, largest(weight))))
+    return pose, within(activation, most), weight, None if shift is None else within(shift, vote)
 
 
 def empty_outcome(
