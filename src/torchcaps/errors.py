@@ -69,6 +69,13 @@ def check_shape(argument: str, tensor: Tensor, axes: Sequence[str], **sizes: int
         raise ValueError(f"{argument}: expected [{want}], got {named_shape(axes, shape)}")
 
 
+def check_floating(**tensors: Tensor | None) -> None:
+    """Raise ValueError unless each of these arguments is a tensor of floating point, or None."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise ValueError(f"{name}: expected floating point, got {tensor.dtype}")
+
+
 def check_range(argument: str, value: float, low: float | None = None, high: float | None = None) -> None:
     """Raise ValueError unless low <= value <= high; None leaves a side open."""
     if (low is not None and not value >= low) or (high is not None and not value <= high):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps import functional
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import UnknownNameError, check_floating, check_range, check_shape
 from torchcaps.functional import routed as reference
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
@@ -85,6 +85,7 @@ def routed_dynamic(
     """
     children, parents, dim, in_dim = weight.shape
     check_shape("pose", pose, ("batch", "children", "in_dim"), children=children, in_dim=in_dim)
+    check_floating(pose=pose, weight=weight, bias=bias)
     if bias is not None:
         check_shape("bias", bias, ("parents", "dim"), parents=parents, dim=dim)
     check_range("iterations", iterations, low=1)
@@ -121,6 +122,7 @@ def dynamic_routing(
         NotImplementedError: when a second derivative is asked of a fast path.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, bias=bias)
     check_range("iterations", iterations, low=1)
     if bias is not None:
         check_shape("bias", bias, ("parents", "dim"), parents=votes.shape[-2], dim=votes.shape[-1])
@@ -177,6 +179,7 @@ def routed_em(
     axes = ("batch", "height", "width", "n", "in_dim")
     check_shape("pose", pose, axes, height=windows.height, width=windows.width, n=children // windows.kernel**2)
     check_shape("activation", activation, axes[:-1], **dict(zip(axes, pose.shape[:-1], strict=False)))
+    check_floating(pose=pose, activation=activation, weight=weight, shift=shift)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         check_shape(name, beta, ("parents",), parents=parents)
     if pose.shape[-1] % inner:
@@ -223,6 +226,7 @@ def conv2d(
     """
     _, channels, rows, columns = weight.shape
     check_shape("x", x, ("batch", "channels", "height", "width"), channels=channels)
+    check_floating(x=x, weight=weight)
     for name, size, least in (("height", x.shape[2], rows), ("width", x.shape[3], columns)):
         check_range(f"{name} of x", size, low=least)
     steps = (stride, stride) if isinstance(stride, int) else stride
@@ -248,6 +252,10 @@ def choose(op: str, *tensors: Tensor | None, impl: str = "auto") -> tuple[str, s
         return "reference", "asked for by name"
     if impl == "auto" and torch.compiler.is_exporting():
         return "reference", "an exported program consists of torch's own operations"
+    if torch._C._are_functorch_transforms_active():
+        if impl != "auto":
+            raise ValueError(f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference")
+        return "reference", "torch.func transforms see through torch's own operations alone"
     reasons = []
     for name, verify in _FAST[op].items():
         if impl in ("auto", name):

@@ -19,6 +19,24 @@ def test_passport_counts_the_parameters(name):
     assert sum(p.numel() for p in model.parameters()) == model_passport(name).parameters
 
 
+@pytest.mark.parametrize("name", [name for name in tc.list_models() if name != "cnn_baseline"])  # 35 million numbers
+def test_a_generator_draws_the_weights_and_nothing_else_is_drawn(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        found = tc.create_model(name, generator=torch.Generator().manual_seed(5)).state_dict()
+        assert torch.equal(torch.get_rng_state(), before)
+        for key, weight in tc.create_model(name).state_dict().items():  # torch's own generator, from the same seed
+            assert torch.equal(found[key], weight), key
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_models_are_built_without_memory(name):
+    with torch.device("meta"):
+        model = tc.create_model(name)
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
 @pytest.mark.parametrize("name", tc.list_models())
 def test_forward_at_the_published_size(name):
     passport = model_passport(name)

@@ -17,7 +17,7 @@ from torchcaps.bench.baselines import VARIANTS, check_known, unusable
 from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
 from torchcaps.bench.roofline import Rates, least_seconds, least_work
 from torchcaps.errors import check_range
-from torchcaps.nn import CapsuleLinear
+from torchcaps.nn import CapsuleLinear, drawn_from
 from torchcaps.types import Capsules
 
 Passes = tuple[Callable[[], None], Callable[[], None]]
@@ -44,8 +44,7 @@ class Sizes:
 
     def layer(self) -> CapsuleLinear:
         """The reference layer of these sizes."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with drawn_from(torch.Generator().manual_seed(0)):
             return CapsuleLinear(
                 self.children, self.in_dim, self.parents, self.dim, iterations=self.iterations, impl="reference"
             )

@@ -11,7 +11,7 @@ import torch
 from torchcaps.bench.layer import Sizes, passes_of_layer
 from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
 from torchcaps.errors import UnknownNameError
-from torchcaps.nn import CapsuleLinear, create_router, list_routers
+from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
 
 
 def routers_known(asked: Sequence[str] = ()) -> list[str]:
@@ -69,6 +69,5 @@ def compare_routers(
 def _layer(name: str, sizes: Sizes, options: Mapping[str, Any]) -> CapsuleLinear:
     iterates = "iterations" in inspect.signature(type(create_router(name, **options))).parameters
     options = {"iterations": sizes.iterations, **options} if iterates else options
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with drawn_from(torch.Generator().manual_seed(0)):
         return CapsuleLinear(sizes.children, sizes.in_dim, sizes.parents, sizes.dim, name, **options)

@@ -27,9 +27,7 @@ class Subject:
 
     def build(self) -> nn.Module:
         """The model, the same weights each time; its convolutions in channels-last memory."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = create_model(self.model, **self.options)
+        model = create_model(self.model, generator=torch.Generator().manual_seed(0), **self.options)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -19,6 +19,8 @@ from torchcaps.data.images import decode_image, is_image_name
 from torchcaps.data.pixels import array_images, fit_images, size_pair
 from torchcaps.errors import DataError
 
+MOST_SIDE = 8192  # pixels: a file may ask for any number
+MOST_WORDS = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
@@ -31,12 +33,12 @@ class Preprocess:
     Image files go through the decoder that reads training folders, arrays through the one that reads `.npz`.
 
     Attributes:
-        img_size: (height, width) to resize to; without a crop, what the model takes.
+        img_size: (height, width) to resize to, at most 8192 each; without a crop, what the model takes.
         in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
         crop: side of the square that is cut out of the middle after resizing, or None.
 
     Raises:
-        DataError: at construction, when a size is below 1, or the crop larger than the image.
+        DataError: at construction, when a size is out of range, or the crop larger than the image.
     """
 
     img_size: tuple[int, int]
@@ -45,6 +47,8 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", size_pair(self.img_size))
+        if max(self.img_size) > MOST_SIDE:
+            raise DataError(f"img_size: expected at most {MOST_SIDE} pixels a side, got {self.img_size}")
         if self.in_chans < 1:
             raise DataError(f"in_chans: expected at least 1, got {self.in_chans}")
         if self.crop is not None and not 1 <= self.crop <= min(self.img_size):
@@ -101,14 +105,14 @@ class Preprocess:
             DataError: a value is missing or of another kind.
         """
         try:
-            height, width = values["img_size"]
-            crop = values.get("crop")
-            return cls(
-                (int(height), int(width)), int(values["in_chans"]),
-                None if crop is None else int(crop),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError):
-            raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {dict(values)}") from None
+            (height, width), channels, crop = values["img_size"], values["in_chans"], values.get("crop")
+            if any(type(number) is not int for number in (height, width, channels, *(() if crop is None else (crop,)))):
+                raise ValueError
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DataError(
+                f"preprocess: expected img_size [height, width] and in_chans, got {repr(values)[:MOST_WORDS]}"
+            ) from None
+        return cls((height, width), channels, crop)
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.functional.bounds import multiplied
 
 
 def matrix_votes(
@@ -24,17 +24,16 @@ def matrix_votes(
         weight: `[children, parents, inner, outer]`; 4 x 4 in the paper, where poses have 4 rows.
 
     Returns:
-        `[batch, *space, children, parents, rows * outer]`.
+        `[batch, *space, children, parents, rows * outer]`; float32 for weights in float16.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not fit, or for other than floating point.
     """
     check_shape("weight", weight, ("children", "parents", "inner", "outer"))
     children, _, inner, _ = weight.shape
     rows = pose.shape[-1] // inner
     check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner)
-    matrices = pose.to(weight.dtype).unflatten(-1, (rows, inner))
-    return torch.einsum("...ipr,ijrq->...ijpq", matrices, weight).flatten(-2)
+    return multiplied("...ipr,ijrq->...ijpq", pose.unflatten(-1, (rows, inner)), weight).flatten(-2)
 
 
 def coordinate_addition(

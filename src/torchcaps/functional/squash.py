@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.errors import check_floating
+
 # In float32 this bounds the slope of the square root at zero to 1e4, and the slope of squash there to 1e-4.
 EPSILON = 1e-8
 
@@ -23,6 +25,7 @@ def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -
         dim: the axis that holds a pose's dimensions.
         keepdim: keep that axis with length one.
     """
+    check_floating(s=s)
     s = full_precision(s)
     # Squares of values beyond 1e19 overflow float32: divide by the largest magnitude first, where it exceeds one.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
@@ -58,6 +61,7 @@ def squash_with_length(
     Returns:
         The squashed vectors, and their lengths in [0, 1) with the axis `dim` removed.
     """
+    check_floating(s=s)
     s = full_precision(s)
     # In units of the largest magnitude (at least one), as in safe_norm: with r = |s| / scale, n / (1 + n^2) becomes
     # 1 / (r + 1 / (scale^2 r)) / scale, where nothing overflows.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
+from torchcaps.functional.bounds import multiplied
 
 
 def linear_votes(
@@ -19,11 +19,11 @@ def linear_votes(
         weight: `[children, parents, dim, in_dim]`.
 
     Returns:
-        `[batch, children, parents, dim]`.
+        `[batch, children, parents, dim]`; float32 for weights in float16, which has no room for products.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not fit, or for other than floating point.
     """
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("batch", "children", "in_dim"), children=children, in_dim=in_dim)
-    return torch.einsum("bid,ijkd->bijk", pose.to(weight.dtype), weight)
+    return multiplied("bid,ijkd->bijk", pose, weight)

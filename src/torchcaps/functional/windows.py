@@ -64,6 +64,8 @@ class Windows:
         The adjoint of `unfold`; 0 for a child that no window contains.
         """
         rows, columns = self.positions
+        if len(x) == 0:  # torch's own refuses it
+            return x.reshape(0, self.height, self.width, x.shape[-1] // self.kernel**2)
         by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
         size = (self.height, self.width)
         return F.fold(by_type.flatten(1, 2), size, self.kernel, stride=self.stride).permute(0, 2, 3, 1)
@@ -140,4 +142,4 @@ class Windows:
 def _by_type(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A function of links `[batch, rows, columns, i]`, for each parent type of `[batch, rows, columns, i, j]`."""
     links = x.movedim(-1, 1).flatten(0, 1)
-    return change(links).unflatten(0, (len(x), -1)).movedim(1, -1)
+    return change(links).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)

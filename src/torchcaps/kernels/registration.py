@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.functional.bounds import STEADY, limit
 from torchcaps.functional.squash import safe_norm
 
 # An operator with these arguments and outcomes; see `torchcaps.kernels.cpu.dynamic.routed_dynamic`.
@@ -29,6 +30,36 @@ def connect(forward: Operator, backward: Operator) -> None:
 
     forward.register_autograd(pass_on, setup_context=_remember)
     backward.register_autograd(refuse)
+
+
+def largest(x: Tensor) -> float:
+    """Largest magnitude; 0 of no numbers."""
+    low, high = (end.item() for end in x.aminmax()) if x.numel() else (0.0, 0.0)
+    return max(-low, high)
+
+
+def within(x: Tensor, most: float) -> Tensor:
+    """`x` with numbers beyond a bound taken for it, without a copy where there are none: to look costs less."""
+    return x.clamp(-most, most) if largest(x) > most else x
+
+
+def roomy(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
+    """`x` with each sample in units in which nothing is beyond a bound, and those units `[b, 1, ...]`; None for 1.
+
+    Squash gives directions: those of huge votes are the same in any unit.
+    """
+    if not largest(x) > most:
+        return x, None
+    units = most / x.abs().amax(dim=list(range(1, x.dim())), keepdim=True).clamp(min=most)
+    return x * units, units
+
+
+def roomy_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Poses `[b, i, k]` and weights whose votes routing and its gradient can multiply, and the units of the poses."""
+    most = limit(weight.dtype, STEADY)
+    weight = within(weight, most)
+    pose, units = roomy(pose, most / (weight.shape[-1] * max(1.0, largest(weight))))
+    return pose, weight, units
 
 
 def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchcaps.errors import UnknownNameError
+from torchcaps.nn import drawn_from
 
 Builder = Callable[..., nn.Module]
 
@@ -78,6 +81,7 @@ def create_model(
     num_classes: int | None = None,
     in_chans: int | None = None,
     img_size: int | tuple[int, int] | None = None,
+    generator: torch.Generator | None = None,
     **options: Any,
 ) -> nn.Module:
     """Build a model by name. Sizes not given are those it was published for.
@@ -88,6 +92,7 @@ def create_model(
         num_classes: at least 1.
         in_chans: channels of the images.
         img_size: height and width in pixels, or one number for both.
+        generator: draws the weights, the same for equal seeds whatever other threads draw; None is torch's own.
         options: the model's own; see its class.
 
     Raises:
@@ -102,12 +107,13 @@ def create_model(
         raise ValueError(
             f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`"
         )
-    return builder(
-        num_classes=passport.num_classes if num_classes is None else num_classes,
-        in_chans=passport.in_chans if in_chans is None else in_chans,
-        img_size=passport.img_size if img_size is None else img_size,
-        **options,
-    )
+    with nullcontext() if generator is None else drawn_from(generator):
+        return builder(
+            num_classes=passport.num_classes if num_classes is None else num_classes,
+            in_chans=passport.in_chans if in_chans is None else in_chans,
+            img_size=passport.img_size if img_size is None else img_size,
+            **options,
+        )
 
 
 def model_options(name: str) -> list[str]:

@@ -8,6 +8,7 @@ of dropout, 0.5, is this library's choice.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +22,7 @@ from torchcaps.models._registry import Passport, create_model, register_model
 from torchcaps.models.notebook import InNotebook
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
+MOST_LAYERS = 100
 SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
 
 
@@ -129,6 +131,7 @@ def _check_sizes(
     for name, values in sizes.items():
         for value in values:
             check_range(name, value, low=1)
+    check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ValueError(f"kernels: expected one for each of {len(channels)} convolutions, got {len(kernels)}")
     if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
@@ -190,7 +193,7 @@ def matched_cnn(
     if isinstance(model, str):
         if model == "cnn_matched":
             raise ValueError("model: expected a capsule network, got 'cnn_matched', which matches one")
-        with torch.random.fork_rng(devices=[]):  # its weights are thrown away: the caller's random numbers stay
+        with torch.device("meta"):  # it is only counted: it takes no memory, and nothing is drawn
             model = create_model(model, **given)
     elif any(value is not None for value in given.values()):
         names = ", ".join(name for name, value in given.items() if value is not None)
@@ -218,9 +221,7 @@ def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple
         convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second
         return convolutions + (rows * columns * second + 1) * hidden + (hidden + 1) * num_classes
 
-    width = 1
-    while count(*(part * (width + 1) for part in SHAPE)) <= target:
-        width += 1
+    width = max(1, bisect_right(range(1, 1 << 31), target, key=lambda width: count(*(part * width for part in SHAPE))))
     first, second, _ = (part * width for part in SHAPE)
     per_unit = count(first, second, 1) - count(first, second, 0)
     return first, second, max(1, round((target - count(first, second, 0)) / per_unit))

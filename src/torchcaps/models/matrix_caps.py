@@ -20,6 +20,7 @@ from torchcaps.functional.windows import Convention
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
+from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules
 
 LAYERS = ((5, 2), (3, 2), (3, 1))  # (kernel, stride) of the convolution and of both layers of convolutional capsules
@@ -88,6 +89,7 @@ class MatrixCaps(InNotebook, nn.Module):
                 f"img_size: a convolution and two layers of capsules need images of at least {SMALLEST}x{SMALLEST} "
                 f"pixels, got {height}x{width}"
             )
+        check_iterations(iterations)
         self.num_classes, self.in_chans, self.img_size = num_classes, in_chans, (height, width)
         options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])

@@ -9,6 +9,7 @@ Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -105,8 +106,8 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         """Draw the weights anew: presences start near 1/2, and generation units tile the middle of the canvas."""
         pixel = 1.0 if self.pose == "translation" else 2 / max(self.img_size)  # in units of the pose
         for name in ("recognise", "gate", "draw"):
-            for matrix in self.weight[name]:
-                nn.init.xavier_uniform_(matrix)
+            bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(self.weight[name].shape[1:]))  # Glorot's, of each matrix
+            nn.init.uniform_(self.weight[name], -bound, bound)
             nn.init.zeros_(self.bias[name])
         self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
         nn.init.normal_(self.weight["place"], std=pixel)

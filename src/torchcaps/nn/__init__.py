@@ -11,6 +11,7 @@ from torchcaps.nn.linear import CapsuleLinear as CapsuleLinear
 from torchcaps.nn.primary import LargeKernelConv2d as LargeKernelConv2d
 from torchcaps.nn.primary import PrimaryCaps as PrimaryCaps
 from torchcaps.nn.primary import flatten_space as flatten_space
+from torchcaps.nn.random import drawn_from as drawn_from
 from torchcaps.nn.recording import Recorded as Recorded
 from torchcaps.nn.recording import RoutedLayer as RoutedLayer
 from torchcaps.nn.recording import RoutingRecord as RoutingRecord

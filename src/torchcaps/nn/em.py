@@ -11,7 +11,7 @@ from torchcaps import functional, ops
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.windows import Convention, Windows
-from torchcaps.nn.routers import Router, register_router
+from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.types import Routed
 
 
@@ -23,7 +23,7 @@ class EMRouting(Router):
     the published values are in the thousands, out of the reach of steps of 0.001.
 
     Args:
-        iterations: at least 1; the paper uses 3.
+        iterations: from 1 to 100; the paper uses 3.
         parents: number of parent types, which then have costs of their own, as in the authors' code; None for one pair
             of costs that all parents share.
         inverse_temperature: lambda after many iterations, or one for each; see `functional.em_routing`.
@@ -32,7 +32,7 @@ class EMRouting(Router):
         impl: "auto", "reference", "numba" or "cpu"; see `torchcaps.ops`.
 
     Raises:
-        ValueError: for fewer than one iteration, or another number of temperatures.
+        ValueError: for iterations out of range, or another number of temperatures.
     """
 
     operators = ("routed_em",)
@@ -48,6 +48,7 @@ class EMRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:
         super().__init__()
+        check_iterations(iterations)
         schedule = temperatures(iterations, inverse_temperature)
         self.iterations, self.impl = iterations, impl
         self.inverse_temperature = tuple(schedule)

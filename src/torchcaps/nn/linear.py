@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_floating, check_range, check_shape
 from torchcaps.functional import safe_norm
+from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.squash import full_precision
 from torchcaps.nn.recording import Recorded, RoutedLayer
 from torchcaps.nn.routers import RouteFunction, create_router
@@ -82,7 +83,8 @@ class CapsuleLinear(RoutedLayer):
     def forward(self, children: Capsules | Float[Tensor, "batch children in_dim"]) -> Capsules:
         """Parents of these children; a bare pose tensor is taken as vector capsules."""
         if isinstance(children, Tensor):
-            children = Capsules(children, safe_norm(children))
+            check_floating(children=children)
+            children = Capsules(children, safe_norm(bounded(children, FACTOR)))
         pose, activation = children
         check_shape("children", pose, ("batch", "children", "dim"), children=self.in_capsules, dim=self.in_dim)
         recording = self.recorder is not None

@@ -15,6 +15,7 @@ from torchcaps.types import Routed
 
 RouteFunction = Callable[..., Routed]
 _ROUTERS: dict[str, type[Router]] = {}
+MOST_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
 R = TypeVar("R", bound="type[Router]")
 
 
@@ -58,6 +59,14 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
 
 
+def check_iterations(iterations: int) -> None:
+    """Raise ValueError unless a layer may have this number of iterations: a whole number from 1 to 100."""
+    if isinstance(iterations, bool) or not isinstance(iterations, int):
+        raise ValueError(f"iterations: expected a whole number, got {iterations!r}")
+    check_range("iterations", iterations, low=1)
+    check_range("iterations", iterations, high=MOST_ITERATIONS)
+
+
 class Router(nn.Module):
     """Base of routers. A subclass writes `forward`; one with a path that skips the votes also writes `linear`.
 
@@ -96,7 +105,7 @@ class DynamicRouting(Router):
     """`functional.dynamic_routing` with its options; with a fast path, it never stores the votes of a linear layer.
 
     Args:
-        iterations: at least 1; the paper uses 3.
+        iterations: from 1 to 100; the paper uses 3.
         leaky: give each child a "none of the above" parent.
         detach: send no gradient through the coupling.
         impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
@@ -108,7 +117,7 @@ class DynamicRouting(Router):
         self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
     ) -> None:
         super().__init__()
-        check_range("iterations", iterations, low=1)
+        check_iterations(iterations)
         self.iterations, self.leaky, self.detach, self.impl = iterations, leaky, detach, impl
 
     def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:

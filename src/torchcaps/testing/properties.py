@@ -100,7 +100,7 @@ def check_purity(router: Route) -> None:
 
 def check_extremes(router: Route) -> None:
     """Zero, tiny and huge votes, one child and one parent: finite values and finite gradients, activations in range."""
-    for scale in (0.0, 1e-30, 1.0, 1e18):
+    for scale in (0.0, 1e-30, 1.0, 1e18, 1e30, 1e37):
         for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
             votes = (random_votes(2, children, parents, 3) * scale).requires_grad_()
             routed = router(votes, votes.new_full((2, children), 0.5))

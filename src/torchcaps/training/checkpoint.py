@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,23 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TorchcapsError, TrainingError
+from torchcaps.errors import RunError, TrainingError
 from torchcaps.models import create_model
+from torchcaps.nn import drawn_from
+from torchcaps.training.description import KEY as _KEY
+from torchcaps.training.description import (
+    Shapes,
+    check_description,
+    check_fit,
+    check_numbers,
+    in_short,
+    read_header,
+)
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
-_KEY, _CHECKSUM = "torchcaps", "checksum"
+_CHECKSUM = "checksum"
 _FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
 _PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
 _DTYPES = {
@@ -171,16 +181,20 @@ def describe_model(
     return {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
-def build_model(about: dict[str, Any]) -> nn.Module:
+def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
     """A fresh model of this description, with `.classes` (names) and `.preprocess` (what `predict` applies).
 
     Raises:
         OptionError: for an option that the model does not take. ValueError: for sizes or values that it refuses.
+        KeyError: for a description without one of its parts. DataError: for a preprocessing that is none.
     """
+    check_description(about)
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     try:
-        model = create_model(about["model"], num_classes=len(about["classes"]), **sizes, **about["options"])
+        model = create_model(
+            about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"]
+        )
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
         raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
@@ -211,15 +225,39 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
             raise RunError(
                 f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
             )
-    tensors, about = load_tensors(path)
+    shapes, about = read_header(path)
+    if not isinstance(about, dict):
+        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
     if "kind" in about:  # such as a transforming auto-encoder
-        raise RunError(f"{path}: holds a {str(about['kind']).replace('_', ' ')}, not a classifier; see its own page")
+        raise RunError(
+            f"{path}: holds a {in_short(about['kind']).replace('_', ' ')}, not a classifier; see its own page"
+        )
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
+    return restored(path, shapes, lambda: build_model(about)).to(device).eval()
+
+
+def restored(path: Path, shapes: Shapes, build: Callable[[], nn.Module]) -> nn.Module:
+    """The model that `build` makes, with the tensors of a file; they are compared before either takes memory.
+
+    Args:
+        path: of the file.
+        shapes: of its tensors; see `read_header`.
+        build: a new model by the file's description; it is called on the meta device first.
+
+    Raises:
+        RunError: for a description that no model can be made of, and tensors that do not fit or are not finite.
+    """
     try:
-        model = build_model(about)
-        model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, TorchcapsError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[-1].strip()
+        with torch.device("meta"):
+            check_fit(shapes, build())
+        with drawn_from(torch.Generator()):  # what is drawn is replaced: the caller's random numbers stay as they are
+            model = build()
+        model.load_state_dict(load_tensors(path)[0])
+        check_numbers(model)
+    except RunError:
+        raise
+    except Exception as error:  # a builder can fail in any way at what another hand wrote
+        reason = f"{error} is missing" if isinstance(error, KeyError) else in_short(error)
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model.to(device).eval()
+    return model

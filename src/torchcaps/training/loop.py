@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import TrainingError
+from torchcaps.nn import drawn_from
 from torchcaps.training import defaults
 from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
 from torchcaps.training.collapse import stuck
@@ -26,7 +29,7 @@ from torchcaps.training.config import TrainConfig
 from torchcaps.training.objective import create_objective
 from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
 from torchcaps.training.run_folder import RunFolder
-from torchcaps.training.sampling import draw, order, split
+from torchcaps.training.sampling import chance, draw, order, split
 from torchcaps.training.state import Progress, check_finite, digest, diverged, load_state, save_state
 from torchcaps.training.validation import right, validate
 
@@ -91,6 +94,7 @@ class Trainer:
         preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)
         self.about = describe_model(config.model, config.model_options, images.classes, preprocess)
         self.model = self._fresh_model(config.seed)
+        self.drops = any(isinstance(module, _DropoutNd) for module in self.model.modules())
         self.objective = create_objective(self.model, config.loss, config.reconstruction)
         self.batch_size = config.batch_size or defaults.batch_size(config.epochs * self.epoch_size)
         self.clip = defaults.clip(self.objective.loss) if config.clip == "auto" else config.clip
@@ -101,9 +105,7 @@ class Trainer:
 
     def _fresh_model(self, seed: int) -> nn.Module:
         """The model as it starts, on the device."""
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            torch.manual_seed(seed)
-            model = build_model(self.about).to(self.device)
+        model = build_model(self.about, generator=torch.Generator().manual_seed(seed)).to(self.device)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -151,7 +153,9 @@ class Trainer:
         self.objective.train()
         self.objective.progress = step / self.total_steps
         self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        # Casts are not kept from one use of a weight to the next: torch keeps them for all threads together.
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        with drawn_from(chance(config, step, self.device)) if self.drops else nullcontext(), autocast:
             losses = self.objective(*drawn)
         losses.total.backward()
         if self.clip:

@@ -53,6 +53,11 @@ def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
     return torch.cat(rounds)[:size]
 
 
+def chance(config: TrainConfig, step: int, device: torch.device) -> torch.Generator:
+    """What a model draws from in step `step`, for its dropout."""
+    return torch.Generator(device).manual_seed(_seed(config, step, stream=2))
+
+
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
     """Images to train on and to validate with, whole on the device; the latter as the model sees them.
 

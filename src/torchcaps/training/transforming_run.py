@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import RunError, TorchcapsError, UnknownNameError, check_range
+from torchcaps.errors import RunError, UnknownNameError, check_range
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.transforming_autoencoder import Pose
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.nn import drawn_from
+from torchcaps.training.checkpoint import restored, save_tensors
+from torchcaps.training.description import read_header
 from torchcaps.training.loop import Interrupted, Listener
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.run_folder import CONFIG, RunFolder
@@ -160,15 +162,17 @@ def load_transforming(run: str | Path, *, device: str | torch.device = "cpu") ->
         RunError: for a folder or file that is absent, damaged, or holds another kind of model.
     """
     path = Path(run)
-    tensors, about = load_tensors(path / RunFolder(path).model.name if path.is_dir() else path)
-    try:
-        if about.get("kind") != KIND:
-            raise ValueError("it is no transforming auto-encoder")
-        model = TransformingAutoencoder(about["in_chans"], tuple(about["img_size"]), **about["options"])
-        model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, TorchcapsError) as error:
-        raise RunError(f"{path}: its weights cannot be used ({str(error).splitlines()[-1].strip()})") from error
-    return model.to(device).eval()
+    file = path / RunFolder(path).model.name if path.is_dir() else path
+    shapes, about = read_header(file)
+    if not isinstance(about, dict) or about.get("kind") != KIND:
+        raise RunError(f"{path}: its weights cannot be used (it is no transforming auto-encoder)")
+
+    def build() -> TransformingAutoencoder:
+        return TransformingAutoencoder(about["in_chans"], tuple(about["img_size"]), **about["options"])
+
+    model = restored(file, shapes, build).to(device).eval()
+    assert isinstance(model, TransformingAutoencoder)
+    return model
 
 
 class _Training:
@@ -182,8 +186,7 @@ class _Training:
         self.about = {
             "kind": KIND, "in_chans": channels, "img_size": [height, width], "options": config.part(MODEL)
         }  # fmt: skip
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            torch.manual_seed(config.seed)
+        with drawn_from(torch.Generator().manual_seed(config.seed)):
             model = TransformingAutoencoder(channels, (height, width), **config.part(MODEL))
         self.model = model.to(device)
         self.steps = TransformingSteps(

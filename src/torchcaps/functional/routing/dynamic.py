@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -42,25 +43,26 @@ def dynamic_routing(
         `[batch, *space, children, parents]`, which sums to one over parents (to less than one if leaky).
 
     Raises:
-        ValueError: for votes without these axes, or fewer than one iteration.
+        ValueError: for votes without these axes, or of other than floating point, or fewer than one iteration.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, bias=bias)
     check_range("iterations", iterations, low=1)
     u = full_precision(votes)
     fixed = u.detach() if detach else u
     b = torch.zeros_like(u[..., 0])
-    with torch.autocast(u.device.type, enabled=False):
+    with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1
             c = coupling_of(b, leaky)
             if last and detach:
                 c = c.detach()
-            s = torch.einsum("...ij,...ijd->...jd", c, u if last else fixed)
+            s = summed("...ij,...ijd->...jd", c, u if last else fixed)
             if bias is not None:
                 s = s + (full_precision(bias) if last or not detach else full_precision(bias).detach())
             v, length = squash_with_length(s)
             if not last:
-                b = b + torch.einsum("...ijd,...jd->...ij", fixed, v)
+                b = steady(b + summed("...jd,...ijd->...ij", v, fixed))
     return Routed(v, length, c)
 
 

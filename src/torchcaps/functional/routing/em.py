@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.functional.bounds import FACTOR, STEADY, bounded, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Routed
 
@@ -45,6 +46,7 @@ def em_routing(
 
     Args:
         votes: V, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
+            What is beyond 2^32 (2^256 in float64) is taken for that: squares must stay finite.
         activation: a_i, `[batch, *space, children]`, in [0, 1]. A child of activation 0 has no influence.
         beta_u: a number, or one per parent `[parents]`.
         beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
@@ -60,20 +62,22 @@ def em_routing(
         of the last M-step, which sums to one over the parents of a child.
 
     Raises:
-        ValueError: for shapes that do not fit, fewer than one iteration, or another number of temperatures.
+        ValueError: for shapes that do not fit, other than floating point, fewer than one iteration, or another number
+            of temperatures.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, activation=activation)
     if activation.shape != votes.shape[:-2]:
         raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.shape[-2])
-    V = full_precision(votes)
-    a_i = activation.to(V.dtype)
+    V = bounded(full_precision(votes), FACTOR)
+    a_i = bounded(activation.to(V.dtype), STEADY)
     b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
     normalise = normalise or _over_parents
     first, *later = temperatures(iterations, inverse_temperature)
-    with torch.autocast(V.device.type, enabled=False):
+    with without_autocast(V):
         R = normalise(torch.zeros_like(V[..., 0])) if start is None else start
         mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
         for inverse in later:

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.functional.bounds import summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -37,14 +38,15 @@ def random_routing(
         parents]`, which sums to one over parents.
 
     Raises:
-        ValueError: for votes without these axes, or a seed or scale out of range.
+        ValueError: for votes without these axes, or of other than floating point, or a seed or scale out of range.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, bias=bias)
     u = full_precision(votes)
     children, parents = u.shape[-3:-1]
     c = random_coupling(children, parents, seed, scale=scale, device=u.device).to(u.dtype)
-    with torch.autocast(u.device.type, enabled=False):
-        s = torch.einsum("ij,...ijd->...jd", c, u)
+    with without_autocast(u):
+        s = summed("ij,...ijd->...jd", c, u)
         if bias is not None:
             s = s + full_precision(bias)
         v, length = squash_with_length(s)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import check_floating, check_shape
+from torchcaps.functional.bounds import summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Routed
 
@@ -27,13 +28,16 @@ def uniform_routing(
         Routed: pose `[batch, *space, parents, dim]`, activation in [0, 1), coupling 1 / parents everywhere.
 
     Raises:
-        ValueError: for votes without these axes.
+        ValueError: for votes without these axes, or of other than floating point.
     """
     check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+    check_floating(votes=votes, bias=bias)
     u = full_precision(votes)
-    parents = u.shape[-2]
-    s = u.sum(dim=-3) / parents
-    if bias is not None:
-        s = s + full_precision(bias)
-    v, length = squash_with_length(s)
+    children, parents = u.shape[-3:-1]
+    c = u.new_full((children, parents), 1.0 / parents)
+    with without_autocast(u):
+        s = summed("ij,...ijd->...jd", c, u)
+        if bias is not None:
+            s = s + full_precision(bias)
+        v, length = squash_with_length(s)
     return Routed(v, length, u.new_full(u.shape[:-1], 1.0 / parents))

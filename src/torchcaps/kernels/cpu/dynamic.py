@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.functional.squash import squash_with_length
 from torchcaps.kernels.cpu.blocks import Scratch, block_backward, route_block
-from torchcaps.kernels.registration import connect
+from torchcaps.kernels.registration import connect, roomy_factors
 
 
 @torch.library.custom_op("torchcaps::routed_dynamic_cpu", mutates_args=())
@@ -21,6 +21,7 @@ def routed_dynamic(
     del detach  # concerns gradients only
     batch, children = pose.shape[:2]
     parents, dim = weight.shape[1:3]
+    pose, weight, _ = roomy_factors(pose, weight)
     pose, weight = pose.to(weight.dtype), weight.contiguous()
     sums = pose.new_empty(iterations, batch, parents, dim)
     coupling = pose.new_empty((batch, children, parents) if want_coupling else (0,))
@@ -41,6 +42,7 @@ def routed_dynamic_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of pose, weight and bias (empty without one)."""
     children, parents, dim, in_dim = weight.shape
+    pose, weight, units = roomy_factors(pose, weight)
     p, weight = pose.to(weight.dtype), weight.contiguous()
     grad_pose = torch.empty_like(p)
     grad_weight = torch.zeros_like(weight).view(children, parents * dim, in_dim)
@@ -59,6 +61,7 @@ def routed_dynamic_backward(
             grad_weight.baddbmm_(columns.transpose(1, 2), p[block].transpose(0, 1))
             if has_bias:
                 grad_bias += grad_s.sum(dim=0)
+    grad_pose = grad_pose if units is None else grad_pose * units
     return grad_pose.to(pose.dtype), grad_weight.view_as(weight), grad_bias
 
 

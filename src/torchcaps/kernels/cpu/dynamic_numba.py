@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.kernels.registration import connect, squash_backward
+from torchcaps.kernels.registration import connect, roomy_factors, squash_backward
 
 LANES = 16
 # Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
@@ -35,6 +35,7 @@ def routed_dynamic(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass `[iterations, b, j, d]`."""
     del detach  # concerns gradients only
+    pose, weight, _ = roomy_factors(pose, weight)
     layer = _Layer.of(pose, weight, leaky)
     sums = weight.new_empty((iterations, len(pose), *weight.shape[1:3]))
     coupling = layer.pairs() if want_coupling and iterations > 1 else weight.new_empty(0)
@@ -58,6 +59,7 @@ def routed_dynamic_backward(
     has_bias: bool, leaky: bool, detach: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of pose, weight and bias (empty without one)."""
+    pose, weight, units = roomy_factors(pose, weight)
     grad_pose = pose.new_zeros(pose.shape)
     grad_weight = weight.new_zeros(weight.shape)
     grad_bias = weight.new_zeros(weight.shape[1:3] if has_bias else (0,))
@@ -69,7 +71,7 @@ def routed_dynamic_backward(
         )
         if has_bias:
             grad_bias += found.sum(dim=0)
-    return grad_pose, grad_weight, grad_bias
+    return grad_pose if units is None else grad_pose * units, grad_weight, grad_bias
 
 
 connect(routed_dynamic, routed_dynamic_backward)

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchcaps.functional.bounds import FACTOR, STEADY, limit
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.functional.windows import Convention, Windows
-from torchcaps.kernels.registration import refuse
+from torchcaps.kernels.registration import largest, refuse, within
 
 # Votes of one block and their squares, in bytes.
 BLOCK_BYTES = 4 << 20
@@ -184,6 +185,7 @@ def routed_em(
     kernel: int, stride: int, convention: str, temperatures: list[float], want_coupling: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Parents' pose, activation and coupling (empty unless wanted); `activation` is of the type of `weight`."""
+    pose, activation, weight, shift = em_bounded(pose, activation, weight, shift)
     outcome = empty_outcome(pose, weight, kernel, stride, want_coupling)
     parents, length, coupling = outcome
     with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
@@ -204,6 +206,7 @@ def routed_em_backward(
     temperatures: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of all tensors that went in; that of `shift` is `[i, j, h]` (empty without one)."""
+    pose, activation, weight, shift = em_bounded(pose, activation, weight, shift)
     children, parents, inner, outer = weight.shape
     grad_pose, grad_activation = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (pose, activation)
@@ -257,6 +260,16 @@ def _blocks(pose: Tensor, weight: Tensor, parents: Tensor) -> list[slice]:
     per_sample = 2 * parents[:1].numel() * weight.shape[0] * weight.element_size()
     size = max(1, BLOCK_BYTES // max(1, per_sample))
     return [slice(start, min(start + size, len(pose))) for start in range(0, len(pose), size)]
+
+
+def em_bounded(
+    pose: Tensor, activation: Tensor, weight: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same tensors, so bounded that squares of votes stay finite."""
+    most, vote = limit(weight.dtype, STEADY), limit(weight.dtype, FACTOR)
+    weight = within(weight, most)
+    pose = within(pose, vote / (weight.shape[2] * max(1.0, largest(weight))))
+    return pose, within(activation, most), weight, None if shift is None else within(shift, vote)
 
 
 def empty_outcome(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.functional.windows import Convention, Windows
 from torchcaps.kernels.cpu.dynamic_numba import LANES, by_lane, in_threads
-from torchcaps.kernels.cpu.em import empty_gradients, empty_outcome
+from torchcaps.kernels.cpu.em import em_bounded, empty_gradients, empty_outcome
 from torchcaps.kernels.registration import refuse
 
 
@@ -25,6 +25,7 @@ def routed_em(
     kernel: int, stride: int, convention: str, temperatures: list[float], want_coupling: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Parents' pose, activation, coupling (empty unless wanted), and the state of every pass; see `em_lanes.py`."""
+    pose, activation, weight, shift = em_bounded(pose, activation, weight, shift)
     parents, length, coupling = empty_outcome(pose, weight, kernel, stride, want_coupling)
     layer = _Layer.of(pose, activation, weight, shift, kernel, stride, cast(Convention, convention), len(temperatures))
     state = layer.state()
@@ -48,6 +49,7 @@ def routed_em_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of all tensors that went in; that of `shift` is `[i, j, h]` (empty without one)."""
     del beta_a  # the state has what it led to
+    pose, activation, weight, shift = em_bounded(pose, activation, weight, shift)
     layer = _Layer.of(pose, activation, weight, shift, kernel, stride, cast(Convention, convention), len(temperatures))
     (children, parents, inner, outer), dim, groups = weight.shape, layer.dim, len(layer.pose)
     kept = weight.new_empty(0)

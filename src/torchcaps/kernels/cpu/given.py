@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.functional.bounds import STEADY, limit
 from torchcaps.functional.squash import squash_with_length
 from torchcaps.kernels.cpu.blocks import Scratch, block_backward, route_block
-from torchcaps.kernels.registration import refuse
+from torchcaps.kernels.registration import refuse, roomy
 
 
 @torch.library.custom_op("torchcaps::dynamic_routing_cpu", mutates_args=())
@@ -22,6 +23,7 @@ def dynamic_routing(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass, of votes `[b, i, j, d]`."""
     del detach  # concerns gradients only
+    votes, _ = roomy(votes, limit(votes.dtype, STEADY))
     batch, children, parents, dim = votes.shape
     sums = votes.new_empty(iterations, batch, parents, dim)
     coupling = votes.new_empty((batch, children, parents) if want_coupling else (0,))
@@ -57,6 +59,7 @@ def dynamic_routing_backward(
     detach: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the votes, and of the bias for each sample `[b, j, d]`."""
+    votes, units = roomy(votes, limit(votes.dtype, STEADY))
     grad_votes, grad_bias = torch.empty_like(votes, memory_format=torch.contiguous_format), torch.empty_like(sums[0])
     batch, children, parents, dim = votes.shape
     scratch = Scratch(batch, children, parents, dim, votes)
@@ -74,7 +77,7 @@ def dynamic_routing_backward(
                 scratch,
             )
             grad_votes[block] = scratch.outer_products(factors, against).transpose(1, 2)
-    return grad_votes, grad_bias
+    return grad_votes if units is None else grad_votes * units, grad_bias
 
 
 @dynamic_routing_backward.register_fake

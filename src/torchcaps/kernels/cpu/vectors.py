@@ -97,7 +97,8 @@ class _Code:
             (-87.0, 1.5 * 2**23, 127, 23, 7) if single else (-708.0, 1.5 * 2**52, 1023, 52, 13)
         )
         b = self.builder
-        x = b.select(b.fcmp_ordered("<", x, self.number(lowest)), self.number(lowest), x)
+        vanishes = b.fcmp_ordered("<", x, self.number(lowest))
+        x = b.select(vanishes, self.number(lowest), x)
         n = b.fsub(self.multiply_add(x, self.number(1.4426950408889634), self.number(magic)), self.number(magic))
         r = self.multiply_add(n, self.number(-0.693359375), x)  # ln(2) in two parts: the first product is exact
         r = self.multiply_add(n, self.number(2.1219444005469058277e-4), r)
@@ -106,7 +107,8 @@ class _Code:
             y = self.multiply_add(b.fmul(y, r), self.number(1.0 / term), self.number(1.0))
         whole = ir.VectorType(ir.IntType(self.bits), LANES)
         exponent = b.add(b.fptosi(n, whole), ir.Constant(whole, [bias] * LANES))
-        return b.fmul(y, b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * LANES)), self.vector))
+        y = b.fmul(y, b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * LANES)), self.vector))
+        return b.select(vanishes, self.number(0.0), y)  # 1e-38 in its place, times huge numbers, would not vanish
 
 
 def _operation(write: Callable[..., None]) -> Callable[..., Any]:

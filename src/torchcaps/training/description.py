@@ -1,0 +1,85 @@
+"""What a model file says of its model, held against the tensors in it before memory is taken for either."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from torchcaps.errors import RunError
+
+KEY = "torchcaps"  # of the JSON in the header
+MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
+MOST_WORDS = 400  # characters of an error that others' words go into
+
+Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
+
+
+def read_header(path: Path) -> tuple[Shapes, Any]:
+    """Names, sizes and types of a file's tensors, and its description; no tensor is read.
+
+    Raises:
+        RunError: for what is no regular file, no safetensors file, or has a header of more than 16 MiB.
+    """
+    try:
+        if not path.is_file():  # a pipe would wait for a writer
+            raise ValueError("expected a regular file")
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise ValueError(f"expected a header of at most {MOST_HEADER} bytes, got {size}")
+        with safe_open(path, framework="pt") as tensors:
+            text = (tensors.metadata() or {}).get(KEY)
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
+            shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+        return shapes, None if text is None else json.loads(text)
+    except RecursionError as error:
+        raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: is no readable checkpoint ({in_short(error)})") from error
+
+
+def check_description(about: dict[str, Any]) -> None:
+    """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
+    model, options, classes = about["model"], about["options"], about["classes"]
+    if not isinstance(model, str):
+        raise ValueError(f"model: expected a name, got {in_short(repr(model))}")
+    if not isinstance(options, dict):
+        raise ValueError(f"options: expected values by name, got {in_short(repr(options))}")
+    try:
+        json.dumps(options, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"options: expected finite numbers ({error})") from None
+    if not isinstance(classes, list | tuple) or not classes or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"classes: expected a list of names, got {in_short(repr(classes))}")
+
+
+def check_fit(shapes: Shapes, model: nn.Module) -> None:
+    """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
+    state = model.state_dict()
+    for what, names in (("missing", state.keys() - shapes.keys()), ("unexpected", shapes.keys() - state.keys())):
+        if names:
+            raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
+    for name, tensor in state.items():
+        sizes, kind = shapes[name]
+        if sizes != list(tensor.shape):
+            raise ValueError(f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description")
+        if kind.startswith(("F", "BF")) != tensor.is_floating_point():
+            raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Raise ValueError unless every number of a model's state is finite."""
+    for name, tensor in model.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} holds infinite numbers or NaN")
+
+
+def in_short(words: object) -> str:
+    """Text of any length and number of lines, as one line to put into a sentence."""
+    line = " ".join(str(words)[: 4 * MOST_WORDS].split())
+    return line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."

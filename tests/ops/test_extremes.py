@@ -1,0 +1,198 @@
+"""Finite numbers of any size, other types of numbers, and ways to call: every implementation, in value and gradient."""
+
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps import functional, ops
+from torchcaps.functional import Windows
+from torchcaps.functional.bounds import bounded
+from torchcaps.kernels import support
+from torchcaps.nn import CapsuleLinear, ConvCaps, PrimaryCaps, create_router
+from torchcaps.testing import PropertyError, assert_close, seeded
+from torchcaps.types import Capsules
+
+IMPLS = ["reference", "cpu", pytest.param("numba", marks=pytest.mark.skipif(not support.HAS_NUMBA, reason="no numba"))]
+LARGEST = torch.finfo(torch.float32).max
+SCALES = (1e7, 1e10, 1e15, 1e19, 1e25, 1e30, LARGEST)
+
+
+def all_finite(outcome, leaves):
+    """Put what came out and its gradients to the test."""
+    tensors = [x for x in outcome if x is not None]
+    loss = sum((x * torch.randn(x.shape, generator=seeded(3))).double().sum() for x in tensors)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    for n, tensor in enumerate((*tensors, *gradients)):
+        assert tensor is None or tensor.isfinite().all(), n
+
+
+def some(*shape, scale=1.0, seed=0):
+    """Numbers up to `scale` either way, a leaf."""
+    return ((2 * torch.rand(shape, generator=seeded(seed)) - 1) * scale).requires_grad_()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "route",
+    [
+        functional.dynamic_routing, functional.uniform_routing, functional.random_routing,
+        lambda votes: ops.dynamic_routing(votes, impl="cpu", want_coupling=True),
+        lambda votes: functional.em_routing(votes, torch.rand(2, 5, generator=seeded(1)), 0.0, 0.0),
+    ],
+    ids=["dynamic", "uniform", "random", "dynamic, cpu", "em"],
+)  # fmt: skip
+def test_votes_of_any_size(route, scale):
+    for seed in range(3):
+        votes = some(2, 5, 4, 3, scale=scale, seed=seed)
+        all_finite(route(votes), [votes])
+    equal = torch.full((2, 5, 4, 3), scale).requires_grad_()
+    all_finite(route(equal), [equal])
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_linear_layers_of_any_size(routing, impl, scale):
+    layer = CapsuleLinear(6, 4, 5, 4, routing, impl=impl)
+    for seed in range(3):
+        pose = some(3, 6, 4, scale=scale, seed=seed)
+        all_finite(layer(pose), [pose, *layer.parameters()])
+    with torch.no_grad():
+        layer.weight.copy_(some(*layer.weight.shape, scale=scale, seed=7))
+    all_finite(layer(pose), [pose, *layer.parameters()])
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_of_any_size(impl, seed):
+    """Outliers among ordinary numbers, children of no activation, all conventions."""
+    windows, parents, n = Windows(4, 4, 3), 3, 2
+    convention = ("all", "type", "space", "patch")[seed]
+    for scale in SCALES:
+        pose = some(2, 4, 4, n, 4, seed=seed).detach()
+        rare = torch.rand(pose.shape[:-1], generator=seeded(seed + 9)) < 0.2
+        pose = torch.where(rare.unsqueeze(-1), pose * scale, pose)
+        activation = torch.rand(2, 4, 4, n, generator=seeded(seed))
+        activation = torch.where(activation < 0.4, activation**30, activation)
+        weight, shift = (
+            some(9 * n, parents, 2, 2).detach(),
+            some(9 * n, parents, 4, scale=scale if seed else 1).detach(),
+        )
+        leaves = [x.requires_grad_() for x in (pose, activation, weight, *torch.zeros(2, parents), shift)]
+        options = {"windows": windows, "convention": convention, "want_coupling": True, "impl": impl}
+        all_finite(ops.routed_em(*leaves, **options), leaves)
+
+
+def test_bounds_leave_ordinary_numbers_as_they_are():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.tensor([-6e4, -1.0, 0.0, 1e-7, 6e4], dtype=dtype)
+        assert torch.equal(bounded(x, 3 / 16), x)
+    with pytest.raises(PropertyError):
+        assert_close("beyond", bounded(torch.tensor([1e10]), 1 / 4), torch.tensor([1e10]), 1e-6)
+    far = torch.tensor([[[[3e4]], [[3e4 + 2]]]])
+    assert functional.em_routing(far, torch.ones(1, 2), 0.0, 0.0).pose.item() == pytest.approx(3e4 + 1)
+
+
+def test_votes_that_float16_has_no_room_for():
+    pose, weight = torch.full((2, 3, 4), 6e4).half(), torch.ones(3, 5, 2, 4).half()
+    assert torch.equal(functional.linear_votes(pose, weight), torch.full((2, 3, 5, 2), 4 * float(pose[0, 0, 0])))
+    matrices = functional.matrix_votes(pose, weight.unflatten(-1, (2, 2)).flatten(2, 3)[:, :, :2])
+    assert matrices.isfinite().all()
+    with torch.autocast("cpu", torch.float16):
+        assert functional.linear_votes(pose.float(), weight.float()).isfinite().all()
+    layer = CapsuleLinear(3, 4, 5, 2).half()
+    assert layer(Capsules(pose, pose[..., 0])).pose.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool, torch.uint8])
+def test_other_than_floating_point_is_named(dtype):
+    votes, activation = torch.ones(2, 5, 4, 3, dtype=dtype), torch.ones(2, 5)
+    pose, weight = torch.ones(2, 5, 3, dtype=dtype), torch.ones(5, 4, 3, 3)
+    space = torch.ones(2, 3, 3, 2, 4, dtype=dtype)
+    calls = {
+        "votes": [
+            lambda: functional.dynamic_routing(votes), lambda: functional.em_routing(votes, activation, 0.0, 0.0),
+            lambda: functional.uniform_routing(votes), lambda: functional.random_routing(votes),
+            lambda: ops.dynamic_routing(votes), lambda: create_router("uniform")(votes, activation),
+            lambda: create_router("random")(votes, activation),
+        ],
+        "activation": [lambda: functional.em_routing(torch.ones(2, 5, 4, 3), activation.to(dtype), 0.0, 0.0)],
+        "pose": [
+            lambda: functional.linear_votes(pose, weight), lambda: ops.routed_dynamic(pose, weight),
+            lambda: ConvCaps(2, 3, 1, pose_size=2)(Capsules(space, torch.ones(2, 3, 3, 2))),
+        ],
+        "weight": [lambda: functional.linear_votes(torch.ones(2, 5, 3), weight.to(dtype))],
+        "children": [lambda: CapsuleLinear(5, 3, 4, 2)(pose)],
+        "s": [lambda: functional.squash(pose), lambda: functional.safe_norm(pose)],
+        "x": [lambda: ops.conv2d(torch.ones(1, 2, 9, 9, dtype=dtype), torch.ones(1, 2, 3, 3))],
+    }  # fmt: skip
+    for name, made in calls.items():
+        for call in made:
+            with pytest.raises(ValueError, match=f"^{name}: expected floating point, got {dtype}$"):
+                call()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("convention", ["all", "type", "space", "patch"])
+def test_a_batch_of_none(impl, convention):
+    layer = ConvCaps(2, 3, 3, impl=impl, convention=convention, pose_size=2)
+    pose, activation = (torch.ones(0, 5, 5, 2, *rest).requires_grad_() for rest in ((4,), ()))
+    parents = layer(Capsules(pose, activation))
+    assert parents.pose.shape == (0, 3, 3, 3, 4)
+    assert parents.activation.shape == (0, 3, 3, 3)
+    gradient = torch.autograd.grad(parents.pose.sum() + parents.activation.sum(), [pose, layer.weight])
+    assert gradient[0].shape == pose.shape
+    assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_a_forward_on_the_meta_device_inside_autocast(name):
+    with torch.device("meta"):
+        model = tc.create_model(name)
+    images = torch.empty(2, model.in_chans, *model.img_size, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        activation = model(images)
+    assert activation.shape == (2, model.num_classes)
+    assert activation.is_meta
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in torch, of itself
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("routing", ["dynamic", "em", "uniform", "random"])
+def test_transforms_of_torch_func(routing):
+    layer, pose = CapsuleLinear(6, 4, 5, 3, routing), some(3, 6, 4)
+    parameters = dict(layer.named_parameters())
+
+    def outcome(parameters, pose):
+        return torch.func.functional_call(layer, parameters, (pose,)).activation.square().sum()
+
+    expected = torch.autograd.grad(layer(pose).activation.square().sum(), layer.weight)[0]
+    torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["weight"], expected)
+    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["weight"]
+    torch.testing.assert_close(each.sum(dim=0), expected)
+    whole = torch.func.vmap(lambda x: layer(x.unsqueeze(0)).activation[0])(pose)
+    torch.testing.assert_close(whole, layer(pose).activation)
+    _, tangent = torch.func.jvp(lambda x: layer(x).activation, (pose,), (torch.ones_like(pose),))
+    assert tangent.abs().max() > 0
+    torch.testing.assert_close(torch.func.jacrev(lambda x: layer(x).activation)(pose).sum((2, 3, 4)), tangent)
+
+
+def test_a_transform_of_a_fast_path_asked_for_by_name_says_why():
+    layer, conv = CapsuleLinear(6, 4, 5, 3, impl="cpu"), PrimaryCaps(8, 4, 4, kernel_size=9).conv
+    conv.impl = "cpu"
+    for call, x in (
+        (lambda x: layer(x).activation.sum(), some(3, 6, 4)),
+        (lambda x: conv(x).sum(), some(1, 8, 20, 20)),
+    ):
+        with pytest.raises(ValueError, match=r"^impl: 'cpu' cannot run \w+ within torch.func transforms; 'auto' takes"):
+            torch.func.grad(call)(x)
+
+
+def test_a_model_under_vmap_and_grad():
+    model = tc.create_model("capsnet", img_size=18, channels=8, primary_types=2)
+    images = torch.rand(3, 1, 18, 18, generator=seeded(0))
+    one_by_one = torch.func.vmap(lambda image: model(image.unsqueeze(0))[0])(images)
+    torch.testing.assert_close(one_by_one, model(images))
+    leaf = images.clone().requires_grad_()
+    expected = torch.autograd.grad(model(leaf).sum(), leaf)[0]
+    torch.testing.assert_close(torch.func.grad(lambda x: model(x).sum())(images), expected, rtol=1e-3, atol=1e-6)

@@ -1,0 +1,184 @@
+"""Model files of another hand: whatever they say is refused in one sentence, before memory is taken for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from torchcaps.data import Preprocess
+from torchcaps.errors import RunError
+from torchcaps.training import TransformingConfig, load, load_transforming, run_transforming
+from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
+
+from .makers import TINY, write_bars
+
+OPTIONS = TINY | {"decoder": False}
+ABOUT = describe_model("capsnet", OPTIONS, ("cat", "dog"), Preprocess((20, 18), 3))
+MATRIX = {"channels": 2, "primary_types": 2, "types": [2, 2]}
+MATRIX_ABOUT = describe_model("matrix_caps", MATRIX, ("cat", "dog"), Preprocess((20, 18), 1))
+HUGE = 2**31
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def state():
+    return build_model(ABOUT).state_dict()
+
+
+def refused(path, read=load):
+    """The sentence with which a file is refused, without the file's name; it took little memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RunError) as raised:
+        read(path)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 150 << 10, f"{grown} KiB"
+    message = str(raised.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert len(message) < 1000
+    return message.removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"options": 5}, "options: expected values by name, got 5"),
+        ({"options": ["channels"]}, "options: expected values by name"),
+        ({"options": OPTIONS | {"channels": 80_000}}, "size mismatch for conv.weight: [8, 3, 9, 9] in the file, "),
+        ({"options": OPTIONS | {"channels": HUGE**3}}, "its weights do not fit"),
+        ({"options": OPTIONS | {"channels": 1.5}}, "its weights do not fit"),
+        ({"options": OPTIONS | {"channels": "8" * 100_000}}, "..."),
+        ({"options": OPTIONS | {"iterations": HUGE}}, "iterations: expected at most 100, got 2147483648"),
+        ({"options": OPTIONS | {"iterations": 2.0}}, "iterations: expected a whole number, got 2.0"),
+        ({"options": OPTIONS | {"routing": "em", "iterations": HUGE}}, "iterations: expected at most 100"),
+        ({"options": OPTIONS | {"init_std": float("nan")}}, "options: expected finite numbers"),
+        ({"options": OPTIONS | {"routing": {}}}, "capsnet takes no "),
+        ({"options": OPTIONS | {"num_classes": 3}}, "multiple values"),
+        ({"model": 5}, "model: expected a name, got 5"),
+        ({"model": "cnn_matched", "options": {"channels": HUGE}}, "its weights do not fit"),
+        ({"model": "cnn_smallnorb", "options": {"hidden": [1] * 200_000}}, "layers: expected at most 100, got 200002"),
+        ({"classes": "cat"}, "classes: expected a list of names, got 'cat'"),
+        ({"classes": []}, "classes: expected a list of names, got []"),
+        ({"classes": ["cat", 2]}, "classes: expected a list of names"),
+        ({"classes": ["cat"] * 1_000_000}, "missing weights: class_capsules.bias"),
+        ({"classes": ["cat"] * 3_000_000}, "expected a header of at most"),
+        ({"preprocess": 5}, "preprocess: expected img_size [height, width] and in_chans, got 5"),
+        ({"preprocess": {"img_size": [20.5, 18], "in_chans": 3}}, "preprocess: expected"),
+        ({"preprocess": {"img_size": ["20", "18"], "in_chans": 3}}, "preprocess: expected"),
+        ({"preprocess": {"img_size": [20, 18], "in_chans": True}}, "preprocess: expected"),
+        ({"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 3}}, "img_size: expected at most 8192 pixels a side"),
+        ({"preprocess": {"img_size": [8000, 8000], "in_chans": 3}}, "size mismatch"),
+        ({"preprocess": {"img_size": [20, 18], "in_chans": HUGE}}, "its weights do not fit"),
+    ],
+)
+def test_a_description_is_checked_before_it_is_built(path, state, change, complaint):
+    save_tensors(path, state, ABOUT | change)
+    assert complaint in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"options": MATRIX | {"iterations": HUGE}}, "iterations: expected at most 100"),
+        ({"options": MATRIX | {"types": [HUGE, HUGE]}}, "its weights do not fit"),
+        ({"options": MATRIX | {"pose_size": 10_000}}, "its weights do not fit"),
+        ({"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 1}}, "img_size: expected at most 8192"),
+    ],
+)
+def test_matrix_capsules_too(path, change, complaint):
+    save_tensors(path, build_model(MATRIX_ABOUT).state_dict(), MATRIX_ABOUT | change)
+    assert complaint in refused(path)
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+def test_a_description_of_nested_brackets(path, state, depth):
+    text = json.dumps(ABOUT)[:-1] + ', "options": ' + "[" * depth + "]" * depth + "}"
+    save_file(state, path, metadata={"torchcaps": text})
+    complaint = refused(path)
+    assert "nested too deep" in complaint or "options: expected values by name" in complaint
+
+
+@pytest.mark.parametrize("text", ["", "[", "nul", "{}", "5", '"text"', '{"model": 1e999999, "options": {}}', "[]"])
+def test_a_header_that_describes_nothing(path, state, text):
+    save_file(state, path, metadata={"torchcaps": text})
+    refused(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers(path, state, value):
+    state["class_capsules.weight"][3, 1, 2, 0] = value
+    save_tensors(path, state, ABOUT)
+    assert "class_capsules.weight holds infinite numbers or NaN" in refused(path)
+
+
+def test_weights_of_other_names_and_types(path, state):
+    first = dict(state)
+    missing = first.pop("conv.weight")
+    for tensors, complaint in (
+        (first, "missing weights: conv.weight"),
+        (first | {"conv.weights": missing}, "missing weights: conv.weight"),
+        (state | {"more": missing.clone()}, "unexpected weights: more"),
+        (state | {"conv.weight": missing.long()}, "conv.weight: expected torch.float32, got I64"),
+        (state | {"conv.weight": missing.flatten()}, "size mismatch for conv.weight"),
+    ):
+        save_tensors(path, tensors, ABOUT)
+        assert complaint in refused(path)
+
+
+def test_weights_of_less_precision_are_taken(path, state):
+    save_tensors(path, {name: tensor.bfloat16() for name, tensor in state.items()}, ABOUT)
+    model = load(path)
+    assert model.conv.weight.dtype == torch.float32
+    assert torch.equal(model.conv.weight, state["conv.weight"].bfloat16().float())
+
+
+def test_a_file_that_claims_more_than_it_is(path, state):
+    """Sparse gigabytes behind a description of something small: compared, and never read."""
+    header = {"conv.weight": {"dtype": "F32", "shape": [1 << 29], "data_offsets": [0, 1 << 31]}}
+    header["__metadata__"] = {"torchcaps": json.dumps(ABOUT)}
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + (1 << 31))
+    assert "missing weights" in refused(path)
+
+
+def test_what_is_no_regular_file(path, tmp_path):
+    os.mkfifo(path)
+    assert refused(path) == "is no readable checkpoint (expected a regular file)"
+    for special in ("/dev/zero", "/dev/null"):
+        link = tmp_path / f"link{special[-4:]}"
+        link.symlink_to(special)
+        assert refused(link) == "is no readable checkpoint (expected a regular file)"
+
+
+def test_loading_draws_nothing_from_the_global_generator(path, state):
+    save_tensors(path, state, ABOUT)
+    before = torch.get_rng_state()
+    load(path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_transforming_auto_encoder_is_checked_alike(tmp_path):
+    bars = write_bars(tmp_path / "bars.npz")
+    run = run_transforming(TransformingConfig(str(bars), capsules=2, epochs=1, device="cpu"), tmp_path / "run")
+    model = load_transforming(run.path)
+    about = {"kind": "transforming_autoencoder", "in_chans": 1, "img_size": [18, 20], "options": {"capsules": 2}}
+    file = tmp_path / "model.safetensors"
+    for change, complaint in (
+        ({"options": {"capsules": 2 * 10**9, "recognition": 60}}, "size mismatch"),
+        ({"options": 5}, "its weights do not fit"),
+        ({"img_size": [HUGE, HUGE]}, "its weights do not fit"),
+    ):
+        save_tensors(file, model.state_dict(), about | change)
+        assert complaint in refused(file, load_transforming)
