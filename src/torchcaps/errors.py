@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from torch import Tensor
 
+LONGEST = 2_000  # characters of a message
+
 
 class TorchcapsError(Exception):
-    """An expected failure: its message is one sentence for the person at the keyboard."""
+    """An expected failure: its message is one sentence, on one line, for the person at the keyboard."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class DataError(TorchcapsError):
@@ -80,8 +85,17 @@ def check_range(argument: str, value: float, low: float | None = None, high: flo
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 
 
-def check_exists(path: Path, what: str) -> Path:
-    """Return `path`, or raise RunError naming `what` is missing there."""
-    if not path.exists():
-        raise RunError(f"{what}: nothing found at {path}")
-    return path
+def check_regular(path: Path, error: type[TorchcapsError] = RunError) -> None:
+    """Raise `error` for what is there and no file to be read: a FIFO or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise error(f"{path}: expected a regular file, got {'a folder' if path.is_dir() else 'a FIFO or a device'}")
+
+
+def one_line(text: str) -> str:
+    """A message as one printable line: white space drawn together, control characters escaped, the middle cut out."""
+    words = " ".join(_shortened(text).split())
+    return _shortened("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-400:]}"

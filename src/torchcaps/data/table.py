@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
 from torchcaps.errors import DataError
@@ -14,6 +15,7 @@ REQUIRED = ("file", "label")
 SPLITS = ("train", "test")
 
 
+@door
 def read_table(
     path: str | Path,
     split: str = "train",
@@ -40,11 +42,8 @@ def read_table(
             only; an unreadable image; mixed sizes.
     """
     path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            entries = list(_entries(path, csv.DictReader(lines)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a CSV ({error})") from None
+    with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
+        entries = list(_entries(path, csv.DictReader(text_lines(source))))
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
