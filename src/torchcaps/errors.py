@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -85,10 +86,20 @@ def check_range(argument: str, value: float, low: float | None = None, high: flo
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 
 
-def check_regular(path: Path, error: type[TorchcapsError] = RunError) -> None:
-    """Raise `error` for what is there and no file to be read: a FIFO or a device may never end."""
-    if path.exists() and not path.is_file():
-        raise error(f"{path}: expected a regular file, got {'a folder' if path.is_dir() else 'a FIFO or a device'}")
+def check_regular(path: Path) -> None:
+    """Raise OSError for what is there and no file or folder: reading a FIFO or a device may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "expected a regular file, got a FIFO or a device", str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        OSError: it is none, or cannot be read. UnicodeDecodeError: it is no text.
+    """
+    check_regular(path)
+    return path.read_text(encoding="utf-8")
 
 
 def one_line(text: str) -> str:

@@ -68,7 +68,7 @@ def _check_test_images(config: TrainConfig) -> None:
     """Fail before the training, not after it, if the images of the evaluation at its end cannot be read."""
     from torchcaps.data import load_dataset
 
-    load_dataset(config.data, "test", config.root, img_size=config.img_size)
+    load_dataset(config.data, "test", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
 
 
 def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:

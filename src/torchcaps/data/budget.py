@@ -46,7 +46,7 @@ class Budget:
         """The bytes of memory that `stored` bytes on disk may expand to."""
         return max(FLOOR, RATIO * stored) if self.max_bytes is None else self.max_bytes
 
-    def check(self, where: Path | str, spent: int, stored: int) -> None:
+    def check(self, what: str, spent: int, stored: int) -> None:
         """Refuse `spent` bytes of memory for `stored` bytes on disk where that is too much.
 
         Raises:
@@ -55,7 +55,7 @@ class Budget:
         most = self.most(stored)
         if spent > most:
             raise DataError(
-                f"{where}: asks for more than the {most / 2**20:,.0f} MiB of memory allowed for {stored / 2**20:,.2f} "
+                f"{what} asks for more than the {most / 2**20:,.0f} MiB of memory allowed for {stored / 2**20:,.2f} "
                 "MiB on disk; give max_bytes (--max-bytes in training) to allow more"
             )
 
@@ -111,7 +111,7 @@ def door(reader: Callable[P, T]) -> Callable[P, T]:
     return read
 
 
-def spend(where: Path | str, count: int, path: Path | str | None = None) -> None:
+def spend(what: str, count: int, path: Path | str | None = None) -> None:
     """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from.
 
     Raises:
@@ -121,7 +121,7 @@ def spend(where: Path | str, count: int, path: Path | str | None = None) -> None
     if budget is not None:
         budget.stored += 0 if path is None else _on_disk(os.stat(path))
         budget.spent += count
-        budget.check(where, budget.spent, budget.stored)
+        budget.check(what, budget.spent, budget.stored)
 
 
 class Source:
@@ -137,9 +137,9 @@ class Source:
     """
 
     def __init__(self, path: Path) -> None:
-        check_regular(path, DataError)
         self.path, self._budget = path, _current.get() or Budget()
         try:
+            check_regular(path)
             self.file = path.open("rb")
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -167,8 +167,8 @@ class Source:
         """
         self._spent += count
         self._budget.spent += count
-        self._budget.check(self.path, self._spent, self._stored)
-        self._budget.check(self.path, self._budget.spent, self._budget.stored)
+        self._budget.check(f"{self.path}: it", self._spent, self._stored)
+        self._budget.check(f"{self.path}: it", self._budget.spent, self._budget.stored)
 
     def take(self, count: int) -> bytearray:
         """The next `count` bytes, fewer where it ends before.
@@ -274,7 +274,7 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def text_lines(source: Source, longest: int = CHUNK, cost: int = 256) -> Iterator[str]:
+def text_lines(source: Source, longest: int = CHUNK, cost: int = 512) -> Iterator[str]:
     """The lines of a text file in UTF-8, each counted for what is made of it.
 
     Args:

@@ -163,7 +163,7 @@ def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: 
 
 
 def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
-    spend(sign.file, 0, sign.file)
+    spend("the set", 0, sign.file)
     with opened(sign.file) as image:
         cut = image.crop(_box(sign, *image.size)) if roi else image
         return decode_image(cut, size, 3, name=str(sign.file)).unsqueeze(0)

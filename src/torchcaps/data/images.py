@@ -96,7 +96,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
                 yield source
             else:
                 if not isinstance(source, bytes):
-                    check_regular(Path(source), DataError)
+                    check_regular(Path(source))
                 with Image.open(
                     io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*FORMATS]
                 ) as image:

@@ -135,7 +135,7 @@ def _images_under(path: Path) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if not path.is_dir():
-        check_regular(path, DataError)
+        check_regular(path)
         if not is_image_name(path.name):
             raise DataError(f"{path}: not an image by its name; expected an ending such as .png or .jpg")
         return [path]

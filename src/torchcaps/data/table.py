@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,9 +62,10 @@ def _entry(where: str, folder: Path, row: dict[str, str | None], has_split: bool
     file, label = ((row[column] or "").strip() for column in REQUIRED)
     if not file or not label:
         raise DataError(f"{where}: expected a file and a label, got {file!r} and {label!r}")
-    if not (folder / file).is_file():
-        raise DataError(f"{where}: no such file {folder / file}")
+    path = os.path.join(folder, file)
+    if not os.path.isfile(path):
+        raise DataError(f"{where}: no such file {path}")
     split = (row["split"] or "").strip().lower() if has_split else None
     if has_split and split not in SPLITS:
         raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
-    return Entry(str(folder / file), label, split)
+    return Entry(path, label, split)

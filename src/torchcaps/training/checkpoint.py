@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TorchcapsError, TrainingError
+from torchcaps.errors import RunError, TorchcapsError, TrainingError, check_regular
 from torchcaps.models import create_model
 
 MODEL_FILE = "model.safetensors"
@@ -76,6 +76,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RunError: for a file that is absent, damaged, or not of this kind.
     """
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)

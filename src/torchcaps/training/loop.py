@@ -82,7 +82,7 @@ class Trainer:
         self.config, self.run_folder, self.listener = config, run, listener
         self.device = resolve_device(config.device)
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
-        images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
+        images = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
         self.train_set, self.val_set = split(images, config, self.device)
         self.epoch_size = config.epoch_size or len(self.train_set)
         self.steps_per_epoch = math.ceil(self.epoch_size / config.batch_size)

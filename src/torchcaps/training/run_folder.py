@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, read_text
 from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, atomic, write_json
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.environment import environment
@@ -99,14 +99,14 @@ class RunFolder:
         """
         file = self.path / CONFIG
         try:
-            return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            return TrainConfig.from_dict(json.loads(read_text(file)))
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{file}: is no readable configuration ({error})") from error
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware of the machine that started the run; empty if that was not recorded."""
         try:
-            found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+            found = json.loads(read_text(self.path / ENVIRONMENT))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -140,7 +140,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         try:
-            *lines, _ = self.metrics.read_text(encoding="utf-8").split("\n")
+            *lines, _ = read_text(self.metrics).split("\n")
             rows = [json.loads(line) for line in lines]
             if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
                 raise ValueError("a line without kind and step")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import RunError, TorchcapsError, UnknownNameError, check_range
+from torchcaps.errors import RunError, TorchcapsError, UnknownNameError, check_range, read_text
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.training.checkpoint import load_tensors, save_tensors, write_json
@@ -151,7 +151,7 @@ def transforming_config(run: RunFolder) -> TransformingConfig:
     """
     file = run.path / CONFIG
     try:
-        return TransformingConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return TransformingConfig.from_dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{file}: is no readable configuration of this kind ({error})") from error
 
