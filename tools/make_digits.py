@@ -14,7 +14,7 @@ import hashlib
 from pathlib import Path
 
 from torchcaps.data.digits import FOLDER, digits_files
-from torchcaps.data.idx import read_bytes
+from torchcaps.data.budget import read_bytes
 from torchcaps.data.sets.mnist import PASSPORT
 
 

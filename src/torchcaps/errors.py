@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,9 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from torch import Tensor
 
+LONGEST = 2_000  # characters of a message
+
 
 class TorchcapsError(Exception):
-    """An expected failure: its message is one sentence for the person at the keyboard."""
+    """An expected failure: its message is one sentence, on one line, for the person at the keyboard."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class DataError(TorchcapsError):
@@ -87,8 +93,27 @@ def check_range(argument: str, value: float, low: float | None = None, high: flo
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 
 
-def check_exists(path: Path, what: str) -> Path:
-    """Return `path`, or raise RunError naming `what` is missing there."""
-    if not path.exists():
-        raise RunError(f"{what}: nothing found at {path}")
-    return path
+def check_regular(path: Path) -> None:
+    """Raise OSError for what is there and no file or folder: reading a FIFO or a device may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "expected a regular file, got a FIFO or a device", str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        OSError: it is none, or cannot be read. UnicodeDecodeError: it is no text.
+    """
+    check_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
+def one_line(text: str) -> str:
+    """A message as one printable line: white space drawn together, control characters escaped, the middle cut out."""
+    words = " ".join(_shortened(text).split())
+    return _shortened("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-400:]}"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from torchcaps.data.norb import STEMS, matrix_bytes
+
+from .mat_files import mat_bytes
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -52,3 +58,102 @@ def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), colour=True
             for i in range(count):
                 picture(size, colour, seed=1000 * c + i).save(root / level / name / f"{i}.png")
     return Path(root)
+
+
+def _npz(folder):
+    np.savez_compressed(folder / "own.npz", images=_pixels(10, 6, 5), labels=np.arange(10) % 2)
+    return folder / "own.npz"
+
+
+def _npy(folder):
+    np.save(folder / "own.npy", _pixels(10, 6, 5))
+    np.save(folder / "own_labels.npy", np.array(["cat", "dog"])[np.arange(10) % 2])
+    return folder / "own.npy"
+
+
+def _idx(folder):
+    write_idx_set(folder / "idx")
+    return folder / "idx"
+
+
+def _idx_gz(folder):
+    write_idx_set(folder / "idx", gz=True)
+    return folder / "idx"
+
+
+def _folder(folder):
+    return write_folder(folder / "photos", count=3)
+
+
+def _tar(folder, ending=".tar"):
+    root = _folder(folder)
+    with tarfile.open(folder / f"own{ending}", "w:gz" if ending == ".tar.gz" else "w") as archive:
+        archive.add(root, arcname=".")
+    return folder / f"own{ending}"
+
+
+def _csv(folder):
+    files = sorted(_folder(folder).rglob("*.png"))
+    rows = "".join(f"{file.relative_to(folder)},{file.parent.name}\n" for file in files)
+    (folder / "own.csv").write_text("file,label\n" + rows)
+    return folder / "own.csv"
+
+
+def _cifar(folder):
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(b"".join(bytes([i]) + _pixels(3072).tobytes() for i in range(2)))
+    return folder
+
+
+def _cifar_python(folder):
+    value = {b"labels": [0, 1], b"data": _pixels(2, 3072), b"filenames": [b"a.png", b"b.png"]}
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(pickle.dumps(value, protocol=2))
+    return folder
+
+
+def _norb(folder):
+    for stem in STEMS.values():
+        for kind, array in (("dat", _pixels(5, 2, 8, 8)), ("cat", np.arange(5)), ("info", np.zeros((5, 4)))):
+            array = array if kind == "dat" else array.astype(np.int32)
+            (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(array))
+    return folder
+
+
+def _svhn(folder):
+    for split in ("train", "test"):
+        variables = {"X": _pixels(32, 32, 3, 4), "y": np.array([[1], [2], [3], [10]], np.uint8)}
+        (folder / f"{split}_32x32.mat").write_bytes(mat_bytes(variables))
+    return folder
+
+
+def _affnist(folder):
+    fields = {"image": _pixels(1600, 4), "label_int": np.array([[1, 2, 3, 4]], np.uint8)}
+    for part in ("training_and_validation_batches", "test_batches"):
+        (folder / "transformed" / part).mkdir(parents=True)
+        (folder / "transformed" / part / "1.mat").write_bytes(mat_bytes({"affNISTdata": fields}, packed=False))
+    return folder
+
+
+def _gtsrb(folder):
+    for label in range(2):
+        place = folder / "Final_Training" / "Images" / f"{label:05d}"
+        place.mkdir(parents=True)
+        rows = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+        for track in range(3):
+            picture((9, 9), seed=track).save(place / f"{track:05d}_00000.ppm")
+            rows += f"{track:05d}_00000.ppm;9;9;1;1;8;8;{label}\n"
+        (place / f"GT-{label:05d}.csv").write_text(rows)
+    return folder
+
+
+def _pixels(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+# By format: writes a small set of it into an empty folder, and gives the path to load it by.
+SETS = {
+    "npz": _npz, "npy": _npy, "idx": _idx, "idx-gz": _idx_gz, "folder": _folder, "tar": _tar,
+    "tar-gz": lambda folder: _tar(folder, ".tar.gz"), "csv": _csv, "cifar": _cifar, "cifar-python": _cifar_python,
+    "norb": _norb, "svhn": _svhn, "affnist": _affnist, "gtsrb": _gtsrb,
+}  # fmt: skip

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
+from torchcaps.data.budget import read_bytes
 from torchcaps.data.digits import FOLDER, choose_digits, digits_files
-from torchcaps.data.idx import read_bytes
 
 from .makers import SHARED, needs_shared
 

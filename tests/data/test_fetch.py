@@ -6,8 +6,8 @@ import pytest
 
 from torchcaps.data import Mirror, NpmPackage, fetch, fetch_dataset
 from torchcaps.data import verify_dataset as verify
+from torchcaps.data.budget import read_bytes
 from torchcaps.data.download import SourceError, download
-from torchcaps.data.idx import read_bytes
 from torchcaps.errors import DataError
 
 from .web import CONTENT, Server, names_in

@@ -96,7 +96,7 @@ def of_class(number):
         (header() + struct.pack("<II", 15, 4) + b"abcd", "a compressed element cannot be read"),
         (
             header() + struct.pack("<II", 15, 9) + zlib.compress(matrix("a", np.eye(9)))[:9],
-            "compressed element is trun",
+            "truncated MATLAB file, a compressed element ends",
         ),
         (mat_bytes({"deep": nested(20)}), "nested more than 16 deep"),
     ],

@@ -94,10 +94,10 @@ def test_every_truncation_is_one_sentence(tmp_path):
     [
         (
             matrix_bytes(np.zeros(3, np.int32)) + b"x",
-            r"too long or damaged, the header \[3\] asks for 12 bytes, got 13",
+            r"too long, the header \[3\] asks for 12 bytes of data, got 13",
         ),
         (header(0x1E3D4C99, (3,)) + b"x" * 12, r"expected the magic number of a binary matrix .*, got 0x1E3D4C99"),
-        (header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, "asks for -3 bytes"),
+        (header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, r"damaged, the header \[-3, 1\] has a size below 1"),
         (struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1), "header of a binary matrix of 99 axes"),
     ],
 )

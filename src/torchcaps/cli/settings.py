@@ -21,6 +21,8 @@ class Settings:
     """Name of a data set (`torchcaps data list`), or a path: class folders, .npz, .csv, IDX files, ..."""
     root: str | None = None
     """Folder in which a named data set is looked for first."""
+    max_bytes: int | None = None
+    """Memory that the files of the data set may expand to; by default 256 MiB, or 32 times their size on disk."""
     img_size: tuple[int, int] | None = None
     """Resize images to this height and width."""
     crop: int | None = None

@@ -43,6 +43,7 @@ def train(
     """
     from torchcaps import training
     from torchcaps.training.environment import check_threads
+    from torchcaps.training.run_folder import MOVABLE
 
     if threads is not None:
         with usage():
@@ -55,7 +56,7 @@ def train(
     run = training.RunFolder(folder)
     if resume:
         check_unchanged(run, config, settings, option)
-        config = run.config().updated(device=settings.device, root=settings.root)
+        config = run.config().updated(**{name: getattr(settings, name) for name in MOVABLE})
     else:
         training.RunFolder.fresh(folder)
         _check_test_images(config)
@@ -70,7 +71,7 @@ def _check_test_images(config: TrainConfig) -> None:
     """Fail before the training, not after it, if the images of the evaluation at its end cannot be read."""
     from torchcaps.data import load_dataset
 
-    load_dataset(config.data, "test", config.root, img_size=config.img_size)
+    load_dataset(config.data, "test", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
 
 
 def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:

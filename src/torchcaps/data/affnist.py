@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
 from torchcaps.data.mat import read_mat
@@ -37,6 +38,7 @@ def affnist_files(folder: Path, split: str) -> list[Path]:
     return []
 
 
+@door
 def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     """Read one file of affNIST.
 

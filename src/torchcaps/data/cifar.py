@@ -2,29 +2,30 @@
 
 Binary: records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). Python: a pickled
 dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called on
-loading; the reader here admits only what rebuilds a numpy array, and refuses the file on meeting anything else.
+loading; the reader here puts stand-ins of its own in the place of what rebuilds a numpy array, and refuses the file on
+meeting anything else.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
+from torchcaps.data.budget import door, read_bytes, spend
 from torchcaps.data.dataset import ImageSet, check_labels
-from torchcaps.data.idx import read_bytes
 from torchcaps.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
-# The function that a pickled array names; asked of numpy itself, because its place differs between versions.
-ARRAY_BUILDER = np.empty(0).__reduce__()[0]
+OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 
 
@@ -39,6 +40,7 @@ def holds_cifar(folder: Path) -> bool:
     return any(find_batches(folder, split) for split in STEMS)
 
 
+@door
 def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
     """Read `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
 
@@ -76,7 +78,7 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = _ArraysOnly(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-        labels, pixels = np.asarray(batch[b"labels"]), np.asarray(batch[b"data"])
+        labels, pixels = _values(batch[b"labels"]), _values(batch[b"data"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can raise anything
@@ -94,20 +96,83 @@ def _checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.nda
     return labels, pixels
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """Bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
-    if encoding not in ("latin1", "latin-1"):
-        raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
-    return text.encode("latin1")
+def _values(value: object) -> np.ndarray:
+    if isinstance(value, _Array) and value.values is not None:
+        return value.values
+    if isinstance(value, list) and all(type(number) in (int, float) for number in value):
+        return np.asarray(value)
+    raise DataError("expected labels and data as arrays or lists of numbers")
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Loads plain containers and numpy arrays; a pickle that names anything else is refused unexecuted."""
+class _Sealed:
+    """What a pickle may name; it can be called, and nothing in it can be set."""
+
+    def __setstate__(self, state: object) -> None:
+        raise DataError(f"refused: the pickle asks to change {type(self).__name__.strip('_').lower()}")
+
+
+class _Text(_Sealed, bytes):
+    """`_codecs.encode`: bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
+
+    def __new__(cls, text: str, encoding: str) -> Self:
+        if encoding not in ("latin1", "latin-1"):
+            raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
+        spend("the pickle", len(text))
+        return super().__new__(cls, text.encode("latin1"))
+
+
+class _Dtype(_Sealed):
+    """`numpy.dtype`, of a number, and its byte order, the second part of its state."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        code = code.decode() if isinstance(code, bytes) else code
+        if not re.fullmatch("[|<>=]?[biuf][1248]", code):
+            raise DataError(f"refused: the pickle asks for the type {code!r}")
+        self.kind = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.kind = self.kind.newbyteorder(order)
+
+
+class _Array(_Sealed):
+    """A pickled array: its shape, type and bytes, kept as they are."""
+
+    def __init__(self, *_: object) -> None:
+        self.values: np.ndarray | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_column, data = state
+        self.values = np.frombuffer(data, kind.kind).reshape(shape, order="F" if by_column else "C")
+
+
+# Where pickles name an array's builder: its place differs between versions of numpy.
+BUILDERS = ("numpy.core.multiarray", "numpy._core.multiarray")
+ALLOWED: dict[tuple[str, str], type] = {
+    **{(module, "_reconstruct"): _Array for module in BUILDERS},
+    ("numpy", "ndarray"): _Sealed, ("numpy", "dtype"): _Dtype, ("_codecs", "encode"): _Text,
+}  # fmt: skip
+
+
+class _Opcodes(dict[int, Any]):
+    """What each opcode does; a look-up is an opcode met, and is counted."""
+
+    def __getitem__(self, code: int) -> Any:
+        spend("the pickle", OPCODE_COST)
+        if code == pickle.BYTEARRAY8[0]:  # makes room for as much as it says, before it looks at what is there
+            raise DataError("refused: the pickle holds a bytearray, which no batch needs")
+        return super().__getitem__(code)
+
+
+class _ArraysOnly(pickle._Unpickler):
+    """Loads plain containers and arrays of bytes; a pickle that names anything else is refused unexecuted.
+
+    Python's own unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there.
+    """
+
+    dispatch: ClassVar = _Opcodes(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return ARRAY_BUILDER
-        allowed = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _latin1}
-        if (module, name) not in allowed:
+        if (module, name) not in ALLOWED:
             raise DataError(f"refused: the pickle asks for {module}.{name}, which is no part of an array")
-        return allowed[module, name]
+        return ALLOWED[module, name]

@@ -14,6 +14,7 @@ from torchcaps.data.split import holdout
 from torchcaps.errors import DataError, UnknownNameError, named_shape
 
 AXES = ("n", "channels", "height", "width")
+MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
@@ -167,6 +168,7 @@ def _first_bad_image(images: Tensor) -> str:
 
 def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...]) -> None:
     """Raise DataError, naming `where`, unless there are two classes or more and every label is the index of one."""
+    check_count(where, len(classes))
     if len(set(classes)) != len(classes):
         raise DataError(f"{where}: two classes have the same name in {', '.join(classes)}")
     if len(classes) < 2:
@@ -178,3 +180,19 @@ def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ..
             f"{where}: label {int(labels[first])} of image {first} lies outside the {len(classes)} classes "
             f"(0 to {len(classes) - 1})"
         )
+
+
+def check_count(where: str, classes: int) -> None:
+    """Raise DataError, naming `where`, for more classes than a set may have."""
+    if classes > MOST_CLASSES:
+        raise DataError(f"{where}: expected at most {MOST_CLASSES:,} classes, got {classes:,}; number them from 0")
+
+
+def numbered(where: str, largest: int) -> tuple[str, ...]:
+    """The names of classes that are numbers, "0" to `largest`.
+
+    Raises:
+        DataError: there are more than a set may have.
+    """
+    check_count(where, largest + 1)
+    return tuple(str(label) for label in range(largest + 1))

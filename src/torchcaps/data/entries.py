@@ -15,6 +15,8 @@ from torchcaps.data.images import decode_image, is_grey
 from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
+MOST_DIGITS = 300
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -28,7 +30,11 @@ class Entry:
 def natural(text: str) -> list[tuple[int, int, str]]:
     """Sorting key by which `img2` comes before `img10`."""
     parts = re.split(r"(\d+)", text)
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part]
+    # Python turns no more than 4,300 digits into a number; so long a name sorts as text.
+    numbers = (part.isdecimal() and len(part) <= MOST_DIGITS for part in parts)
+    return [
+        (0, int(part), part) if number else (1, 0, part) for part, number in zip(parts, numbers, strict=True) if part
+    ]
 
 
 def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, natural, read_entries
 from torchcaps.data.images import SUFFIXES, is_image_name
 from torchcaps.errors import DataError
 
 
+@door
 def read_folder(
     root: str | Path,
     split: str = "train",

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchcaps.data.budget import Source, door, reading, spend, text_lines
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.images import opened
-from torchcaps.data.pixels import fit_images, size_pair
+from torchcaps.data.images import decode_image, opened
+from torchcaps.data.pixels import size_pair
 from torchcaps.data.split import TEST_FRACTION, holdout
 from torchcaps.errors import DataError
 
@@ -33,6 +34,7 @@ CLASSES = (
 COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
 TESTING = ("Final_Test/Images", "Final_Test", "Test")
+MOST_DIGITS = 18  # of an int64
 TEST_TABLES = ("GT-final_test.csv", "../GT-final_test.csv")
 
 
@@ -52,6 +54,7 @@ def gtsrb_base(folder: Path) -> Path | None:
     return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
 
 
+@door
 def read_gtsrb(
     folder: str | Path,
     split: str = "train",
@@ -105,15 +108,12 @@ def _test_table(base: Path) -> Path | None:
 
 
 def _rows(path: Path) -> list[_Sign]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines, delimiter=";")
-            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
-            found = [_sign(path, reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a table ({error})") from None
+    with reading(path, wrong="cannot be read as a table"), Source(path) as source:
+        reader = csv.DictReader(text_lines(source), delimiter=";")
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
+        found = [_sign(path, reader.line_num, row) for row in reader]
     if not found:
         raise DataError(f"{path}: no image in this table")
     return found
@@ -134,6 +134,8 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
     if not file.is_file():
         raise DataError(f"{where}: no such file {file}")
     place = re.fullmatch(r"(\d+)_(\d+)", file.stem)
+    if place and max(map(len, place.groups())) > MOST_DIGITS:
+        raise DataError(f"{where}: expected a track and a frame of at most {MOST_DIGITS} digits, got {file.name}")
     track, frame = (int(place[1]), int(place[2])) if place else (-1, -1)
     return _Sign(file, label, (left / width, top / height, right / width, bottom / height), track, frame)
 
@@ -161,12 +163,10 @@ def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: 
 
 
 def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
+    spend("the set", 0, sign.file)
     with opened(sign.file) as image:
-        if roi:
-            image = image.crop(_box(sign, *image.size))
-        pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
-        shaped = pixels.reshape(1, image.height, image.width, 3).movedim(-1, 1)
-    return fit_images(shaped.contiguous(), size, 3)
+        cut = image.crop(_box(sign, *image.size)) if roi else image
+        return decode_image(cut, size, 3, name=str(sign.file)).unsqueeze(0)
 
 
 def _box(sign: _Sign, width: int, height: int) -> tuple[int, int, int, int]:

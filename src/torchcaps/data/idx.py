@@ -6,22 +6,22 @@ bytes), the number of axes, one big-endian 32-bit size per axis, the data in row
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.budget import Source, door
+from torchcaps.data.dataset import ImageSet, check_labels, numbered
 from torchcaps.errors import DataError
 
 UNSIGNED_BYTE = 0x08
 STEMS = {"train": "train", "test": "t10k"}
 
 
+@door
 def read_idx(path: Path | str) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes, not its name).
 
@@ -32,46 +32,23 @@ def read_idx(path: Path | str) -> Tensor:
         DataError: absent, not IDX, truncated, or longer than its header says.
     """
     path = Path(path)
-    data = read_bytes(path)
-    if len(data) < 4:
-        raise DataError(f"{path}: truncated IDX file, {len(data)} bytes where the magic number takes 4")
-    zero, code, axes = struct.unpack(">HBB", data[:4])
-    if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
-        raise DataError(
-            f"{path}: wrong magic number 0x{data[:4].hex()}, expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
-        )
-    return _payload(path, data, axes)
-
-
-def _payload(path: Path, data: bytearray, axes: int) -> Tensor:
-    start = 4 + 4 * axes
-    if len(data) < start:
-        raise DataError(f"{path}: truncated IDX file, {len(data)} bytes where the header takes {start}")
-    shape = struct.unpack(f">{axes}I", data[4:start])
-    expected, found = math.prod(shape), len(data) - start
-    if found != expected:
-        what = "truncated" if found < expected else "too long"
-        raise DataError(f"{path}: {what}, the header {list(shape)} asks for {expected} bytes of data, got {found}")
-    if expected == 0:
+    with Source(path) as source:
+        magic = source.take(4)
+        if len(magic) < 4:
+            raise DataError(f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4")
+        zero, code, axes = struct.unpack(">HBB", magic)
+        if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
+            raise DataError(
+                f"{path}: wrong magic number 0x{magic.hex()}, expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
+            )
+        sizes = source.take(4 * axes)
+        if len(sizes) < 4 * axes:
+            raise DataError(f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}")
+        shape = struct.unpack(f">{axes}I", sizes)
+        data = source.exactly(math.prod(shape), f"the header {list(shape)}")
+    if not data:
         raise DataError(f"{path}: the IDX header {list(shape)} says that there is nothing in it")
-    return torch.frombuffer(data, dtype=torch.uint8, offset=start).reshape(shape)
-
-
-def read_bytes(path: Path) -> bytearray:
-    """The bytes of a file, decompressed when they begin as gzip does.
-
-    Raises:
-        DataError: the file cannot be read, or its gzip stream is damaged or cut short.
-    """
-    try:
-        data = path.read_bytes()
-        return bytearray(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except EOFError:
-        raise DataError(f"{path}: truncated gzip file, it ends before its data does") from None
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip file ({error})") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
@@ -129,4 +106,4 @@ def _require(folder: Path, split: str, kind: str) -> Path:
 def _numbered(folder: Path, labels: Tensor) -> tuple[str, ...]:
     training = find_idx(folder, "train", "labels")
     known = read_idx(training) if training else labels
-    return tuple(str(label) for label in range(int(known.max()) + 1))
+    return numbered(str(folder), int(known.max()))

@@ -14,10 +14,17 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.pixels import deep_to_bytes, fit_images
-from torchcaps.errors import DataError
+from torchcaps.data.budget import spend
+from torchcaps.data.pixels import deep_to_bytes, fit_images, size_pair, to_channels
+from torchcaps.errors import DataError, check_regular
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# All that is ever opened, whatever a file is called: others run programs (EPS) or are seldom looked after.
+FORMATS = {
+    "BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".pbm", ".pgm", ".ppm"),
+    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
+}  # fmt: skip
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+STRIP = 1 << 20  # pixels converted at a time
 GREY_MODES = frozenset({"1", "L", "LA", "La", "F"})
 ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
@@ -46,12 +53,16 @@ def decode_image(
         uint8 `[channels, height, width]`, 0..255.
 
     Raises:
-        DataError: absent, unreadable, damaged, cut short, or so large that it looks like a decompression bomb.
+        DataError: absent, of another format than those in `FORMATS`, unreadable, damaged, cut short, or so large that
+            it looks like a decompression bomb.
     """
     with opened(source, name) as image:
-        pixels = _pixels(ImageOps.exif_transpose(image))
-    tensor = torch.from_numpy(pixels).movedim(-1, 0).contiguous()
-    return fit_images(tensor.unsqueeze(0), img_size, in_chans)[0]
+        channels = in_chans or (1 if _is_grey(image) else 3)
+        height, width = image.size[::-1] if img_size is None else size_pair(img_size)
+        # The images of a set are kept together: those that do not fit are refused before they are decoded.
+        spend("the set", channels * height * width, source if isinstance(source, str | Path) else None)
+        pixels = _pixels(image, channels, own=isinstance(source, Image.Image))
+    return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
 
 def is_grey(source: ImageSource, name: str | None = None) -> bool:
@@ -71,7 +82,10 @@ def is_image_name(name: str) -> bool:
 
 @contextmanager
 def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image]:
-    """Open an image and turn whatever goes wrong while it is read into a DataError that names it."""
+    """Open an image of a format in `FORMATS`, and turn whatever goes wrong with it into a DataError that names it.
+
+    Nothing else in the library opens an image file.
+    """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "image"
     try:
@@ -81,21 +95,43 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             if isinstance(source, Image.Image):
                 yield source
             else:
-                with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                if not isinstance(source, bytes):
+                    check_regular(Path(source))
+                with Image.open(
+                    io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*FORMATS]
+                ) as image:
                     yield image
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        raise DataError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except FileNotFoundError:
         raise DataError(f"{name}: no such image file") from None
     except Image.UnidentifiedImageError:
-        raise DataError(f"{name}: not an image, or a damaged one") from None
+        raise DataError(f"{name}: not an image, or a damaged one; expected {', '.join(FORMATS)}") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused") from None
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DataError(f"{name}: unreadable image ({str(error) or type(error).__name__})") from None
+        raise DataError(f"{name}: unreadable image ({str(error) or type(error).__name__})") from error
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
+def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "channels height width"]:
+    """The pixels, upright; converted strip by strip, as every conversion of a whole picture would be a copy of it."""
+    if own:
+        image = ImageOps.exif_transpose(image)
+    else:
+        ImageOps.exif_transpose(image, in_place=True)
+    width, height = image.size
+    rows = max(1, STRIP // width)
+    found = torch.empty(channels, height, width, dtype=torch.uint8)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        strip = image if bottom - top == height else image.crop((0, top, width, bottom))
+        values = torch.from_numpy(_strip(strip)).movedim(-1, 0)
+        found[:, top:bottom] = to_channels(values.unsqueeze(0), channels)[0]
+    return found
+
+
+def _strip(image: Image.Image) -> np.ndarray:
+    """Pixels `[height, width, 1 or 3]`, uint8."""
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
     grey = _is_grey(image)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcaps.data._registry import Passport, dataset_info, dataset_reader, list_datasets
+from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.formats import read_path
 from torchcaps.data.pixels import fit_images
@@ -22,6 +23,7 @@ def load_dataset(
     img_size: int | tuple[int, int] | None = None,
     in_chans: int | None = None,
     cache_dir: str | Path | None = None,
+    max_bytes: int | None = None,
 ) -> ImageSet:
     """Load one split of a data set, whole, into memory. Never downloads.
 
@@ -37,24 +39,27 @@ def load_dataset(
         img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are grey.
         cache_dir: the cache folder; None is `default_cache_dir()`.
+        max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
+            where that is more.
 
     Returns:
         An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]. A set of composites, such as
         "multi-mnist", is a `PairSet`, with two labels for each image.
 
     Raises:
-        DataError: absent (with every place looked at), damaged or unusable.
+        DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`.
         UnknownNameError: neither a known name nor a path.
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
-    if str(name_or_path) in list_datasets():
-        found = _read_named(str(name_or_path), split, root, cache_dir)
-        return replace(found, images=fit_images(found.images, img_size, in_chans))
-    path = Path(name_or_path).expanduser()
-    if not path.exists():
-        _refuse(name_or_path)
-    return read_path(path, split, img_size=img_size, in_chans=in_chans)
+    with reading(str(name_or_path), max_bytes, fresh=True):
+        if str(name_or_path) in list_datasets():
+            found = _read_named(str(name_or_path), split, root, cache_dir)
+            return replace(found, images=fit_images(found.images, img_size, in_chans))
+        path = Path(name_or_path).expanduser()
+        if not path.exists():
+            _refuse(name_or_path)
+        return read_path(path, split, img_size=img_size, in_chans=in_chans)
 
 
 def _refuse(name_or_path: str | Path) -> None:

@@ -9,33 +9,36 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from torchcaps.data.idx import read_bytes
+from torchcaps.data.budget import Source, door
 from torchcaps.errors import DataError
 
 HEADER = 128
 MATRIX, COMPRESSED = 14, 15
 # Code of an element's type: numpy's type, without byte order.
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-TEXT = {1: "u1", 2: "u1", 4: "u2", 16: "u1", 17: "u2", 18: "u4"}
+TEXT = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 # Class of an array: the type that its values have in memory, whatever smaller type they are stored in.
 CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
 CELL, STRUCT, CHARS = 1, 2, 4
 COMPLEX = 0x08
-LARGEST = 4 << 30  # bytes that one compressed element may grow to
+PIECE = 1 << 14  # bytes of a compressed element taken at a time; they grow to a thousand times as many at most
+COST = 256  # bytes that an element, a struct or a name takes in memory, besides its data
 DEEPEST = 16  # structs and cells within each other
+MOST_AXES = 32
 
 Order = Literal["<", ">"]
 Value = Any
 """An array; text; a list for a cell array; a dictionary for one struct, a list of them for several."""
 
 
+@door
 def read_mat(path: str | Path) -> dict[str, Value]:
     """The variables of a MATLAB level-5 file, by name.
 
@@ -50,10 +53,13 @@ def read_mat(path: str | Path) -> dict[str, Value]:
             arrays, objects, functions).
     """
     path = Path(path)
-    data = memoryview(read_bytes(path))
     try:
-        file = _File(_byte_order(data))
-        return dict(file.variables(data[HEADER:]))
+        with Source(path) as source:
+            data = bytearray()
+            for piece in source.pieces():
+                data += piece
+            file = _File(_byte_order(memoryview(data)), source.claim)
+            return dict(file.variables(memoryview(data)[HEADER:]))
     except _DamageError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -77,16 +83,17 @@ def _byte_order(data: memoryview) -> Order:
 
 @dataclass(frozen=True)
 class _File:
-    """What holds for a whole file: its byte order."""
+    """What holds for a whole file: its byte order, and who counts the memory that it takes."""
 
     order: Order
+    claim: Callable[[int], None]
 
     def variables(self, data: memoryview) -> Iterator[tuple[str, Value]]:
         """Name and value of each variable in a run of elements."""
         for kind, body in self.elements(data):
             if kind == COMPRESSED:
-                yield from self.variables(memoryview(_inflate(body)))
-            elif kind == MATRIX:
+                kind, body = next(self.elements(self.inflated(body)))
+            if kind == MATRIX:
                 yield self.matrix(body, 0)
 
     def elements(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -108,6 +115,7 @@ class _File:
             if start + size > len(data):
                 missing = start + size - len(data)
                 raise _DamageError(f"truncated MATLAB file, an element ends {missing} bytes behind its end")
+            self.claim(COST)
             yield kind, data[start : start + size]
             at = end
 
@@ -124,7 +132,7 @@ class _File:
         kind, marks = flags & 0xFF, flags >> 8 & 0xFF
         shape = struct.unpack(f"{self.order}{len(parts[1][1]) // 4}i", parts[1][1])
         name = bytes(parts[2][1]).decode("ascii", "replace")
-        if min(shape, default=0) < 0 or len(shape) < 2:
+        if min(shape, default=0) < 0 or not 2 <= len(shape) <= MOST_AXES:
             raise _DamageError(f"damaged MATLAB file, {name or 'an array'} has the sizes {list(shape)}")
         if marks & COMPLEX:
             raise _DamageError(f"{name or 'an array'} is complex, which is not read here")
@@ -135,7 +143,9 @@ class _File:
     ) -> Value:
         """What the elements behind the name of an array of this class hold."""
         if kind in CLASSES:
-            return self.numbers(name, shape, parts).astype(CLASSES[kind], copy=False)
+            stored = self.numbers(name, shape, parts)
+            self.claim(0 if stored.dtype == CLASSES[kind] else stored.size * np.dtype(CLASSES[kind]).itemsize)
+            return stored.astype(CLASSES[kind], copy=False)
         if kind == CHARS:
             return self.text(name, shape, parts)
         if kind == CELL:
@@ -160,14 +170,14 @@ class _File:
     def text(self, name: str, shape: tuple[int, ...], parts: list[tuple[int, memoryview]]) -> str:
         """The characters of an array, column after column."""
         kind, data = parts[0] if parts else (2, memoryview(b""))
-        if kind not in TEXT or len(data) % np.dtype(TEXT[kind]).itemsize:
+        if kind not in TEXT:
             raise _DamageError(f"damaged MATLAB file, no text of a known type in {name or 'an array'}")
-        if kind == 16:
-            return bytes(data).decode("utf-8", "replace")
-        codes = np.frombuffer(data, np.dtype(TEXT[kind]).newbyteorder(self.order))
-        if len(codes) > math.prod(shape):
-            raise _DamageError(f"damaged MATLAB file, {len(codes)} characters for the sizes {list(shape)}")
-        return "".join(chr(code) if code < 0x110000 else "\ufffd" for code in codes)
+        self.claim(4 * len(data))
+        end = "" if kind in (1, 2, 16) else "-le" if self.order == "<" else "-be"
+        text = bytes(data).decode(TEXT[kind] + end, "replace")
+        if len(text) > math.prod(shape):
+            raise _DamageError(f"damaged MATLAB file, {len(text)} characters for the sizes {list(shape)}")
+        return text
 
     def values(self, name: str, count: int, parts: list[tuple[int, memoryview]], depth: int) -> list[Value]:
         """`count` arrays, one an element."""
@@ -183,20 +193,38 @@ class _File:
         packed = bytes(parts[1][1])
         if width < 1 or len(packed) % width:
             raise _DamageError(f"damaged MATLAB file, names of {width} bytes in {len(packed)} of {name or 'a struct'}")
+        self.claim((len(packed) // width + count) * COST)
         starts = range(0, len(packed), width)
         names = [packed[at : at + width].split(b"\0")[0].decode("ascii", "replace") for at in starts]
         values = self.values(name, count * len(names), parts[2:], depth)
         made = [dict(zip(names, values[i * len(names) : (i + 1) * len(names)], strict=True)) for i in range(count)]
         return made[0] if count == 1 else made
 
-
-def _inflate(data: memoryview) -> bytes:
-    stream = zlib.decompressobj()
-    try:
-        found = stream.decompress(data, LARGEST)
-    except zlib.error as error:
-        raise _DamageError(f"damaged MATLAB file, a compressed element cannot be read ({error})") from None
-    if not stream.eof:
-        what = "truncated" if len(found) < LARGEST else f"larger than {LARGEST >> 30} GB"
-        raise _DamageError(f"a compressed element is {what}")
-    return found
+    def inflated(self, data: memoryview) -> memoryview:
+        """The array in a compressed element: its tag says how many bytes it has, and no more are inflated."""
+        stream = zlib.decompressobj()
+        try:
+            found = bytearray(stream.decompress(data[:PIECE], 8))
+            kind, size = struct.unpack(f"{self.order}II", found.ljust(8, b"\0"))
+            if kind != MATRIX:
+                raise _DamageError(f"damaged MATLAB file, a compressed element of type {kind}, which is no array")
+            self.claim(size)
+            most = 8 + size + -size % 8
+            piece: Any
+            for piece in (
+                stream.unconsumed_tail,
+                *(data[at : at + PIECE] for at in range(PIECE, len(data), PIECE)),
+                b"",
+            ):
+                more = True
+                while more and len(found) <= most and not stream.eof:
+                    before = len(found)
+                    found += stream.decompress(piece, most + 1 - before)
+                    piece, more = stream.unconsumed_tail, len(found) > before
+        except zlib.error as error:
+            raise _DamageError(f"damaged MATLAB file, a compressed element cannot be read ({error})") from None
+        if len(found) > most:
+            raise _DamageError("damaged MATLAB file, a compressed element is larger than its tag says")
+        if not stream.eof:
+            raise _DamageError("truncated MATLAB file, a compressed element ends before its data does")
+        return memoryview(found)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from torchcaps.data.budget import Source, door
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.idx import read_bytes
 from torchcaps.errors import DataError, UnknownNameError
 
 TYPES = {
@@ -35,6 +35,7 @@ EYES = ("both", "left", "right", "each")
 CHUNK = 1024  # photographs made smaller at a time
 
 
+@door
 def read_matrix(path: str | Path) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
@@ -45,23 +46,22 @@ def read_matrix(path: str | Path) -> np.ndarray:
         DataError: absent, of another format, packed, truncated, or longer than its header says.
     """
     path = Path(path)
-    data = read_bytes(path)
-    if len(data) < 8:
-        raise DataError(f"{path}: truncated binary matrix, {len(data)} bytes where magic number and axes take 8")
-    magic, axes = struct.unpack("<Ii", data[:8])
-    if magic not in TYPES:
-        found = "packed, which is not read here" if magic == PACKED else f"0x{magic:08X}"
-        raise DataError(f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}")
-    start = 8 + 4 * max(axes, 3)
-    if not 1 <= axes <= 8 or len(data) < start:
-        raise DataError(f"{path}: truncated or damaged header of a binary matrix of {axes} axes")
-    shape = struct.unpack(f"<{axes}i", data[8 : 8 + 4 * axes])
-    dtype = np.dtype(TYPES[magic])
-    expected, found_bytes = math.prod(shape) * dtype.itemsize, len(data) - start
-    if min(shape) < 1 or found_bytes != expected:
-        what = "truncated" if found_bytes < expected else "too long or damaged"
-        raise DataError(f"{path}: {what}, the header {list(shape)} asks for {expected} bytes, got {found_bytes}")
-    return np.frombuffer(data, dtype, offset=start).reshape(shape)
+    with Source(path) as source:
+        start = source.take(8)
+        if len(start) < 8:
+            raise DataError(f"{path}: truncated binary matrix, {len(start)} bytes where magic number and axes take 8")
+        magic, axes = struct.unpack("<Ii", start)
+        if magic not in TYPES:
+            found = "packed, which is not read here" if magic == PACKED else f"0x{magic:08X}"
+            raise DataError(f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}")
+        sizes = source.take(4 * max(axes, 3)) if 1 <= axes <= 8 else b""
+        if len(sizes) < 4 * max(axes, 3):
+            raise DataError(f"{path}: truncated or damaged header of a binary matrix of {axes} axes")
+        shape, dtype = struct.unpack(f"<{axes}i", sizes[: 4 * axes]), np.dtype(TYPES[magic])
+        if min(shape) < 1:
+            raise DataError(f"{path}: damaged, the header {list(shape)} has a size below 1")
+        data = source.exactly(math.prod(shape) * dtype.itemsize, f"the header {list(shape)}")
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def matrix_bytes(array: np.ndarray) -> bytes:
@@ -89,6 +89,7 @@ def holds_norb(folder: Path, stem: str = ANY) -> bool:
     return any(norb_file(folder, split, "dat", stem) for split in PATTERNS)
 
 
+@door
 def read_norb(
     folder: str | Path,
     split: str = "train",

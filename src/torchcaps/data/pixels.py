@@ -11,7 +11,8 @@ from torch import Tensor
 from torchcaps.errors import DataError
 
 MOST_CHANNELS = 4
-CHUNK = 1024  # images resized at a time, to bound the float32 copy
+CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
+LARGE = 1 << 24  # values of an image whose channels are resized one by one
 Images = Shaped[Tensor, "n channels height width"]
 
 
@@ -49,6 +50,9 @@ def fit_images(images: Images, img_size: int | tuple[int, int] | None, in_chans:
 
 
 def _resize(images: Images, size: tuple[int, int]) -> Images:
+    if images[0].numel() > LARGE and (len(images) > 1 or images.shape[1] > 1):
+        parts = images.flatten(0, 1).split(1)
+        return torch.cat([_resize(part.unsqueeze(1), size) for part in parts]).unflatten(0, images.shape[:2]).squeeze(2)
     # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
     resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False)
     if images.dtype == torch.uint8:
@@ -87,8 +91,11 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
         return np.rint(array * 255).astype(np.uint8)
     if low < 0 or high > 65535:
         raise DataError(f"expected integer pixels in 0..65535, got {low} to {high}")
-    # 65535 = 255 · 257, so that full white stays full white
-    return ((array.astype(np.int64) + 128) // 257).astype(np.uint8)
+    found = np.empty(array.shape, np.uint8)
+    for at in range(0, len(array), CHUNK):
+        # 65535 = 255 · 257, so that full white stays full white
+        found[at : at + CHUNK] = (array[at : at + CHUNK].astype(np.uint32) + 128) // 257
+    return found
 
 
 def array_images(where: str, images: np.ndarray) -> Images:
@@ -103,6 +110,8 @@ def array_images(where: str, images: np.ndarray) -> Images:
         DataError: another shape or type, a layout that can be read two ways, values out of range, NaN.
     """
     images = _channels_first(where, images)
+    if images.size == 0:
+        raise DataError(f"{where}: there are no pixels in images of shape {list(images.shape)}")
     if images.dtype == np.uint16:
         images = deep_to_bytes(images)
     elif images.dtype.kind == "f":
@@ -114,10 +123,11 @@ def array_images(where: str, images: np.ndarray) -> Images:
 
 
 def _check_floats(where: str, images: np.ndarray) -> None:
-    if not np.isfinite(images).all():
-        first = int(np.argwhere(~np.isfinite(images))[0][0])
+    finite = np.isfinite(images)
+    if not finite.all():
+        first = int(finite.all(axis=(1, 2, 3)).argmin())
         raise DataError(f"{where}: image {first} holds NaN or infinite pixels")
-    if images.size and (images.min() < 0 or images.max() > 1):
+    if images.min() < 0 or images.max() > 1:
         raise DataError(
             f"{where}: expected float pixels in [0, 1], got {images.min():g} to {images.max():g}; "
             "scale them, or store 0..255 as uint8"

@@ -13,11 +13,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.budget import reading
 from torchcaps.data.crop import centre_crop
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
 from torchcaps.data.pixels import array_images, fit_images, size_pair
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, check_regular
 
 MOST_SIDE = 8192  # pixels: a file may ask for any number
 MOST_WORDS = 400  # characters of a description in an error
@@ -129,14 +130,16 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: set[Path] = set()
     for path in map(Path, paths):
-        found.update(_images_under(path))
+        with reading(path):
+            found.update(_images_under(path))
     return sorted(found, key=lambda path: natural(str(path)))
 
 
 def _images_under(path: Path) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
+        check_regular(path)
         if not is_image_name(path.name):
             raise DataError(f"{path}: not an image by its name; expected an ending such as .png or .jpg")
         return [path]

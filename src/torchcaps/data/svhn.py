@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
@@ -29,6 +30,7 @@ def holds_svhn(folder: Path) -> bool:
     return any(svhn_file(folder, split).is_file() for split in ("train", "test"))
 
 
+@door
 def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
     """Read one `*_32x32.mat`.
 

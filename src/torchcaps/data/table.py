@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
 from torchcaps.errors import DataError
@@ -14,6 +16,7 @@ REQUIRED = ("file", "label")
 SPLITS = ("train", "test")
 
 
+@door
 def read_table(
     path: str | Path,
     split: str = "train",
@@ -40,11 +43,8 @@ def read_table(
             only; an unreadable image; mixed sizes.
     """
     path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            entries = list(_entries(path, csv.DictReader(lines)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a CSV ({error})") from None
+    with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
+        entries = list(_entries(path, csv.DictReader(text_lines(source))))
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
@@ -62,9 +62,10 @@ def _entry(where: str, folder: Path, row: dict[str, str | None], has_split: bool
     file, label = ((row[column] or "").strip() for column in REQUIRED)
     if not file or not label:
         raise DataError(f"{where}: expected a file and a label, got {file!r} and {label!r}")
-    if not (folder / file).is_file():
-        raise DataError(f"{where}: no such file {folder / file}")
+    path = os.path.join(folder, file)
+    if not os.path.isfile(path):
+        raise DataError(f"{where}: no such file {path}")
     split = (row["split"] or "").strip().lower() if has_split else None
     if has_split and split not in SPLITS:
         raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
-    return Entry(str(folder / file), label, split)
+    return Entry(path, label, split)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from torchcaps.data.budget import Source, door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, select, stack_images
 from torchcaps.data.images import decode_image, is_grey, is_image_name
@@ -19,8 +20,10 @@ from torchcaps.errors import DataError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 LEVELS = {"train", "test"}
+COST = 4096  # bytes that the description of a member takes in memory
 
 
+@door
 def read_tar(
     path: str | Path,
     split: str = "train",
@@ -46,8 +49,8 @@ def read_tar(
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
-    with _errors_naming(path), tarfile.open(path) as archive:
-        members = [member for member in archive if member.isfile() and _is_image(member.name)]
+    with _errors_naming(path), Source(path) as source, tarfile.open(fileobj=source, mode="r:") as archive:  # type: ignore[call-overload]
+        members = [member for member in _members(source, archive) if member.isfile() and _is_image(member.name)]
         chosen, classes, labels = select(name, _entries(path, [m.name for m in members]), split)
         wanted = {entry.file for entry in chosen}
         decoded: dict[str, Tensor] = {}
@@ -62,6 +65,19 @@ def read_tar(
                     decoded[member.name] = decode_image(data, img_size, in_chans, name=label)
     pixels = [to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen]
     return ImageSet(stack_images(name, chosen, pixels), labels, classes, name)
+
+
+def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """All members; tarfile itself follows a negative size backwards for ever, and fills the holes of a sparse file."""
+    place = -1
+    for member in archive:
+        source.claim(COST)
+        if archive.offset <= place or member.size < 0:
+            raise DataError(f"{source.path}: damaged archive, the size of {member.name} is negative")
+        if member.issparse():
+            raise DataError(f"{source.path}: {member.name} is a sparse file, which is not read from an archive")
+        place = archive.offset
+        yield member
 
 
 def _is_image(member: str) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.data._registry import Passport, dataset_info, dataset_reader
-from torchcaps.data.idx import read_bytes
+from torchcaps.data.budget import reading, sha256
 from torchcaps.data.load import SPLITS, not_found, places
 from torchcaps.errors import DataError
 
@@ -73,7 +72,7 @@ def fault(path: Path, digest: str | None) -> str:
     if digest is None:
         return ""
     try:
-        right = hashlib.sha256(read_bytes(path)).hexdigest() == digest
+        right = sha256(path) == digest
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
     return "" if right else "the bytes are not the published ones (SHA-256 differs)"
@@ -95,7 +94,8 @@ def _check_counts(info: Passport, folder: Path) -> list[FileCheck]:
 def _count(info: Passport, folder: Path, split: str) -> FileCheck | None:
     expected = info.train if split == "train" else info.test
     try:
-        found = dataset_reader(info.name)(folder, split)
+        with reading(folder):
+            found = dataset_reader(info.name)(folder, split)
     except DataError as error:
         return FileCheck(f"{folder} ({split})", False, str(error))
     if found is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from torchcaps.errors import RunError
+from torchcaps.errors import RunError, read_text
 from torchcaps.models.notebook import card, facts, plain
 from torchcaps.report.run import EVALUATION, training_seconds
 from torchcaps.report.words import counted, duration, percent
@@ -98,7 +98,7 @@ class Run:
         if not file.exists():
             return None
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(read_text(file))
         except (OSError, ValueError) as error:
             raise RunError(f"{file}: is no readable evaluation ({error})") from error
         if not isinstance(found, dict):

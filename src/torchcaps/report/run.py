@@ -37,20 +37,20 @@ def open_run(
         DataError: if the data cannot be had.
     """
     model = load(run, device=resolve_device(device))
-    path = Path(run)
+    path, max_bytes = Path(run), None
     if data is None:
         if not path.is_dir():
             raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
         config = RunFolder.open(path).config()
-        data, root = config.data, root or config.root
-    preprocess = model.preprocess
-    images = load_dataset(data, split, root, img_size=preprocess.img_size, in_chans=preprocess.in_chans)  # type: ignore[union-attr, arg-type]
+        data, root, max_bytes = config.data, root or config.root, config.max_bytes
+    size, channels = model.preprocess.img_size, model.preprocess.in_chans  # type: ignore[union-attr]
+    images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)  # type: ignore[arg-type]
     if images.classes != model.classes:
         raise RunError(
             f"{data}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
             f"{len(model.classes)} ({_few(model.classes)})"  # type: ignore[arg-type]
         )
-    return model, cropped(images, preprocess.crop)  # type: ignore[union-attr, arg-type]
+    return model, cropped(images, model.preprocess.crop)  # type: ignore[union-attr, arg-type]
 
 
 def measure(

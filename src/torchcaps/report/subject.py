@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, PairSet
-from torchcaps.errors import RunError, check_range
+from torchcaps.errors import RunError, check_range, read_text
 from torchcaps.evaluation import Evaluation, MultiLabel, score, score_multilabel, top_labels
 from torchcaps.evaluation.forward import class_activations, device_of, evaluating
 from torchcaps.report.plots import evenly
@@ -186,7 +186,7 @@ def _recorded(file: Path, measured: Evaluation | MultiLabel) -> dict[str, Any]:
     """What evaluation.json says, if it speaks of this model."""
     again = f"write it anew with: torchcaps evaluate {file.parent}"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise RunError(f"{file}: is no readable evaluation ({error}); {again}") from error
     expected = measured.to_dict()

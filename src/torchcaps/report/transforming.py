@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import RunError
+from torchcaps.errors import RunError, read_text
 from torchcaps.evaluation import TransformingEvaluation, evaluate_transforming
 from torchcaps.models import TransformedPairs, TransformingAutoencoder
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
@@ -98,7 +98,7 @@ def transforming_figures(
 def is_transforming(run: RunFolder) -> bool:
     """Whether this is a run of a transforming auto-encoder; a configuration that cannot be read is none."""
     try:
-        found = json.loads((run.path / CONFIG).read_text(encoding="utf-8"))
+        found = json.loads(read_text(run.path / CONFIG))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("kind") == KIND

@@ -56,7 +56,8 @@ class Trained:
 
     def held_out(self) -> ImageSet:
         """The training images that the model was chosen with."""
-        whole = load_dataset(self.config.data, "train", self.config.root, img_size=self.config.img_size)
+        config = self.config
+        whole = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
         return split(whole, self.config, torch.device("cpu"))[1]
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.errors import RunError, UnknownNameError, check_range, read_text
 from torchcaps.models.cnn import parameter_count
 from torchcaps.report import finish_run, finish_transforming
 from torchcaps.reproduce.measures import MEASURES, finished
@@ -25,6 +25,7 @@ from torchcaps.training.checkpoint import write_json
 from torchcaps.training.environment import environment
 from torchcaps.training.loop import Listener
 from torchcaps.training.recipes import Row
+from torchcaps.training.run_folder import MOVABLE
 
 RESULT = "result.json"
 LEFT_TO_RULES = (("batch_size", None), ("clip", "auto"))
@@ -190,11 +191,11 @@ def _transforming(run: RunFolder, config: TransformingConfig) -> dict[str, Any]:
 
 def _check_same(run: RunFolder, config: Config) -> None:
     """A folder that was started with other settings is another experiment's."""
-    kept = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    kept = json.loads(read_text(run.path / "config.json"))
     wanted = json.loads(json.dumps(config.to_dict()))
     for name, value in wanted.items():
         ruled = (name, value) in LEFT_TO_RULES  # the folder holds the number that the rule gave
-        if name not in ("root", "device") and not ruled and kept.get(name) != value:
+        if name not in MOVABLE and not ruled and kept.get(name) != value:
             raise RunError(
                 f"{run.path}: was started with {name} {kept.get(name)!r}, and the recipe has {value!r} now; "
                 "remove the folder, or give another output"
@@ -203,7 +204,7 @@ def _check_same(run: RunFolder, config: Config) -> None:
 
 def _read(file: Path) -> Result:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
         return Result(**{f.name: content[f.name] for f in fields(Result)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file}: is no readable result ({error})") from error

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model
 from torchcaps.nn import drawn_from
 from torchcaps.training.description import KEY as _KEY
@@ -28,7 +28,6 @@ from torchcaps.training.description import (
     check_description,
     check_fit,
     check_numbers,
-    in_short,
     read_header,
 )
 
@@ -125,6 +124,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RunError: for a file that is absent, damaged (one bit is enough), or not of this kind.
     """
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             found = file.metadata() or {}
             if _KEY in found and found.keys() != {_KEY}:  # files without a checksum were written by early versions
@@ -230,7 +230,7 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
     if "kind" in about:  # such as a transforming auto-encoder
         raise RunError(
-            f"{path}: holds a {in_short(about['kind']).replace('_', ' ')}, not a classifier; see its own page"
+            f"{path}: holds a {one_line(str(about['kind'])).replace('_', ' ')}, not a classifier; see its own page"
         )
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
@@ -258,6 +258,6 @@ def restored(path: Path, shapes: Shapes, build: Callable[[], nn.Module]) -> nn.M
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
-        reason = f"{error} is missing" if isinstance(error, KeyError) else in_short(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     return model

@@ -16,7 +16,7 @@ Loss = Literal["auto", "margin", "spread", "cross_entropy"]
 
 # Lowest values of the whole numbers; the random numbers of numpy, which draw the split, take seeds of 32 bits.
 _WHOLE = {"epochs": 1, "checkpoint_every": 1, "shift": 0, "seed": 0}
-_WHOLE_OR_NONE = ("crop", "epoch_size", "batch_size", "per_class")
+_WHOLE_OR_NONE = ("max_bytes", "crop", "epoch_size", "batch_size", "per_class")
 _NUMBER_OR_NONE = ("stop_at",)
 _LARGEST_SEED = 2**31 - 1
 _NUMBERS = ("lr", "holdout", "reconstruction", "degrees", "zoom")
@@ -31,6 +31,7 @@ class TrainConfig:
         model_options: its own options, such as {"iterations": 3}.
         data: name of a data set, or a path.
         root: folder in which a named set is looked for first.
+        max_bytes: memory that the files of a data set may expand to; None is by their size on disk (`load_dataset`).
         img_size: (height, width) to which images are resized; None keeps theirs.
         crop: side of the window that the model sees: drawn at random in training, the middle otherwise; None is all.
         epochs: passes over the training images, at least 1.
@@ -67,6 +68,7 @@ class TrainConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
     data: str = "digits"
     root: str | None = None
+    max_bytes: int | None = None
     img_size: tuple[int, int] | None = None
     crop: int | None = None
     epochs: int = 10

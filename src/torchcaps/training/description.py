@@ -10,11 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from torchcaps.errors import RunError
+from torchcaps.errors import RunError, one_line
 
 KEY = "torchcaps"  # of the JSON in the header
 MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
-MOST_WORDS = 400  # characters of an error that others' words go into
 
 Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
@@ -40,22 +39,22 @@ def read_header(path: Path) -> tuple[Shapes, Any]:
     except RecursionError as error:
         raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
     except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"{path}: is no readable checkpoint ({in_short(error)})") from error
+        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
 
 
 def check_description(about: dict[str, Any]) -> None:
     """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
     model, options, classes = about["model"], about["options"], about["classes"]
     if not isinstance(model, str):
-        raise ValueError(f"model: expected a name, got {in_short(repr(model))}")
+        raise ValueError(f"model: expected a name, got {one_line(repr(model))}")
     if not isinstance(options, dict):
-        raise ValueError(f"options: expected values by name, got {in_short(repr(options))}")
+        raise ValueError(f"options: expected values by name, got {one_line(repr(options))}")
     try:
         json.dumps(options, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"options: expected finite numbers ({error})") from None
     if not isinstance(classes, list | tuple) or not classes or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"classes: expected a list of names, got {in_short(repr(classes))}")
+        raise ValueError(f"classes: expected a list of names, got {one_line(repr(classes))}")
 
 
 def check_fit(shapes: Shapes, model: nn.Module) -> None:
@@ -77,9 +76,3 @@ def check_numbers(model: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds infinite numbers or NaN")
-
-
-def in_short(words: object) -> str:
-    """Text of any length and number of lines, as one line to put into a sentence."""
-    line = " ".join(str(words)[: 4 * MOST_WORDS].split())
-    return line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."

@@ -57,7 +57,7 @@ def train(
 
     Args:
         config: what to run; with `resume`, the folder's own configuration, and of this one only a device other than
-            "auto" and a root.
+            "auto", a root and max_bytes.
         output: the run folder; must not hold a run, unless `resume`.
         resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
         listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
@@ -74,7 +74,8 @@ def train(
         run = RunFolder.open(output)
         device = None if config.device == "auto" else config.device
         with run.continued():
-            return Trainer(run.config().updated(device=device, root=config.root), run, listener).run(should_stop)
+            kept = run.config().updated(device=device, root=config.root, max_bytes=config.max_bytes)
+            return Trainer(kept, run, listener).run(should_stop)
     run = RunFolder.fresh(output)
     trainer = Trainer(config, run, listener)  # reads the data and builds the model, before a folder is made
     with run.begun(trainer.config):
@@ -88,7 +89,7 @@ class Trainer:
         self.run_folder, self.listener = run, listener
         self.device = resolve_device(config.device)
         self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
-        images = load_dataset(config.data, "train", config.root, img_size=config.img_size)
+        images = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
         self.train_set, self.val_set = split(images, config, self.device)
         self.epoch_size = config.epoch_size or len(self.train_set)
         preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import RunError, UnknownNameError
+from torchcaps.errors import RunError, UnknownNameError, read_text
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.transforming_run import KIND, TransformingConfig
 
@@ -119,7 +119,7 @@ def load_recipe(name_or_path: str) -> Recipe:
             raise UnknownNameError("recipe", name_or_path, list_recipes())
         path = found[0]
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(path))
         return _recipe(path.stem, content)
     except OSError as error:
         raise RunError(f"recipe {path}: cannot be read ({error.strerror})") from error

@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, read_text
 from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, PREVIOUS_FILE, atomic, load_tensors, write_json
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.environment import check_threads, environment
 from torchcaps.training.lock import LOCK, exclusive, holder, in_use, is_alive, make_folder
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
-MOVABLE = ("device", "root")  # settings that a run may be told anew when it goes on
+MOVABLE = ("device", "root", "max_bytes")  # settings that a run may be told anew when it goes on
 
 
 class Config(Protocol):
@@ -147,14 +147,14 @@ class RunFolder:
         """
         file = self.path / CONFIG
         try:
-            return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            return TrainConfig.from_dict(json.loads(read_text(file)))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{file}: is no readable configuration ({error})") from error
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware of the machine that started the run; empty if that was not recorded."""
         try:
-            found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+            found = json.loads(read_text(self.path / ENVIRONMENT))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -212,7 +212,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         try:
-            *lines, _ = self.metrics.read_text(encoding="utf-8").split("\n")
+            *lines, _ = read_text(self.metrics).split("\n")
             rows = [json.loads(line) for line in lines]
             if not all(isinstance(row, dict) and "kind" in row and type(row.get("step")) is int for row in rows):
                 raise ValueError("a line without kind, or without a step that is a whole number")

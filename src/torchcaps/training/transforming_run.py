@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.errors import RunError, UnknownNameError, check_range, read_text
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.nn import drawn_from
@@ -150,7 +150,7 @@ def transforming_config(run: RunFolder) -> TransformingConfig:
     """
     file = run.path / CONFIG
     try:
-        return TransformingConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return TransformingConfig.from_dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{file}: is no readable configuration of this kind ({error})") from error
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from torchcaps.data._registry import Passport, dataset_info, list_datasets
+from torchcaps.data.budget import sha256
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.idx import STEMS, find_idx, holds_idx, read_bytes, read_idx_set
+from torchcaps.data.idx import STEMS, find_idx, holds_idx, read_idx_set
 from torchcaps.errors import DataError
 
 
@@ -26,7 +26,7 @@ def read_idx_named(passport: Passport, folder: Path, split: str) -> ImageSet | N
 
 
 def _refuse_another(passport: Passport, path: Path, file: str) -> None:
-    digest = hashlib.sha256(read_bytes(path)).hexdigest()
+    digest = sha256(path)
     for other in map(dataset_info, list_datasets()):
         if other.made_from is None and other.sha256.get(file) == digest != passport.sha256.get(file):
             raise DataError(f"{path}: these are the labels of {other.name!r}, not of {passport.name!r}")
