@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from torch import Tensor
 
-LONGEST = 2_000  # characters of a message
+LONGEST = 800  # characters of a message
 
 
 class TorchcapsError(Exception):

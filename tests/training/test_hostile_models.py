@@ -57,7 +57,7 @@ def refused(path, read=load):
         ({"options": OPTIONS | {"channels": 80_000}}, "size mismatch for conv.weight: [8, 3, 9, 9] in the file, "),
         ({"options": OPTIONS | {"channels": HUGE**3}}, "its weights do not fit"),
         ({"options": OPTIONS | {"channels": 1.5}}, "its weights do not fit"),
-        ({"options": OPTIONS | {"channels": "8" * 100_000}}, "..."),
+        ({"options": OPTIONS | {"channels": "8" * 100_000}}, " … "),
         ({"options": OPTIONS | {"iterations": HUGE}}, "iterations: expected at most 100, got 2147483648"),
         ({"options": OPTIONS | {"iterations": 2.0}}, "iterations: expected a whole number, got 2.0"),
         ({"options": OPTIONS | {"routing": "em", "iterations": HUGE}}, "iterations: expected at most 100"),
