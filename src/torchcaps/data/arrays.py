@@ -6,7 +6,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -77,7 +77,8 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
 class _Stored:
     """An array in a file: what its header says, and where its values follow."""
 
-    where: str
+    path: Path
+    name: str
     shape: tuple[int, ...]
     by_column: bool
     dtype: np.dtype[Any]
@@ -87,56 +88,63 @@ class _Stored:
     def read(self) -> np.ndarray:
         """The values, read to their end."""
         size = math.prod(self.shape) * self.dtype.itemsize
-        self.claim(size)
-        data = bytearray()
-        while len(data) < size and (piece := self.stream.read(min(CHUNK, size - len(data)))):
-            data += piece
-        if len(data) < size or self.stream.read(1):
-            found = "more" if len(data) == size else len(data)
-            raise ValueError(f"{self.where}: the header {list(self.shape)} asks for {size} bytes of data, got {found}")
-        return np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.by_column else "C")
+        with _plain(self.path):
+            self.claim(size)
+            data = bytearray()
+            while len(data) < size and (piece := self.stream.read(min(CHUNK, size - len(data)))):
+                data += piece
+            if len(data) < size or self.stream.read(1):
+                found = "more" if len(data) == size else len(data)
+                raise ValueError(f"{self.name}: the header {list(self.shape)} asks for {size} bytes, got {found}")
+            return np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.by_column else "C")
 
 
-def _stored(where: str, stream: IO[bytes], left: int, claim: Callable[[int], None]) -> _Stored:
+def _plain(path: Path) -> AbstractContextManager[None]:
+    kind = "an .npz of plain arrays" if path.suffix.lower() == ".npz" else "an .npy of a plain array"
+    return reading(path, wrong=f"cannot be read as {kind}")
+
+
+def _stored(path: Path, name: str, stream: IO[bytes], left: int, claim: Callable[[int], None]) -> _Stored:
     """The array that a stream of at most `left` bytes holds; numpy's own reader believes every size in it."""
     start = stream.read(len(MAGIC) + 2)
     if start[:-2] != MAGIC or start[-2:] not in HEADERS:
-        raise ValueError(f"{where} is no array that numpy has saved")
+        raise ValueError(f"{name} is no array that numpy has saved")
     width, parse = HEADERS[start[-2:]]
     length = stream.read(width)
     size = int.from_bytes(length, "little")
     if size > LONGEST_HEADER:
-        raise ValueError(f"{where}: a header of {size:,} bytes")
+        raise ValueError(f"{name}: a header of {size:,} bytes")
     shape, by_column, dtype = parse(io.BytesIO(length + stream.read(size)))
     if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"{where}: values of type {dtype}, which is no number and no text")
+        raise ValueError(f"{name}: values of type {dtype}, which is no number and no text")
     left -= len(start) + width + size
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > left:
-        raise ValueError(f"{where}: the header {list(shape)} of {dtype} asks for more than the {left} bytes of data")
-    return _Stored(where, shape, by_column, dtype, stream, claim)
+        raise ValueError(f"{name}: the header {list(shape)} of {dtype} asks for more than the {left} bytes of data")
+    return _Stored(path, name, shape, by_column, dtype, stream, claim)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Mapping[str, _Stored | None]]:
     """The arrays of a file by name, of which only the headers are read; None for members that no set has."""
     with ExitStack() as opened:
-        found: dict[str, _Stored | None] = {}
         if path.suffix.lower() == ".npz":
-            opened.enter_context(reading(path, wrong="cannot be read as an .npz of plain arrays"))
-            source = opened.enter_context(Source(path))
-            yield dict(_members(opened.enter_context(zipfile.ZipFile(source.file)), opened, source.claim))
-            return
-        for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
-            if not file.exists():
-                raise DataError(f"{path}: expected its {kind} in {file.name} beside it, which is not there")
-            opened.enter_context(reading(file, wrong="cannot be read as an .npy of a plain array"))
-            source = opened.enter_context(Source(file))
-            found[kind] = _stored(kind, source.file, source.size, source.claim)
+            with _plain(path):
+                source = opened.enter_context(Source(path))
+                archive = opened.enter_context(zipfile.ZipFile(source.file))
+                found = dict(_members(path, archive, opened, source.claim))
+        else:
+            found = {}
+            for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
+                if not file.exists():
+                    raise DataError(f"{path}: expected its {kind} in {file.name} beside it, which is not there")
+                with _plain(file):
+                    source = opened.enter_context(Source(file))
+                    found[kind] = _stored(file, kind, source.file, source.size, source.claim)
         yield found
 
 
 def _members(
-    archive: zipfile.ZipFile, opened: ExitStack, claim: Callable[[int], None]
+    path: Path, archive: zipfile.ZipFile, opened: ExitStack, claim: Callable[[int], None]
 ) -> Iterator[tuple[str, _Stored | None]]:
     known = {name.format(split) for names in (*WHOLE, *PER_SPLIT) for name in names for split in ("train", "test")}
     for member in archive.infolist():
@@ -147,7 +155,7 @@ def _members(
         if member.compress_type not in METHODS:  # numpy writes no other, and some grow without a bound
             raise ValueError(f"{name}: compressed by a method that is not read here")
         stream = opened.enter_context(archive.open(member))
-        yield name, _stored(name, stream, member.file_size, claim)
+        yield name, _stored(path, name, stream, member.file_size, claim)
 
 
 def _pairs(path: Path, arrays: Mapping[str, _Stored | None]) -> dict[str, tuple[_Stored, _Stored]]:

@@ -92,7 +92,8 @@ def reading(
     except OSError as error:
         raise DataError(f"{where}: {wrong} ({error.strerror or error})") from error
     except Exception as error:  # parsers raise anything on damaged bytes
-        raise DataError(f"{where}: {wrong} ({type(error).__name__}: {error})") from error
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise DataError(f"{where}: {wrong} ({kind}{error})") from error
     finally:
         if token is not None:
             _current.reset(token)

@@ -76,8 +76,9 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    data = io.BytesIO(read_bytes(path))
     try:
-        batch = _ArraysOnly(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        batch = _ArraysOnly(data, encoding="bytes").load()
         labels, pixels = _values(batch[b"labels"]), _values(batch[b"data"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

@@ -29,7 +29,7 @@ CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13:
 CELL, STRUCT, CHARS = 1, 2, 4
 COMPLEX = 0x08
 PIECE = 1 << 14  # bytes of a compressed element taken at a time; they grow to a thousand times as many at most
-COST = 256  # bytes that an element, a struct or a name takes in memory, besides its data
+COST = 512  # bytes that an element, a struct or a name takes in memory, besides its data
 DEEPEST = 16  # structs and cells within each other
 MOST_AXES = 32
 

@@ -1,0 +1,206 @@
+import gzip
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps import load
+from torchcaps.data import (
+    ImageSet,
+    Passport,
+    _registry,
+    budget,
+    decode_image,
+    images,
+    load_dataset,
+    pixels,
+    read_idx,
+    register_dataset,
+)
+from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
+from torchcaps.training import RunFolder, load_recipe
+
+from .makers import SETS, idx_bytes, picture, write_folder, write_idx_set
+from .test_images import encoded
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """A set may take 1 MiB, or as much as its files, so that tests stay small."""
+    monkeypatch.setattr(budget, "FLOOR", 1 << 20)
+    monkeypatch.setattr(budget, "RATIO", 1)
+
+
+def wide(folder, count=400):
+    """Grey images of 64 × 64 that compress well: 1.6 MB in a small file."""
+    np.savez_compressed(folder / "own.npz", images=np.zeros((count, 64, 64), np.uint8), labels=np.arange(count) % 2)
+    return folder / "own.npz"
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_small_sets_of_every_format_fit(tmp_path, little, kind):
+    assert len(load_dataset(SETS[kind](tmp_path))) > 0
+
+
+def test_the_sentence_and_the_way_out(tmp_path, little):
+    path = wide(tmp_path)
+    with pytest.raises(DataError) as caught:
+        load_dataset(path)
+    assert str(caught.value) == (
+        f"{path}: it asks for more than the 1 MiB of memory allowed for 0.00 MiB on disk; "
+        "give max_bytes (--max-bytes in training) to allow more"
+    )
+    assert len(load_dataset(path, max_bytes=2_000_000)) == 320
+    with pytest.raises(DataError, match="more than the 1 MiB"):
+        load_dataset(path, max_bytes=1_500_000)
+
+
+def test_what_a_file_takes_on_disk_counts(tmp_path, little):
+    write_idx_set(tmp_path, train=400, shape=(64, 64))
+    assert len(load_dataset(tmp_path)) == 400
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(gzip.compress(idx_bytes(np.zeros((400, 64, 64), np.uint8))))
+    with pytest.raises(DataError, match="train-images-idx3-ubyte: it asks for more"):
+        load_dataset(tmp_path)
+
+
+def test_the_files_of_a_set_count_together(tmp_path, little):
+    root = write_folder(tmp_path / "own", count=5, size=(8, 8))
+    assert load_dataset(root, img_size=64).images.shape == (8, 3, 64, 64)
+    with pytest.raises(DataError, match=r"dog/\d\.png: the set asks for more than the 1 MiB"):
+        load_dataset(root, img_size=256)
+    assert decode_image(root / "cat" / "0.png", 256).shape == (3, 256, 256)  # alone it fits
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_max_bytes_out_of_range(tmp_path, wrong):
+    with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
+        load_dataset("digits", max_bytes=wrong)
+
+
+def test_holes_of_a_sparse_file_count_nothing(tmp_path):
+    path = tmp_path / "sparse"
+    path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, 1 << 10, 1 << 10, 1 << 10))
+    os.truncate(path, (1 << 30) + 16)
+    if path.stat().st_blocks * 512 > 1 << 20:
+        pytest.skip("this file system keeps no holes")
+    with pytest.raises(DataError, match="asks for more than the 256 MiB of memory allowed for 0.00 MiB on disk"):
+        read_idx(path)
+
+
+def test_ten_thousand_classes_are_enough(tmp_path):
+    for count, key in ((10_000, "labels"), (10_001, "labels"), (10_001, "names")):
+        labels = np.arange(count) if key == "labels" else np.arange(count).astype(str)
+        np.savez(tmp_path / "own.npz", x_train=np.zeros((count, 1, 1), np.uint8), y_train=labels)
+        if count == 10_000:
+            assert load_dataset(tmp_path / "own.npz").num_classes == count
+            continue
+        with pytest.raises(DataError, match="expected at most 10,000 classes, got 10,001"):
+            load_dataset(tmp_path / "own.npz")
+
+
+# The door.
+
+
+def test_the_cause_is_kept(tmp_path):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 20) + b"{'shape': (".ljust(20))
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz of plain arrays \(TokenError") as caught:
+        load_dataset(tmp_path / "own.npz")
+    assert type(caught.value.__cause__).__name__ == "TokenError"
+
+
+def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
+    passport = Passport(
+        name="toy", title="Toy", classes=("a", "b"), image_shape=(1, 2, 2), train=2, test=2, licence="none",
+        source="none", sha256={"toy.bin": None},
+    )  # fmt: skip
+
+    @register_dataset(passport)
+    def read(folder, split):
+        raise AttributeError("two\nlines")
+
+    with pytest.raises(DataError, match=r"^toy: cannot be read \(AttributeError: two lines\)$") as caught:
+        load_dataset("toy", root=tmp_path)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_wrong_call_is_no_damaged_file(tmp_path):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'splitt'"):
+        load_dataset(tmp_path, splitt="train")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'form'"):
+        read_idx(tmp_path, form="idx")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RecursionError("deep"), OverflowError("big"), OSError(5, "I/O error")]
+)
+def test_errors_of_every_kind_are_one_sentence(error):
+    with pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"), budget.reading("a.bin"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb\r\n  c", "a b c"),
+        ("tab\there", "tab here"),
+        ("\x1b[31mred\x00\u202e\udcff", "\\x1b[31mred\\x00\\u202e\\udcff"),
+        ("größe 2 × 3 …", "größe 2 × 3 …"),
+    ],
+)
+def test_messages_are_one_printable_line(text, line):
+    assert str(DataError(text)) == one_line(text) == line
+    assert pickle.loads(pickle.dumps(RunError(text))).args == (line,)
+
+
+def test_long_messages_keep_both_ends():
+    found = str(TorchcapsError("begin " + "\x01" * 10**6 + " end"))
+    assert len(found) <= LONGEST
+    assert found.startswith("begin ")
+    assert found.endswith(" end")
+
+
+# Only regular files.
+
+
+@pytest.mark.parametrize("name", ["run/config.json", "model.safetensors", "own.toml", "photo.png"])
+def test_a_fifo_is_no_file_of_ours(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / name)
+    readers = {
+        "run/config.json": lambda path: RunFolder.open(path.parent).config(), "model.safetensors": load,
+        "own.toml": lambda path: load_recipe(str(path)), "photo.png": decode_image,
+    }  # fmt: skip
+    with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
+        readers[name](tmp_path / name)
+
+
+# Large images, strip by strip.
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_strips_give_the_pixels_of_the_whole(monkeypatch, mode, channels):
+    if mode in ("I;16", "I", "F"):
+        ramp = np.arange(13 * 7).reshape(13, 7)
+        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = images.Image.fromarray((ramp * 700 if mode != "F" else ramp / 100).astype(kind))
+    else:
+        image = picture((13, 7)).convert(mode)
+    data = encoded(image, "TIFF" if mode in ("CMYK", "F", "I") else "PNG")
+    whole = decode_image(data, 5, channels)
+    monkeypatch.setattr(images, "STRIP", 20)
+    monkeypatch.setattr(pixels, "LARGE", 30)
+    monkeypatch.setattr(pixels, "CHUNK", 4)
+    assert torch.equal(decode_image(data, 5, channels), whole)
+
+
+def test_the_result_is_a_set_of_ones_own(tmp_path):
+    found = load_dataset(wide(tmp_path))
+    assert isinstance(found, ImageSet)
+    found.images.add_(1)  # not a view of a file

@@ -1,0 +1,101 @@
+"""Only the formats of the documents are opened, whatever a file is called: a PostScript "photo.png" starts nothing."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import torchcaps
+from torchcaps.data import Preprocess, decode_image, load_dataset
+from torchcaps.data.images import FORMATS, SUFFIXES
+from torchcaps.errors import DataError
+from torchcaps.evaluation import predict
+from torchcaps.explorer.session import Session
+
+from .makers import SETS, picture
+
+SOURCE = Path(torchcaps.__file__).parent
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n"
+PREPROCESS = Preprocess((8, 8), 1)
+
+
+def by_predict(folder):
+    class Model(nn.Module):
+        classes, preprocess = ("a", "b"), PREPROCESS
+
+        def forward(self, images):
+            return torch.zeros(len(images), 2)
+
+    (folder / "photo.png").write_bytes(POSTSCRIPT)
+    predict(Model(), [folder])
+
+
+def by_preprocess(folder):
+    (folder / "photo.png").write_bytes(POSTSCRIPT)
+    PREPROCESS(folder / "photo.png")
+
+
+def by_explorer(folder):
+    Session.picture(SimpleNamespace(preprocess=PREPROCESS), POSTSCRIPT)
+
+
+def by_set(kind, ending=".png"):
+    def load(folder):
+        path = SETS[kind](folder)
+        victim = sorted(folder.rglob(f"*{ending}"))[0]
+        victim.write_bytes(POSTSCRIPT)
+        if kind == "tar":
+            with tarfile.open(path, "w") as archive:
+                archive.add(folder / "photos", arcname=".")
+        load_dataset(path)
+
+    return load
+
+
+READERS = {
+    "predict": by_predict, "preprocess": by_preprocess, "explorer": by_explorer, "folder": by_set("folder"),
+    "tar": by_set("tar"), "csv": by_set("csv"), "gtsrb": by_set("gtsrb", ".ppm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_program_is_started(tmp_path, monkeypatch, reader):
+    ghostscript = tmp_path / "bin" / "gs"
+    ghostscript.parent.mkdir()
+    ghostscript.write_text(f"#!/bin/sh\necho started > {tmp_path / 'marker'}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ghostscript.parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "files").mkdir()
+    with pytest.raises(DataError, match="not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"):
+        READERS[reader](tmp_path / "files")
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("kind", ["DDS", "ICO", "PCX", "SGI", "TGA", "EPS", "MSP", "XBM"])
+def test_another_format_is_refused(kind):
+    stream = io.BytesIO()
+    picture((16, 16)).convert("1" if kind in ("MSP", "XBM") else "RGB").save(stream, kind)
+    with pytest.raises(DataError, match=r"photo\.png: not an image, or a damaged one; expected BMP"):
+        decode_image(stream.getvalue(), name="photo.png")
+
+
+def test_a_picture_of_pillow_is_taken_as_it_is():
+    assert decode_image(Image.new("RGB", (3, 2))).shape == (3, 2, 3)
+
+
+def test_one_place_opens_images():
+    places = [path.name for path in SOURCE.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")]
+    assert places == ["images.py"]
+
+
+def test_the_documents_list_the_formats():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("Images are read from "))
+    assert all(name in line for name in FORMATS)
+    assert all(f"`{suffix}`" in line for suffix in SUFFIXES)
