@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -20,6 +20,7 @@ EXECUTIONS = {
     "socket.connect", "socket.bind", "pickle.find_class", "ctypes.dlopen", "webbrowser.open", "os.kill",
 }  # fmt: skip
 _listeners: list[Callable[[str, tuple], None]] = []
+_forever: list[AbstractContextManager] = []
 
 
 def _hook(event: str, arguments: tuple) -> None:
@@ -75,27 +76,35 @@ def path_is_dir(status: os.stat_result) -> bool:
 
 
 @contextmanager
-def at_change(number: int, act: Callable[[], None], below: Path, once: bool = True) -> Iterator[list[int]]:
+def at_change(number: int, act: Callable[[str], None], below: Path, once: bool = True) -> Iterator[None]:
     """Act before the change of this number (from 0) to files below a folder; and, unless `once`, at all later ones."""
-    count = [0]
+    left = number
 
     def listener(event: str, arguments: tuple) -> None:
+        nonlocal left
         if not is_change(event, arguments) or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
         if Path(os.path.abspath(os.fsdecode(arguments[0]))).is_relative_to(below):
-            count[0] += 1
-            if count[0] - 1 == number or (not once and count[0] - 1 > number):
-                act()
+            left -= 1
+            if left == -1 or (left < -1 and not once):
+                act(event)
 
     with _listening(listener):
-        yield count
+        yield
 
 
-def kill() -> None:
+def kill(event: str) -> None:
     """What `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def full() -> None:
-    """What a full disk does."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def killed_at(number: int) -> None:
+    """From here on: this process kills itself before the change of this number to files of the run."""
+    _forever.append(at_change(number, kill, Path("run").absolute()))
+    _forever[0].__enter__()
+
+
+def full(event: str) -> None:
+    """What a full disk does to all but removals."""
+    if event not in ("os.remove", "os.rmdir"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -184,9 +184,12 @@ def check(case: Case, folder: object) -> None:
         EDGES[case["name"]]()
     else:
         found, gradients = outcome(Draw(case), CALLS[case["test"]][case["call"]])
-        for what, tensors in (("the outcome", found), ("the gradient", gradients)):
-            for tensor in tensors:
-                assert torch.isfinite(tensor).all(), f"{what} of {case['call']!r} is not finite"
+        for tensor in found:
+            assert torch.isfinite(tensor).all(), f"the outcome of {case['call']!r} is not finite"
+        for tensor in gradients:
+            short = tensor.dtype == torch.float16  # ends at 65504: a gradient may well be larger
+            good = not tensor.isnan().any() if short else torch.isfinite(tensor).all()
+            assert good, f"the gradient of {case['call']!r}, {list(tensor.shape)}, is not finite"
 
 
 def outcome(d: Draw, call: Callable[[Draw], Any]) -> tuple[list[Tensor], list[Tensor]]:
