@@ -36,7 +36,7 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     if test == "full size":
         share = {"share": random.random()}
         return {"moments": [random.choice((share, share, {"change": random.randrange(LARGE_CHANGES)}))]}
-    return {"moments": [moment(random) for _ in range(random.choice((1, 1, 2, 3)))]}
+    return {"moments": [moment(random) for _ in range(random.choice((1, 1, 1, 2)))]}
 
 
 def moment(random: Random) -> dict[str, float]:
