@@ -9,7 +9,13 @@ LOWEST_TESTS ?= functional ops nn models data training evaluation viz report exp
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test test-slow test-lowest lint docs dependencies gallery picture install browser clean
+# Of `make campaign`: how many cases, or for how many minutes, and which ones are drawn.
+CASES ?= 10000
+MINUTES ?=
+SEED ?= 0
+CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
+
+.PHONY: train test test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -25,6 +31,14 @@ test-lowest:
 	$(LOWEST)/bin/python -m pip install "$$(grep '^torch==' constraints-lowest.txt)"
 	$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
 	$(LOWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
+
+# Kills, full disks, hostile files and requests: docs/reliability.md. 10,000 cases take about half an hour on 2 cores.
+campaign: $(INSTALLED)
+	$(CAMPAIGN) $(if $(MINUTES),--minutes $(MINUTES),--cases $(CASES))
+
+# 100 kills of a CapsNet of the published size, each resumed to its end: about half an hour.
+campaign-kills: $(INSTALLED)
+	$(CAMPAIGN) --only "kills/full size" --cases 100
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

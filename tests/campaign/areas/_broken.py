@@ -1,0 +1,40 @@
+"""Checks that go wrong in every way; the tests of the campaign itself are run on them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from campaign.core import Case
+from campaign.watch import nothing_done
+
+MEMORY, SECONDS, WALL = 50 << 20, 0.3, 6.0
+
+
+def check(case: Case, folder: Path) -> None:
+    """Go wrong as the case says."""
+    WAYS[case["test"]](folder)
+
+
+def _writes(folder: Path) -> None:
+    with nothing_done(folder):
+        (folder / "a.txt").write_text("a")
+
+
+def _runs(folder: Path) -> None:
+    with nothing_done(folder):
+        os.system("true")
+
+
+def _works(folder: Path) -> None:
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+
+
+WAYS = {
+    "nothing": lambda folder: None, "aborts": lambda folder: os.abort(), "hangs": lambda folder: time.sleep(60),
+    "grows": lambda folder: bytearray(100 << 20), "swells": lambda folder: (bytearray(1 << 30), time.sleep(60)),
+    "raises": lambda folder: {}["key"], "writes": _writes, "runs": _runs, "works": _works,
+}  # fmt: skip

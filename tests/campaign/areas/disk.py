@@ -1,0 +1,57 @@
+"""A disk that is full, at any write: one sentence, nothing left behind, and the run goes on when there is room."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from campaign import runs
+from campaign.core import Case
+from campaign.watch import at_change, full
+
+TESTS = {"no room to open or rename": 60, "no room to write": 60}
+SECONDS = 60.0
+
+
+def prepare() -> None:
+    """Train the whole run once."""
+    runs.history()
+
+
+def draw(test: str, random: Random) -> dict[str, Any]:
+    """At which change of files the disk is full and whether it stays so, or how large a file may become."""
+    return {"change": random.randrange(70), "once": random.random() < 0.5, "bytes": int(10 ** random.uniform(1, 5.6))}
+
+
+def check(case: Case, folder: Path) -> None:
+    """Train on a full disk, then with room."""
+    runs.put(folder, {"bars.npz": runs.bars()})
+    with no_room(case, folder):
+        outcome = runs.command(*runs.START)
+    if outcome.status != 0:
+        runs.refusal(outcome)
+    if not (folder / "run" / "config.json").exists():
+        found = [str(path) for path in folder.rglob("*") if path.name != "bars.npz"]
+        assert not found or case["once"] is False, f"a start that failed left {found}"
+    outcome = runs.command(*runs.START, "--resume")
+    assert outcome.status == 0, f"with room again: {outcome.err[-300:]}"
+    runs.same(folder)
+
+
+@contextmanager
+def no_room(case: Case, folder: Path) -> Iterator[None]:
+    """Writes fail: those of files that grow beyond a size, or from one change of files on."""
+    if case["test"] == "no room to open or rename":
+        with at_change(case["change"], full, folder / "run", once=case["once"]):
+            yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (case["bytes"], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

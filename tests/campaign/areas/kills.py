@@ -1,0 +1,138 @@
+"""SIGKILL at any moment, start-up and writes included, then --resume: the bytes of the run that nothing stopped."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from campaign import runs
+from campaign.core import Case
+from training.makers import contents, left_behind
+
+TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
+SECONDS, WALL = 120.0, 900.0
+CHANGES, LARGE_CHANGES = 60, 70  # of files, in a whole run: more or less
+# Of the published size, on the images that come with the package; 8 steps, each with a checkpoint of 100 MB.
+LARGE = ("train", "capsnet", "--data", "digits", "--output", "run", "--keep-memory", "no", "--threads", "1",
+         "--epochs", "2", "--epoch-size", "128", "--batch-size", "32", "--holdout", "100",
+         "--checkpoint-every", "1")  # fmt: skip
+
+
+def prepare() -> None:
+    """Train the whole runs once."""
+    runs.history(3), runs.history(4)
+
+
+def draw(test: str, random: Random) -> dict[str, Any]:
+    """Moments of kills; or how much later the second of two processes starts."""
+    if test in ("two starts", "two resumes"):
+        return {"step": random.randint(2, 8), "later": round(random.choice((0, 0, random.uniform(0, 2))), 3)}
+    if test == "full size":
+        share = {"share": random.random()}
+        return {"moments": [random.choice((share, share, {"change": random.randrange(LARGE_CHANGES)}))]}
+    return {"moments": [moment(random) for _ in range(random.choice((1, 1, 1, 2)))]}
+
+
+def moment(random: Random) -> dict[str, float]:
+    """When: before a change of files, soon after the start, or soon after the metrics have so many rows."""
+    seconds = round(random.uniform(0, 4), 3)
+    soon = {"rows": random.randrange(3), "delay": round(random.uniform(0, 0.2), 3)}
+    change = {"change": random.randrange(CHANGES)}
+    return random.choice((change, change, soon, {"seconds": seconds}))
+
+
+def check(case: Case, folder: Path) -> None:
+    """Kill and go on, or start two at once."""
+    if case["test"] == "full size":
+        full_size(case, folder)
+        return
+    runs.put(folder, {"bars.npz": runs.bars()})
+    if case["test"] == "two starts":
+        two(folder, [runs.START, (*runs.START, "--seed", "4")], case["later"])
+        return
+    if case["test"] == "two resumes":
+        runs.put(folder / "run", runs.history()[0][case["step"]])
+        two(folder, [runs.RESUME, runs.RESUME], case["later"])
+        return
+    for when in case["moments"]:
+        killed(folder, runs.START, when)
+    finish(folder, runs.START)
+    runs.same(folder)
+
+
+def killed(folder: Path, words: tuple[str, ...], when: dict[str, float], seconds: float = 0.0) -> None:
+    """Start or resume a run, and kill it then, unless it ends before; `seconds` is what a whole one takes."""
+    arm = f"from campaign.watch import killed_at; killed_at({when['change']})" if "change" in when else "pass"
+    process = runs.begun(folder, *words, "--resume", first=arm)
+    if "change" in when:
+        outcome = runs.ended(process)
+        assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
+        return
+    if "rows" in when:
+        runs.until(lambda: rows(folder / "run") >= when["rows"], process)
+    time.sleep(when.get("delay", when.get("seconds", seconds * when.get("share", 0.0))))
+    process.kill()
+    outcome = runs.ended(process)
+    assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
+
+
+def rows(run: Path) -> int:
+    """Rows of the metrics; -1 before there is a run."""
+    if not (run / "config.json").exists():
+        return -1
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def finish(folder: Path, words: tuple[str, ...]) -> None:
+    """Resume to the end."""
+    outcome = runs.ended(runs.begun(folder, *words, "--resume"))
+    assert outcome.status == 0, f"resumed after a kill: {outcome.err[-300:]}"
+
+
+def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
+    """Two processes in one folder: one works, the other is refused in a sentence that names it, or comes after it."""
+    processes = []
+    for words in lines:
+        processes.append(runs.begun(folder, *words))
+        time.sleep(later)
+    outcomes = [runs.ended(process) for process in processes]
+    done = [number for number, outcome in enumerate(outcomes) if outcome.status == 0]
+    for outcome in outcomes:
+        if outcome.status != 0:
+            sentence = runs.refusal(outcome)
+            known = any(f"process {process.pid}" in sentence for process in processes)
+            assert known or "there is a run here already" in sentence, f"refused without a reason: {sentence}"
+    assert done, f"neither worked: {outcomes[0].err[-200:]}"
+    resumed = "--resume" in lines[0]
+    assert resumed or len(done) == 1, "two starts in one folder both ended well"
+    seed = re.search(r'"seed": (\d+)', (folder / "run" / "config.json").read_text())
+    assert resumed or int(seed[1]) == 3 + done[0], "the configuration is not that of the start that worked"
+    runs.same(folder, seed=3 if resumed else 3 + done[0])
+
+
+@cache
+def large() -> tuple[dict[str, Any], float]:
+    """What the run of the published size ends in, and how long it takes."""
+    with tempfile.TemporaryDirectory() as name:
+        started = time.monotonic()
+        outcome = runs.ended(runs.begun(Path(name), *LARGE))
+        assert outcome.status == 0, outcome.err[-300:]
+        return contents(Path(name, "run")), time.monotonic() - started
+
+
+def full_size(case: Case, folder: Path) -> None:
+    """A run of the published size, killed and resumed."""
+    wanted, seconds = large()
+    for when in case["moments"]:
+        killed(folder, LARGE, when, seconds)
+    finish(folder, LARGE)
+    found = contents(folder / "run")
+    assert [name for name in wanted if found[name] != wanted[name]] == [], "other bytes than without a kill"
+    assert not left_behind(folder), f"left behind: {left_behind(folder)}"

@@ -1,0 +1,132 @@
+"""Model files that were damaged, or written by another hand: one sentence, or a model that works."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from campaign import mutate
+from campaign.areas.readers import one_sentence
+from campaign.core import Case, dice
+from campaign.watch import nothing_done
+from torchcaps import create_model, load
+from torchcaps.data import Preprocess
+from torchcaps.training.checkpoint import describe_model, load_tensors, save_tensors
+
+TESTS = {
+    "one bit": 700, "bit flips": 100, "truncation": 100, "lengths": 150, "splices": 100, "header": 250,
+    "description": 400, "weights": 200,
+}  # fmt: skip
+RAW = ("one bit", "bit flips", "truncation", "lengths", "splices")
+CLASSES, SIZE = ("cat", "dog", "owl"), (20, 18)
+MODELS: dict[str, dict[str, Any]] = {
+    "capsnet": {"channels": 2, "primary_types": 1, "decoder": False},
+    "matrix_caps": {"channels": 2, "primary_types": 2, "types": [2, 2]},
+    "cnn_baseline": {"channels": [2, 2, 2], "hidden": [4]},
+}
+NUMBERS = {"nan": float("nan"), "infinite": float("inf"), "huge": 1e38, "denormal": 1e-45, "zero": 0.0}
+
+
+@cache
+def stock(name: str) -> bytes:
+    """A model file as `train` writes it."""
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=len(CLASSES), in_chans=1, img_size=SIZE, **MODELS[name])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        save_tensors(path, model.state_dict(), describe_model(name, MODELS[name], CLASSES, Preprocess(SIZE, 1)))
+        return path.read_bytes()
+
+
+def prepare() -> None:
+    """Make the model files, and load each once, before anything is measured: torch makes folders of its own."""
+    if not stock.cache_info().currsize:
+        for name in MODELS:
+            Path("model.safetensors").write_bytes(stock(name))
+            load("model.safetensors")
+
+
+def draw(test: str, random: Random) -> dict[str, Any]:
+    """Which model, and for weights which number or shape."""
+    more = {"weights": random.choice([*NUMBERS, "shape", "type", "drop", "add", "empty"])} if test == "weights" else {}
+    return {"model": random.choice(list(MODELS))} | more
+
+
+def check(case: Case, folder: Path) -> None:
+    """Write the file, load it, and judge what comes."""
+    random, path, whole = dice(case), folder / "model.safetensors", stock(case["model"])
+    path.write_bytes(whole)
+    if case["test"] in RAW:
+        path.write_bytes(mutate.BYTES[case["test"]](whole, random))
+    elif case["test"] == "header":
+        header, payload = mutate.unpacked(whole)
+        path.write_bytes(mutate.packed(other_header(case, header, random), payload))
+    elif case["test"] == "description":
+        tensors, about = load_tensors(path)
+        save_tensors(path, tensors, edited(case, about, random))  # signed, as by somebody who has this library
+    else:
+        tensors, about = load_tensors(path)
+        save_tensors(path, other_weights(case["weights"], tensors, random), about)
+    judge(case, path, whole, folder)
+
+
+def judge(case: Case, path: Path, whole: bytes, folder: Path) -> None:
+    """A refusal in one sentence; or a model, if the file is as it was or was signed by who changed it."""
+    with nothing_done(folder):
+        try:
+            model = load(path)
+        except Exception as error:
+            one_sentence(error)
+            return
+        assert case.get("weights") not in ("nan", "infinite"), "weights that are no numbers were taken"
+        found = model(torch.zeros(1, model.preprocess.in_chans, *model.preprocess.model_size))
+    assert found.shape == (1, len(model.classes)), f"{list(found.shape)} for {len(model.classes)} classes"
+    if case["test"] in RAW or case["test"] == "header":
+        path.write_bytes(whole)
+        right = load(path)
+        pairs = zip(model.state_dict().values(), right.state_dict().values(), strict=True)
+        same = all(torch.equal(found, wanted) for found, wanted in pairs)
+        told = (model.classes, model.preprocess) == (right.classes, right.preprocess)
+        assert same and told, "a changed file was taken, and gives another model"
+        assert case["test"] != "one bit", "a flipped bit was not noticed"
+
+
+def other_header(case: Case, header: str, random: Random) -> str:
+    """The header as other text, which no checksum covers: nested too deep, or with a part edited."""
+    if "depth" in case:
+        deep = mutate.nested(case["depth"])
+        return deep if case["where"] == "header" else json.dumps({"__metadata__": {"torchcaps": deep}})
+    if random.random() < 0.3:
+        return mutate.renumber(header.encode(), random).decode()
+    return json.dumps(mutate.edit(json.loads(header), random))
+
+
+def edited(case: Case, about: dict[str, Any], random: Random) -> Any:
+    """Another description: parts set by the case, or edited at random."""
+    if "set" in case:
+        return mutate.changed(about, case["set"])
+    for _ in range(random.randint(1, 2)):
+        about = mutate.edit(about, random)
+    return about
+
+
+def other_weights(kind: str, tensors: dict[str, torch.Tensor], random: Random) -> dict[str, torch.Tensor]:
+    """One tensor changed."""
+    name = random.choice(sorted(tensors))
+    tensor = tensors[name]
+    if kind in NUMBERS:
+        tensor = tensor.clone().flatten()
+        tensor[random.randrange(len(tensor))] = NUMBERS[kind]
+        return tensors | {name: tensor.view_as(tensors[name])}
+    if kind == "drop":
+        return {key: value for key, value in tensors.items() if key != name}
+    if kind == "add":
+        return tensors | {"more": tensor.clone()}
+    other = {"shape": tensor.flatten()[:-1], "type": tensor.to(torch.int64), "empty": tensor.flatten()[:0]}
+    return tensors | {name: other[kind].clone()}

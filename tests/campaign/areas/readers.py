@@ -1,0 +1,162 @@
+"""Damaged and hostile data files: an ImageSet or one error in one sentence, at a bounded cost, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import pickletools
+import struct
+import tarfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from campaign import hostile, mutate
+from campaign.core import Case, dice
+from campaign.formats import Format, formats, member, photo, photos, tarred
+from campaign.watch import nothing_done
+from torchcaps.data import load_dataset
+from torchcaps.errors import TorchcapsError
+
+TESTS = {
+    "bit flips": 900, "truncation": 500, "lengths": 900, "splices": 600, "numbers": 400, "archives": 350,
+    "pickles": 350, "named": 0,
+}  # fmt: skip
+LONGEST = 4000  # characters of an error
+NAMES = (
+    "cat/0.png", "dog/../../up.png", "/tmp/campaign-escape/a.png", "cat/" + "9" * 5000 + ".png", "9" * 5000 + "/a.png",
+    "cat/a\nb.png", "\udc80/a.png", "", "cat//./1.png", "..", "train/cat/1.png", "cat/.hidden.png", "C:\\x\\a.png",
+)  # fmt: skip
+TYPES = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE)
+SPARSE = {
+    "GNU.sparse.major": ("1", "0", "x"), "GNU.sparse.minor": ("0", "1"), "GNU.sparse.realsize": ("9" * 10, "-1", "x"),
+    "GNU.sparse.map": ("0,9999999999", "x", "0", ""), "GNU.sparse.size": ("8589934592",), "size": ("-5", "9" * 40, "x"),
+    "mtime": ("x", "1e999"), "path": ("cat/9.png", "../x.png"), "GNU.sparse.numblocks": ("1", "9" * 20),
+}  # fmt: skip
+DANGERS = (("os", "system"), ("builtins", "eval"), ("numpy", "load"), ("torch", "load"), ("numpy", "ndarray"),
+           ("numpy.core.multiarray", "_reconstruct"), ("numpy", "dtype"), ("_codecs", "encode"))  # fmt: skip
+
+
+def prepare() -> None:
+    """A `gs` on the PATH that would be seen to run."""
+    if not os.environ["PATH"].startswith(str(hostile.BIN)):
+        os.environ["PATH"] = f"{hostile.BIN}{os.pathsep}{os.environ['PATH']}"
+
+
+def draw(test: str, random: Random) -> dict[str, Any]:
+    """A format, which way it is damaged, and how it is read."""
+    how = {"split": random.choice(("train", "test")), "img_size": random.choice((None, None, None, 4))}
+    if test == "named":
+        return how | {"name": random.choice(sorted(hostile.FILES))}
+    return how | {"format": random.choice(sorted(formats())), "inside": random.random() < 0.7}
+
+
+def check(case: Case, folder: Path) -> None:
+    """Read the file and judge what comes."""
+    random = dice(case)
+    if case["test"] == "named":
+        path = hostile.FILES[case["name"]](folder)
+    elif case["test"] == "archives":
+        path = folder / "a.tar"
+        path.write_bytes(archive(random))
+    elif case["test"] == "pickles":
+        path = written(folder, formats()["cifar"], {"s/data_batch_1": pickled(random), "s/test_batch": pickled(random)})
+    else:
+        path = damaged(folder, formats()[case["format"]], case, random)
+    judge(path, case.get("split", "train"), case.get("img_size"), folder)
+
+
+def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
+    """An ImageSet that keeps its promises, or one library error in one line; nothing executed, nothing written."""
+    with nothing_done(folder):
+        try:
+            found = load_dataset(path, split, img_size=img_size)
+        except (TorchcapsError, ValueError) as error:
+            one_sentence(error)
+            return
+    images, labels = found.images, found.labels
+    assert images.dim() == 4 and images.dtype in (torch.uint8, torch.float32), f"images of {images.dtype}"
+    assert len(images) == len(labels) > 0, f"{len(labels)} labels for {len(images)} images"
+    assert labels.min() >= 0 and labels.max() < len(found.classes), "a label outside the classes"
+    assert images.dtype == torch.uint8 or (images.min() >= 0 and images.max() <= 1), "pixels outside [0, 1]"
+
+
+def one_sentence(error: Exception) -> None:
+    """The form of every error of the library."""
+    assert isinstance(error, TorchcapsError) or type(error) is ValueError, f"{type(error).__name__}: {error}"
+    text = str(error)
+    assert text and len(text.splitlines()) == 1, f"an error of {len(text.splitlines())} lines: {text[:300]!r}"
+    assert len(text) <= LONGEST, f"an error of {len(text)} characters: {text[:300]!r}"
+
+
+def written(folder: Path, kind: Format, changes: dict[str, bytes]) -> Path:
+    """The files of a format with other bytes in some; the path to load."""
+    for name, data in (kind.files | changes).items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return folder / kind.path
+
+
+def damaged(folder: Path, kind: Format, case: Case, random: Random) -> Path:
+    """A format with one file damaged: as it lies there, or inside what packs it."""
+    name = random.choice(sorted(kind.files))
+    damage = mutate.BYTES[case["test"]]
+    if case["inside"] and name in kind.inner:
+        data, wrap = kind.inner[name]
+        return written(folder, kind, {name: wrap(damage(data, random))})
+    return written(folder, kind, {name: damage(kind.files[name], random)})
+
+
+def archive(random: Random) -> bytes:
+    """A tar archive of two classes and members of every type, name and size."""
+    members = [member(name, data) for name, data in photos(random.randint(0, 2)).items()]
+    for _ in range(random.randint(1, 4)):
+        headers = {key: random.choice(SPARSE[key]) for key in random.sample(sorted(SPARSE), random.randint(0, 4))}
+        info, data = member(random.choice(NAMES), random.choice((b"", photo(), b"%!PS\n")), type=random.choice(TYPES))
+        info.linkname = random.choice(("", "cat/0.png", "/etc/passwd", info.name))
+        info.pax_headers = headers if random.random() < 0.5 else {}
+        if info.type != tarfile.REGTYPE:
+            data = b""
+        info.size = len(data)
+        members.append((info, data))
+    random.shuffle(members)
+    data = bytearray(tarred(members))
+    if random.random() < 0.5:  # a size that lies, under a right checksum
+        sizes = ("77777777777", "00100000000", "0000000000-")
+        claim(data, 512 * random.randrange(len(data) // 512), random.choice(sizes))
+    return bytes(data)
+
+
+def claim(data: bytearray, at: int, size: str) -> None:
+    """Write a size and the checksum that fits into what may be a header."""
+    data[at + 124 : at + 135] = size.encode().ljust(11, b"0")[:11]
+    data[at + 148 : at + 156] = b" " * 8
+    data[at + 148 : at + 156] = b"%06o\0 " % (sum(data[at : at + 512]) % 0o777777)
+
+
+def pickled(random: Random) -> bytes:
+    """A program for a pickle machine: a damaged batch, or opcodes at random."""
+    whole = formats()["cifar"].files["s/data_batch_1"]
+    if random.random() < 0.4:
+        return mutate.BYTES[random.choice(("bit flips", "lengths", "splices", "numbers"))](whole, random)
+    module, name = random.choice(DANGERS)
+    call = f"c{module}\n{name}\n".encode() + b"(X\x05\0\0\0touchtR."
+    if random.random() < 0.4:
+        at = random.randrange(2, 200)
+        return whole[:at] + call + whole[at:]
+    return b"\x80\x02" + b"".join(_opcode(random) for _ in range(random.randint(1, 30))) + b"."
+
+
+def _opcode(random: Random) -> bytes:
+    op = random.choice([o for o in pickletools.opcodes if o.name not in ("STOP", "PROTO")])
+    code, kind = op.code.encode("latin1"), op.arg.name if op.arg else ""
+    if kind == "stringnl_noescape_pair":
+        return code + "{}\n{}\n".format(*random.choice(DANGERS)).encode()
+    if "nl" in kind:
+        return code + random.choice(mutate.NUMBERS).encode() + b"\n"
+    width = {"1": 1, "2": 2, "4": 4, "8": 8}.get(kind[-1:], 0)
+    number = struct.pack("<Q", random.choice((*mutate.EXTREMES, 3, 7)) % 2**64)
+    text = random.randbytes(random.randint(0, 8)) if kind.startswith(("string", "unicode", "bytes")) else b""
+    return code + number[:width] + text

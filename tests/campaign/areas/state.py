@@ -1,0 +1,131 @@
+"""Damaged or edited state of a run that goes on: a refusal in one sentence, or the bytes of the whole run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from campaign import mutate, runs
+from campaign.core import Case, dice
+from campaign.formats import npy, pixels, zipped
+from torchcaps.training import TrainConfig, train
+from torchcaps.training.checkpoint import load_tensors, save_tensors
+from training.makers import contents
+
+TESTS = {
+    "one bit": 300, "bit flips": 20, "truncation": 20, "splices": 20, "signed": 40, "config": 60, "environment": 30,
+    "metrics": 30, "other data": 5, "two threads": 5,
+}  # fmt: skip
+LAST, PREVIOUS, MODEL = "checkpoints/last.safetensors", "checkpoints/previous.safetensors", "model.safetensors"
+JSON = {"config": "config.json", "environment": "environment.json", "metrics": "metrics.jsonl"}
+SECONDS = 60.0  # of training, evaluation and threads
+
+
+def prepare() -> None:
+    """Train the whole run once, with either seed."""
+    runs.history(3), runs.history(4)
+
+
+def draw(test: str, random: Random) -> dict[str, Any]:
+    """After which step the run was killed, and which of its files is damaged."""
+    return {"step": random.randint(3, 9), "file": random.choice((LAST, LAST, PREVIOUS, MODEL))}
+
+
+def check(case: Case, folder: Path) -> None:
+    """Damage the state, resume, and judge."""
+    if case["test"] == "two threads":
+        two_threads(folder)
+        return
+    random = dice(case)
+    found = damaged(case, runs.history()[0][case.get("step", 6)], folder, random)
+    runs.put(folder / "run", found)
+    runs.put(folder, {"bars.npz": other_data(random) if case["test"] == "other data" else runs.bars()})
+    outcome = runs.command(*runs.RESUME)
+    if outcome.status != 0:
+        runs.refusal(outcome)
+        return
+    assert "Traceback" not in outcome.err, outcome.err[-300:]
+    assert case["test"] != "other data", "other pixels were taken"
+    if case["test"] != "signed":  # who can sign can write another state that is as good
+        runs.same(folder, metrics=case["test"] != "metrics")
+
+
+def damaged(case: Case, state: runs.Files, folder: Path, random: Random) -> runs.Files:
+    """The files of a run, one of them edited."""
+    test, name = case["test"], case.get("file", LAST)
+    name = name if name in state else LAST
+    if "drop" in case:
+        return {key: data for key, data in state.items() if key not in case["drop"]}
+    if test == "signed":
+        return state | {LAST: signed(state[LAST], case, folder, random)}
+    if test in JSON:
+        return state | {JSON[test]: edited(state[JSON[test]].decode(), case, random)}
+    if "zeros" in case:
+        data = state[name]
+        return state | {name: data[: len(data) // 2] + bytes(len(data) - len(data) // 2)}
+    damage = mutate.BYTES.get(test)
+    return state | ({name: damage(state[name], random)} if damage else {})
+
+
+def signed(data: bytes, case: Case, folder: Path, random: Random) -> bytes:
+    """A checkpoint whose description is another, under a checksum that fits."""
+    path = folder / "edited.safetensors"
+    path.write_bytes(data)
+    tensors, about = load_tensors(path)
+    save_tensors(path, tensors, mutate.changed(about, case["set"]) if "set" in case else mutate.edit(about, random))
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def edited(text: str, case: Case, random: Random) -> bytes:
+    """JSON, or lines of it, of which one part is another."""
+    if "depth" in case:
+        return mutate.nested(case["depth"]).encode()
+    lines = text.splitlines() if case["test"] == "metrics" else [text]
+    number = random.randrange(len(lines)) if lines else 0
+    if "set" in case:
+        lines[0] = json.dumps(mutate.changed(json.loads(lines[0]), case["set"]))
+    elif not lines or random.random() < 0.3:
+        return mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))](text.encode(), random)
+    else:
+        lines[number] = json.dumps(mutate.edit(json.loads(lines[number]), random))
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
+
+
+def other_data(random: Random) -> bytes:
+    """As many images and labels of the same sizes, with other pixels."""
+    labels = npy(np.arange(60) % 3)
+    return zipped({"images.npy": npy(pixels(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels})
+
+
+def two_threads(folder: Path) -> None:
+    """Two trainings at once in one process end as each alone."""
+    runs.put(folder, {"bars.npz": runs.bars()})
+    failures: list[str] = []
+
+    def run(name: str, seed: int) -> None:
+        try:
+            config = TrainConfig(data="bars.npz", model_options=runs.OPTIONS, seed=seed, **runs.SETTINGS)
+            train(config, folder / name)
+        except BaseException as error:
+            failures.append(repr(error))
+
+    seeds = {"a": 3, "b": 4, "c": 3, "d": 4}
+    threads = [threading.Thread(target=run, args=pair) for pair in seeds.items()]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # they take turns far more often than they would
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert not failures, failures[0]
+    for name, seed in seeds.items():
+        assert contents(folder / name) == runs.history(seed)[1], "a training beside another gives other bits"

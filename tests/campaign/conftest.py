@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from campaign.core import area, area_names, cases, fixed, read_cases, title
+from campaign.run import Campaign
+
+FRACTION = 60  # a short run draws one of so many of the campaign's cases
+
+
+def short_run():
+    """The committed cases, and the first few of each test."""
+    drawn = [
+        case for name in area_names() for test, share in area(name).TESTS.items() if share
+        for case in islice(cases(0, [f"{name}/{test}"]), -(-share // FRACTION))
+    ]  # fmt: skip
+    return fixed() + drawn
+
+
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames:
+        file = metafunc.config.getoption("--case")
+        chosen = short_run() if file is None else read_cases(file)
+        metafunc.parametrize("case", chosen, ids=title)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--case") is not None:
+        items[:] = [item for item in items if "case" in getattr(item, "fixturenames", ())]
+
+
+@pytest.fixture(scope="session")
+def verdicts(request):
+    """What became of each chosen case, by its title; two processes check them all."""
+    chosen = [item.callspec.params["case"] for item in request.session.items if "case" in item.fixturenames]
+    campaign = Campaign(iter(chosen))
+    campaign.run(2)
+    return {title(case): verdict for case, verdict in campaign.done}

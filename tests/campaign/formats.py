@@ -1,0 +1,187 @@
+"""A small, whole data set in every format that `load_dataset` reads, as bytes by file name."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+from data.makers import idx_bytes
+from data.mat_files import header, mat_bytes, matrix
+from torchcaps.data.norb import STEMS, matrix_bytes
+
+Wrap = Callable[[bytes], bytes]
+KINDS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "webp": "WEBP", "pgm": "PPM"}
+COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+
+
+class Format:
+    """A data set in bytes.
+
+    Attributes:
+        path: what `load_dataset` is given, in the folder of the files.
+        files: bytes by name.
+        inner: what is inside a packed file, and how it is packed again, so that damage gets past its checksum.
+    """
+
+    def __init__(self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None) -> None:
+        self.path, self.inner = path, inner or {}
+        self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray:
+    """Noise."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def photo(kind: str = "png", side: int = 8, seed: int = 0) -> bytes:
+    """An image file."""
+    file = io.BytesIO()
+    array = pixels(side, side, seed=seed) if kind == "pgm" else pixels(side, side, 3, seed=seed)
+    Image.fromarray(array).save(file, KINDS[kind])
+    return file.getvalue()
+
+
+def npy(array: np.ndarray, name: str = "") -> bytes:
+    """The bytes of an .npy; `name` is not used."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.TarInfo, bytes]:
+    """A member of a tar archive; attributes are those of TarInfo."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in attributes.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> bytes:
+    """A tar archive."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode, format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
+        for info, data in members:
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def photos(count: int = 3) -> dict[str, bytes]:
+    """Two classes of photographs, by path."""
+    return {f"{name}/{i}.png": photo(seed=10 * c + i) for c, name in enumerate(("cat", "dog")) for i in range(count)}
+
+
+def table(rows: dict[str, bytes]) -> bytes:
+    """A CSV of files and labels."""
+    return ("file,label\n" + "".join(f"{name},{name[:3]}\n" for name in rows)).encode()
+
+
+def mat(name: str, value: object, *more: tuple[str, object]) -> tuple[bytes, Wrap]:
+    """One variable and how the file of it and of more is made, compressed."""
+    rest = [matrix(*one) for one in more]
+
+    def wrap(data: bytes) -> bytes:
+        parts = [zlib.compress(part) for part in (data, *rest)]
+        return header() + b"".join(b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part for part in parts)
+
+    return matrix(name, value), wrap
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """All of them, by name."""
+    return _arrays() | _files() | _published()
+
+
+def _arrays() -> dict[str, Format]:
+    images, labels = pixels(12, 6, 5), (np.arange(12) % 3).astype(np.uint8)
+    idx = {}
+    for stem in ("train", "t10k"):
+        idx |= {f"s/{stem}-images-idx3-ubyte": idx_bytes(images), f"s/{stem}-labels-idx1-ubyte": idx_bytes(labels)}
+    held = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
+    names = npy(np.array(["a", "b", "c"])[labels])
+
+    def wrap(data: bytes) -> bytes:
+        return zipped(held | {"images.npy": data}, zipfile.ZIP_DEFLATED)
+
+    return {
+        "idx": Format("s", idx),
+        "idx.gz": Format("s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in idx.items()}),
+        "npz": Format("a.npz", {"a.npz": zipped(held)}),
+        "npz packed": Format("a.npz", {}, {"a.npz": (held["images.npy"], wrap)}),
+        "npz labels": Format("a.npz", {}, {"a.npz": (held["labels.npy"], lambda d: zipped(held | {"labels.npy": d}))}),
+        "npz names": Format("a.npz", {}, {"a.npz": (names, lambda d: zipped(held | {"labels.npy": d}))}),
+        "npy": Format("a.npy", {"a.npy": held["images.npy"], "a_labels.npy": held["labels.npy"]}),
+    }
+
+
+def _files() -> dict[str, Format]:
+    files = photos()
+    found = {"csv": Format("t.csv", files | {"t.csv": table(files)})}
+    for kind in KINDS:
+        shots = {f"s/{name[:-3]}{kind}": photo(kind, seed=i) for i, name in enumerate(files)}
+        found[f"folder of {kind}"] = Format("s", shots)
+    plain = tarred([member(name, data) for name, data in files.items()])
+    found["tar"] = Format("a.tar", {"a.tar": plain})
+    found["tar.gz"] = Format("a.tar.gz", {}, {"a.tar.gz": (plain, gzip.compress)})
+    for ending in ("bz2", "xz"):
+        archive = tarred([member(name, data) for name, data in files.items()], f"w:{ending}")
+        found[f"tar.{ending}"] = Format(f"a.tar.{ending}", {f"a.tar.{ending}": archive})
+    return found
+
+
+def _published() -> dict[str, Format]:
+    labels, rows = (np.arange(4) % 10).astype(np.uint8), pixels(4, 3072)
+    batch = {b"labels": labels.tolist(), b"data": rows, b"filenames": [b"a.png"] * 4}
+    old = pickle.dumps(batch, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    raw = np.hstack([labels[:, None], rows]).tobytes()
+    batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    norb = {}
+    for stem in STEMS.values():
+        info = np.stack([np.arange(4) % 3, np.arange(4), 2 * np.arange(4), np.arange(4)], axis=1).astype(np.int32)
+        arrays = {"dat": pixels(4, 2, 8, 8), "cat": (np.arange(4) % 5).astype(np.int32), "info": info}
+        norb |= {f"s/{stem}-{kind}.mat": matrix_bytes(array) for kind, array in arrays.items()}
+    digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], pixels(32, 32, 3, 4)]
+    svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))
+    views = {"image": pixels(1600, 4), "label_int": labels[None], "original_id": np.arange(1.0, 5)[None]}
+    return {
+        "cifar": Format("s", {f"s/{name}": old for name in batches}),
+        "cifar binary": Format("s", {f"s/{name}.bin": raw for name in batches}),
+        "norb": Format("s", norb),
+        "norb.gz": Format("s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in norb.items()}),
+        "svhn": Format("s", {"s/test_32x32.mat": mat_bytes({"X": digits[1], "y": digits[0]}, packed=False)}, {
+            "s/train_32x32.mat": svhn[0]}),
+        "svhn labels": Format("s", {}, {f"s/{split}_32x32.mat": svhn[1] for split in ("train", "test")}),
+        "affnist": Format("s", {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)}, {
+            "s/training_batches/1.mat": mat("affNISTdata", views)}),
+        "gtsrb": Format("s", _gtsrb()),
+    }  # fmt: skip
+
+
+def _gtsrb() -> dict[str, bytes]:
+    files = {}
+    for label in (0, 3):
+        names = [f"{track:05d}_{frame:05d}.ppm" for track in range(5) for frame in range(2)]
+        rows = "".join(f"{name};10;10;1;1;8;8;{label}\n" for name in names)
+        base = f"s/Final_Training/Images/{label:05d}"
+        files[f"{base}/GT-{label:05d}.csv"] = (COLUMNS + rows).encode()
+        files |= {f"{base}/{name}": b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes() for name in names}
+    return files

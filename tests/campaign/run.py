@@ -1,0 +1,92 @@
+"""Many cases on some processes, and the table of what became of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from campaign.core import Case, title
+from campaign.worker import Verdict, Worker
+
+EVERY = 30.0  # seconds between lines of progress
+
+
+class Campaign:
+    """Cases, and what became of them.
+
+    Args:
+        stream: the cases.
+        folder: where the file of each failure is written; None writes nothing and says nothing.
+        minutes: after which no further case is begun; None is never.
+    """
+
+    def __init__(self, stream: Iterator[Case], folder: Path | None = None, minutes: float | None = None) -> None:
+        self.stream, self.folder = stream, folder
+        self.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+        self.done: list[tuple[Case, Verdict]] = []
+        self.lock = threading.Lock()
+
+    def run(self, processes: int) -> None:
+        """Check all cases, some at a time."""
+        workers = [Worker() for _ in range(processes)]
+        threads = [threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in workers]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(EVERY)
+                    failures = sum(verdict.failure is not None for _, verdict in self.done)
+                    self._say(f"{len(self.done)} cases, {failures} failures")
+        finally:
+            for worker in workers:
+                worker.close()
+
+    def _work(self, worker: Worker) -> None:
+        while case := self._next():
+            verdict = worker.check(case)
+            self.done.append((case, verdict))
+            if verdict.failure is not None:
+                self._keep(case, verdict.failure)
+
+    def _next(self) -> Case | None:
+        with self.lock:
+            return None if time.monotonic() > self.until else next(self.stream, None)
+
+    def _keep(self, case: Case, failure: str) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(case | {"failure": failure}, indent=2) + "\n"
+            (self.folder / f"{title(case)}.json").write_text(text, encoding="utf-8")
+        self._say(f"{title(case)}: {failure[:300]}")
+
+    def _say(self, text: str) -> None:
+        if self.folder is not None:
+            print(text, file=sys.stderr, flush=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any case was."""
+        return any(verdict.failure is not None for _, verdict in self.done)
+
+    def table(self, markdown: bool = False) -> str:
+        """A row for each test, and one for all."""
+        rows: dict[tuple[str, str], list[float]] = {}
+        for case, verdict in self.done:
+            for key in ((case["area"], case["test"]), ("~", "")):  # behind all names
+                row = rows.setdefault(key, [0, 0, 0.0])
+                for column, more in enumerate((1, verdict.failure is not None, verdict.seconds)):
+                    row[column] += more
+        shown = [("area", "test", "cases", "failures", "seconds")]
+        for (area, test), (count, failures, seconds) in sorted(rows.items()):
+            shown.append((area.replace("~", "all"), test, f"{count:,}", f"{failures}", f"{seconds:,.0f}"))
+        if markdown:
+            head, *others = (f"| {' | '.join(row)} |" for row in shown)
+            return "\n".join([head, "| --- | --- | ---: | ---: | ---: |", *others])
+        widths = [max(len(row[k]) for row in shown) for k in range(5)]
+        lines = ("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in shown)
+        return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,140 @@
+"""A training of a second, the states it goes through, and commands inside this process or in one of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torchcaps.cli.main import main
+from torchcaps.training import TrainConfig, train
+from training.makers import contents, left_behind, write_bars
+
+OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
+SEED = 3
+SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "holdout": 6.0, "checkpoint_every": 2, "reconstruction": 0.0}
+START = (
+    "train", "capsnet", "--data", "bars.npz", "--output", "run", "--keep-memory", "no", "--threads", "1",
+    "--seed", str(SEED),
+    *(word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", str(value))),
+    *(word for key, value in OPTIONS.items() for word in ("--option", f"{key}={str(value).lower()}")),
+)  # fmt: skip
+RESUME = ("train", "capsnet", "--output", "run", "--resume", "--keep-memory", "no")
+Files = dict[str, bytes]
+
+
+class Outcome(NamedTuple):
+    """What a command did."""
+
+    status: int
+    err: str
+
+
+def command(*words: str) -> Outcome:
+    """Run a command line inside this process, in the current folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status = main(list(words))
+        except SystemExit as stop:
+            status = stop.code
+        except BaseException:
+            status = -1
+            err.write(traceback.format_exc(limit=-1))
+        finally:
+            torch.set_num_threads(1)
+    return Outcome(status, err.getvalue())
+
+
+def refusal(outcome: Outcome) -> str:
+    """The sentence of a command that failed as commands should."""
+    last = (outcome.err.strip().splitlines() or [""])[-1]
+    assert outcome.status in (1, 2), f"status {outcome.status}: {outcome.err[-300:]}"
+    assert "Traceback" not in outcome.err, f"a traceback: {last}"
+    assert last.startswith("torchcaps: error: ") and len(last) < 4000, f"not one sentence: {outcome.err[-300:]}"
+    others = [line for line in outcome.err.strip().splitlines()[:-1] if not line.startswith(("epoch ", "warning: "))]
+    assert not [line for line in others if line.startswith("torchcaps: error")], "more than one error"
+    return last
+
+
+def files(folder: Path) -> Files:
+    """Bytes of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def put(folder: Path, found: Files) -> None:
+    """Write files below a folder."""
+    for name, data in found.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+@cache
+def bars() -> bytes:
+    """The data, to be written as bars.npz."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_bars(Path(folder, "bars.npz"), size=(18, 20)).read_bytes()
+
+
+@cache
+def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
+    """What a kill after each step leaves of the run, and what the whole run is to have."""
+    states: dict[int, Files] = {}
+    home = Path.cwd()
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            os.chdir(name)
+            Path("bars.npz").write_bytes(bars())
+            config = TrainConfig(data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS)
+
+            def keep(row: dict[str, Any]) -> None:
+                if row["kind"] == "tick":
+                    states[row["step"]] = files(Path("run"))
+
+            train(config, "run", listener=keep)
+            return states, contents(Path("run"))
+        finally:
+            os.chdir(home)
+
+
+def same(folder: Path, metrics: bool = True, seed: int = SEED) -> None:
+    """Fails unless a run ended as the one that nothing stopped, with nothing left behind."""
+    found, wanted = contents(folder / "run"), history(seed)[1]
+    for name in wanted:
+        assert found[name] == wanted[name] or (name == "metrics" and not metrics), f"{name} is not as it should be"
+    assert not left_behind(folder), f"left behind: {left_behind(folder)}"
+
+
+# A process of its own that begins with lines of Python, without matplotlib, whose plots take most of a tiny run's time.
+LINES = "import sys; sys.modules['matplotlib'] = None; {}; from torchcaps.cli.main import main; sys.exit(main())"
+
+
+def begun(folder: Path, *words: str, first: str = "pass") -> subprocess.Popen:
+    """Start a command in a process of its own; `first` is Python to begin with."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LINES.format(first), *words], cwd=folder, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen) -> Outcome:
+    """Wait for a process to end."""
+    _, err = process.communicate()
+    return Outcome(process.returncode, err)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Wait for a condition, or for the end of a process."""
+    while process.poll() is None and not condition():
+        time.sleep(0.001)

@@ -1,0 +1,64 @@
+"""A short campaign, and the tests of what runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from campaign.core import area_names, drawn, fixed, shares, title
+from campaign.run import Campaign
+from campaign.worker import Worker
+
+
+@pytest.mark.timeout(1200)
+def test_case(case, verdicts):
+    failure = verdicts[title(case)].failure
+    assert failure is None, f"{failure}\n{json.dumps(case)}"
+
+
+@pytest.fixture(scope="module")
+def worker():
+    found = Worker()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("aborts", "the process ended with status -6"), ("nothing", None), ("hangs", "did not end within 6 seconds"),
+        ("grows", "memory grew by"), ("swells", "took more than"), ("raises", "KeyError: 'key'"),
+        ("writes", "something was executed or written: open"), ("runs", "os.system"), ("works", "of processor time"),
+        ("nothing", None),
+    ],
+)  # fmt: skip
+def test_whatever_a_case_does_is_told_and_the_next_one_is_checked(worker, test, words):
+    failure = worker.check({"area": "_broken", "test": test, "seed": 0}).failure
+    assert failure is None if words is None else words in failure
+
+
+def test_a_campaign_of_ten_thousand_has_every_area_in_its_share():
+    wanted = shares()
+    assert sum(wanted.values()) == 10_000
+    assert {name for name, _ in wanted} == set(area_names())
+
+
+def test_a_case_is_drawn_again_by_its_seed_and_survives_json():
+    for name, test in shares():
+        case = drawn(name, test, 7)
+        assert case == drawn(name, test, 7) == json.loads(json.dumps(case))
+
+
+def test_the_committed_cases_have_names_of_their_own():
+    titles = [title(case) for case in fixed()]
+    assert len(titles) == len(set(titles)) > 50
+
+
+def test_failures_are_counted_and_written(tmp_path):
+    cases = [{"area": "_broken", "test": test, "seed": 3} for test in ("raises", "nothing", "nothing")]
+    campaign = Campaign(iter(cases), tmp_path)
+    campaign.run(2)
+    assert campaign.table(markdown=True).splitlines()[-1].startswith("| all |  | 3 | 1 | ")
+    [file] = tmp_path.iterdir()
+    assert json.loads(file.read_text())["failure"].startswith("KeyError: 'key' (_broken.py:")

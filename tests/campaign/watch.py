@@ -1,0 +1,110 @@
+"""What a process does to the world, seen through Python's audit events; and harm done at one of these moments."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGES = {
+    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.chown",
+    "os.utime", "os.setxattr", "shutil.move", "shutil.copyfile", "tempfile.mkstemp", "tempfile.mkdtemp",
+}  # fmt: skip
+EXECUTIONS = {
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
+    "socket.connect", "socket.bind", "pickle.find_class", "ctypes.dlopen", "webbrowser.open", "os.kill",
+}  # fmt: skip
+_listeners: list[Callable[[str, tuple], None]] = []
+_forever: list[AbstractContextManager] = []
+
+
+def _hook(event: str, arguments: tuple) -> None:
+    for listener in tuple(_listeners):
+        listener(event, arguments)
+
+
+@contextmanager
+def _listening(listener: Callable[[str, tuple], None]) -> Iterator[None]:
+    if not getattr(sys, "_campaign_hook", False):
+        sys.addaudithook(_hook)  # for as long as the process lives: hooks cannot be taken back
+        sys._campaign_hook = True
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def is_change(event: str, arguments: tuple) -> bool:
+    """Whether an event is a change of files."""
+    if event == "open":
+        _, mode, flags = arguments
+        return bool(set(mode or "") & set("wax+")) or bool((flags or 0) & WRITING)
+    return event in CHANGES
+
+
+@contextmanager
+def nothing_done(folder: Path) -> Iterator[None]:
+    """Fails when what happens inside executes something, or changes a file here or anywhere."""
+    seen: list[str] = []
+
+    def note(event: str, arguments: tuple) -> None:
+        if event in EXECUTIONS or is_change(event, arguments):
+            seen.append(f"{event} {str(arguments[:1])[:200]}")
+
+    before = listing(folder)
+    with _listening(note):
+        yield
+    assert not seen, f"something was executed or written: {seen[0]} (and {len(seen) - 1} more)"
+    assert listing(folder) == before, "the folder is not as it was before"
+
+
+def listing(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Type, size and time of every file below a folder."""
+    found = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*"))}
+    return {name: (s.st_mode, s.st_size if not path_is_dir(s) else 0, s.st_mtime_ns) for name, s in found.items()}
+
+
+def path_is_dir(status: os.stat_result) -> bool:
+    """Whether it is a folder, whose size says nothing."""
+    return bool(status.st_mode & 0o040000)
+
+
+@contextmanager
+def at_change(number: int, act: Callable[[str], None], below: Path, once: bool = True) -> Iterator[None]:
+    """Act before the change of this number (from 0) to files below a folder; and, unless `once`, at all later ones."""
+    left = number
+
+    def listener(event: str, arguments: tuple) -> None:
+        nonlocal left
+        if not is_change(event, arguments) or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        if Path(os.path.abspath(os.fsdecode(arguments[0]))).is_relative_to(below):
+            left -= 1
+            if left == -1 or (left < -1 and not once):
+                act(event)
+
+    with _listening(listener):
+        yield
+
+
+def kill(event: str) -> None:
+    """What `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(number: int) -> None:
+    """From here on: this process kills itself before the change of this number to files of the run."""
+    _forever.append(at_change(number, kill, Path("run").absolute()))
+    _forever[0].__enter__()
+
+
+def full(event: str) -> None:
+    """What a full disk does to all but removals."""
+    if event not in ("os.remove", "os.rmdir"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
