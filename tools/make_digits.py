@@ -13,8 +13,8 @@ import gzip
 import hashlib
 from pathlib import Path
 
-from torchcaps.data.digits import FOLDER, digits_files
 from torchcaps.data.budget import read_bytes
+from torchcaps.data.digits import FOLDER, digits_files
 from torchcaps.data.sets.mnist import PASSPORT
 
 
