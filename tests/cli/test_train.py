@@ -39,8 +39,9 @@ def test_json_is_one_document_with_the_run(command, start):
 def test_the_flags_reach_the_configuration(command, start, tmp_path):
     flags = ("--seed", 3, "--lr", 0.01, "--schedule", "paper", "--shift", 1, "--flip", "True", "--clip", 2.5)
     more = ("--reconstruction", 0.001, "--img-size", 20, 18, "--option", "iterations=2", "--option", "bias=True")
-    command(*start, *flags, *more, "--output", "out")
+    command(*start, *flags, *more, "--max-bytes", 10**9, "--output", "out")
     config = RunFolder.open(tmp_path / "out").config()
+    assert config.max_bytes == 10**9
     assert (config.seed, config.lr, config.schedule, config.shift, config.flip) == (3, 0.01, "paper", 1, True)
     assert (config.clip, config.reconstruction, config.img_size, config.holdout) == (2.5, 0.001, (20, 18), 6)
     assert config.model_options == {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True}
@@ -215,6 +216,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
         (("--threads", 10**9), "--threads: expected between 1 and 256, got 1000000000"),
         (("--output", ""), "--output: expected a value, got an empty word"),
         (("--output=",), "--output: expected a value, got an empty word"),
+        (("--max-bytes", 0), "max_bytes: expected at least 1, got 0"),
         (("--option", "iterations"), "--option: expected name=value, got 'iterations'"),
         (("--option", "=2"), "--option: expected name=value, got '=2'"),
     ],

@@ -104,7 +104,7 @@ def first_header(folder, info, ending=".tar", behind=b"", edit=lambda data: None
     block[148:156] = b"%06o\0 " % sum(block)
     rest = tarred(folder).read_bytes()
     place = folder / f"a{ending}"
-    place.write_bytes(gzip.compress(bytes(block)) + behind if behind else bytes(block) + bytes(512) + rest)
+    place.write_bytes(gzip.compress(bytes(block)) + behind if behind else bytes(block) + rest)
     return place
 
 

@@ -20,7 +20,7 @@ from torchcaps.errors import DataError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 LEVELS = {"train", "test"}
-COST = 4096  # bytes that the description of a member takes in memory
+COST = 2048  # bytes that the description of a member takes in memory
 
 
 @door

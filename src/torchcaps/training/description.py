@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from torchcaps.errors import RunError, one_line
+from torchcaps.errors import RunError, check_regular, one_line
 
 KEY = "torchcaps"  # of the JSON in the header
 MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
@@ -25,8 +25,7 @@ def read_header(path: Path) -> tuple[Shapes, Any]:
         RunError: for what is no regular file, no safetensors file, or has a header of more than 16 MiB.
     """
     try:
-        if not path.is_file():  # a pipe would wait for a writer
-            raise ValueError("expected a regular file")
+        check_regular(path)
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
         if size > MOST_HEADER:
