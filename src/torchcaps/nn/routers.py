@@ -60,9 +60,9 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
 
 
 def check_iterations(iterations: int) -> None:
-    """Raise ValueError unless a layer may have this number of iterations: a whole number from 1 to 100."""
+    """Raise ValueError unless a layer may have this number of iterations, from 1 to 100; TypeError for no int."""
     if isinstance(iterations, bool) or not isinstance(iterations, int):
-        raise ValueError(f"iterations: expected a whole number, got {iterations!r}")
+        raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
     check_range("iterations", iterations, low=1)
     check_range("iterations", iterations, high=MOST_ITERATIONS)
 
