@@ -207,7 +207,7 @@ def test_an_output_that_cannot_be_made(command, start, tmp_path, place):
     (tmp_path / "file").write_text("mine")
     outcome = command(*start, "--output", place)
     assert outcome.status == 1
-    assert the_sentence(outcome).startswith(f"{place}: the run folder cannot be made (")
+    assert the_sentence(outcome).startswith(f"{place}: the folder cannot be made (")
     assert (tmp_path / "file").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -48,7 +48,7 @@ def test_a_disk_that_is_full_at_the_start_has_no_run_on_it_afterwards(command, s
 def test_a_read_only_disk_is_named(command, start, small_disk):
     disk = small_disk("1m", "ro")
     error = sentence(command(*start, "--output", disk / "run"))
-    assert error.endswith(f"{disk / 'run'}: the run folder cannot be made (Read-only file system)")
+    assert error.endswith(f"{disk / 'run'}: the folder cannot be made (Read-only file system)")
 
 
 def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewhere(command, start, small_disk):

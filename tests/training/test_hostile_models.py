@@ -155,11 +155,15 @@ def test_a_file_that_claims_more_than_it_is(path, state):
 
 def test_what_is_no_regular_file(path, tmp_path):
     os.mkfifo(path)
-    assert refused(path) .startswith("is no readable checkpoint ([Errno 22] expected a regular file, got a FIFO or a device")
+    assert refused(path).startswith(
+        "is no readable checkpoint ([Errno 22] expected a regular file, got a FIFO or a device"
+    )
     for special in ("/dev/zero", "/dev/null"):
         link = tmp_path / f"link{special[-4:]}"
         link.symlink_to(special)
-        assert refused(link) .startswith("is no readable checkpoint ([Errno 22] expected a regular file, got a FIFO or a device")
+        assert refused(link).startswith(
+            "is no readable checkpoint ([Errno 22] expected a regular file, got a FIFO or a device"
+        )
 
 
 def test_loading_draws_nothing_from_the_global_generator(path, state):

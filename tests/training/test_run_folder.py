@@ -83,7 +83,7 @@ def test_a_run_with_model_or_checkpoint_is_never_discarded(run, kept):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match="file/run: the run folder cannot be made"):
+    with pytest.raises(RunError, match="file/run: the folder cannot be made"):
         RunFolder.fresh(tmp_path / "file" / "run").start(TrainConfig())
 
 

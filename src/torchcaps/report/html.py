@@ -9,11 +9,12 @@ import torchcaps
 from torchcaps.errors import check_range
 from torchcaps.report import comparison, sections
 from torchcaps.report.markup import page
-from torchcaps.report.plots import can_plot, make_folder
+from torchcaps.report.plots import can_plot
 from torchcaps.report.subject import Subject, open_subject
 from torchcaps.report.transforming import is_transforming, transforming_parts
 from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
+from torchcaps.training.lock import make_folder
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 MOST_IMAGES, DIAGNOSED = 10_000, 64

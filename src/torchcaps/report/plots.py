@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, PairSet
-from torchcaps.errors import RunError
 from torchcaps.evaluation import Evaluation, example_indices, match_segments, reconstructions, segment
 from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
+from torchcaps.training.lock import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,18 +130,6 @@ def drawable(classes: Sequence[str]) -> list[str]:
         else f"class {index}"
         for index, label in enumerate(classes)
     ]
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it.
-
-    Raises:
-        RunError: if that cannot be done.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder}: the folder cannot be made ({error.strerror})") from error
 
 
 def evenly(indices: Tensor, most: int) -> Tensor:

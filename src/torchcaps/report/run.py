@@ -11,9 +11,10 @@ from torch import nn
 from torchcaps.data import ImageSet, PairSet, load_dataset
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import Evaluation, MultiLabel, evaluate, evaluate_multilabel
-from torchcaps.report.plots import can_plot, make_folder, plot_evaluation, plot_overlaps, plot_training
+from torchcaps.report.plots import can_plot, plot_evaluation, plot_overlaps, plot_training
 from torchcaps.training import RunFolder, load
 from torchcaps.training.checkpoint import write_json
+from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped
 

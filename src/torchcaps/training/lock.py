@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder}: the run folder cannot be made ({error.strerror})") from error
+        raise RunError(f"{folder}: the folder cannot be made ({error.strerror})") from error
 
 
 def holder(folder: Path) -> int | None:
