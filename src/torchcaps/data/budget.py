@@ -138,7 +138,7 @@ class Source:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._budget = path, _current.get() or Budget()
+        self.path, self._it, self._budget = path, f"{path}: it", _current.get() or Budget()
         try:
             check_regular(path)
             self.file = path.open("rb")
@@ -168,8 +168,8 @@ class Source:
         """
         self._spent += count
         self._budget.spent += count
-        self._budget.check(f"{self.path}: it", self._spent, self._stored)
-        self._budget.check(f"{self.path}: it", self._budget.spent, self._budget.stored)
+        self._budget.check(self._it, self._spent, self._stored)
+        self._budget.check(self._it, self._budget.spent, self._budget.stored)
 
     def take(self, count: int) -> bytearray:
         """The next `count` bytes, fewer where it ends before.

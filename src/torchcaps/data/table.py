@@ -54,11 +54,12 @@ def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
         if column not in columns:
             found = ",".join(columns) or "an empty file"
             raise DataError(f"{path}: no column {column!r}; expected file,label and optionally split, got {found}")
+    start, folder = f"{path} line ", str(path.parent)
     for row in rows:
-        yield _entry(f"{path} line {rows.line_num}", path.parent, row, "split" in columns)
+        yield _entry(f"{start}{rows.line_num}", folder, row, "split" in columns)
 
 
-def _entry(where: str, folder: Path, row: dict[str, str | None], has_split: bool) -> Entry:
+def _entry(where: str, folder: str, row: dict[str, str | None], has_split: bool) -> Entry:
     file, label = ((row[column] or "").strip() for column in REQUIRED)
     if not file or not label:
         raise DataError(f"{where}: expected a file and a label, got {file!r} and {label!r}")
