@@ -13,7 +13,6 @@ from .hostile import FILES
 ROOT = Path(hostile.__file__).parents[2]
 LOADED = {"csv_of_5000_digits", "tar_names_of_5000_digits"}  # long names are no fault
 MOST_MIB = 700
-MOST_SECONDS = 10
 
 
 @pytest.fixture(scope="module")
