@@ -73,11 +73,11 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host header: `[::1]:80` is `::1`."""
+    """The name in a Host header: `[::1]:80` is `::1`; what is no name and port stays as it is."""
     host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host
+    name, colon, port = host.rpartition(":")
+    name = name if colon and port.isdigit() else host
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 
 def _query_token(scope: Scope) -> str:
