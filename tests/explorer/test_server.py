@@ -300,7 +300,8 @@ def test_no_path_reaches_a_file(client, path):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8700", "127.0.0.1.evil.example", "", "169.254.169.254", "[::2]", "[::1", "[::1]x:80"]
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "169.254.169.254", "[::2]", "[::1", "[::1]x:80"],
 )
 def test_another_host_is_refused(client, host):
     refused(client.get("/api/about", headers={"host": host}), 403, "not called")
