@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 # The lowest versions that pyproject.toml allows, for Python 3.11 or 3.12, and what is tested with them.
 LOWEST ?= .venv-lowest
-LOWEST_TESTS ?= functional ops nn models data training evaluation viz report explorer cli properties published
+LOWEST_TESTS ?= functional nn data training evaluation viz report explorer cli
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
