@@ -95,6 +95,7 @@ class RunFolder:
             RunError: if another process holds it. TrainingError: if it cannot be written to.
         """
         with exclusive(self.path):
+            make_folder(self.last.parent)  # what copies folders may leave out empty ones
             before = self.environment()
             if before.get("threads") is None:
                 threads = self.threads()
