@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.errors import check_floating, check_range, check_shape
-from torchcaps.functional.bounds import FACTOR, STEADY, bounded, without_autocast
+from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Routed
 
@@ -81,7 +81,7 @@ def em_routing(
         R = normalise(torch.zeros_like(V[..., 0])) if start is None else start
         mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
         for inverse in later:
-            R = normalise(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var))
+            R = normalise(steady(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)))
             mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, inverse)
     return Routed(mu, torch.sigmoid(logit), R)
 
