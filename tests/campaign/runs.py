@@ -114,6 +114,7 @@ def same(folder: Path, metrics: bool = True, seed: int = SEED) -> None:
     for name in wanted:
         assert found[name] == wanted[name] or (name == "metrics" and not metrics), f"{name} is not as it should be"
     assert not left_behind(folder), f"left behind: {left_behind(folder)}"
+    assert (folder / "run" / "environment.json").exists(), "the environment of the run is lost"
 
 
 # A process of its own that begins with lines of Python, without matplotlib, whose plots take most of a tiny run's time.

@@ -25,8 +25,8 @@ LARGE = ("train", "capsnet", "--data", "digits", "--output", "run", "--keep-memo
 
 
 def prepare() -> None:
-    """Train the whole runs once."""
-    runs.history(3), runs.history(4)
+    """Train the whole run once."""
+    runs.history()
 
 
 def draw(test: str, random: Random) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torchcaps import nn as caps
 from torchcaps import ops
 from torchcaps.types import Capsules
 
-TESTS = {"functions": 900, "layers": 600, "fast paths": 300, "types": 100, "edges": 0}
+TESTS = {"functions": 700, "layers": 400, "fast paths": 200, "types": 100, "edges": 0}
 TYPES = ("float32", "float32", "float64", "float16", "bfloat16")
 TOP = {"float16": 4.8, "bfloat16": 30.0, "float32": 30.0, "float64": 150.0}  # largest exponents of ten
 FILLS = ("normal", "zero", "denormal", "one huge", "mixed", "equal", "scaled", "scaled")
@@ -208,8 +208,8 @@ def alike(case: Case) -> None:
     tolerance = 1e-7 if case["dtype"] == "float64" else 3e-3
     for what, fast, right in zip(("outcome", "gradient"), *pairs, strict=True):
         for a, b in zip(fast, right, strict=True):
-            error = float((a - b).abs().max()) if a.numel() else 0.0
-            size = max(1.0, float(b.abs().max()) if b.numel() else 0.0)
+            error = float((a - b).detach().abs().max()) if a.numel() else 0.0
+            size = max(1.0, float(b.detach().abs().max()) if b.numel() else 0.0)
             assert error <= tolerance * size, f"{impl}: the {what} of {case['call']!r} differs by {error / size:.2g}"
 
 
