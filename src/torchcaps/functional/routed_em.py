@@ -49,7 +49,7 @@ def routed_em(
     if shift is not None:
         votes = votes + full_precision(shift)
     return em_routing(
-        votes, windows.unfold(activation), beta_u, beta_a, iterations, inverse_temperature,
+        votes, windows.unfold(full_precision(activation)), beta_u, beta_a, iterations, inverse_temperature,
         normalise=partial(windows.share, convention=convention),
         start=windows.first_coupling(convention, votes[..., 0]),
     )  # fmt: skip
