@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -48,11 +49,12 @@ class Draw:
         return self.leaf(self.normal(*shape))
 
     def a(self, *shape: int) -> Tensor:
-        """Activations, exact zeros and ones among them."""
-        return self.leaf((1.5 * torch.rand(shape, generator=self.generator, dtype=torch.float64) - 0.25).clamp(0, 1))
+        """Activations; exact zeros and ones among them, but where two paths are compared."""
+        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64)
+        return self.leaf(0.05 + 0.9 * drawn if self.case["test"] == "fast paths" else (1.5 * drawn - 0.25).clamp(0, 1))
 
-    def x(self, *shape: int) -> Tensor:
-        """Any finite numbers."""
+    def x(self, *shape: int, half: float = math.inf) -> Tensor:
+        """Any finite numbers; in half precision up to `half`."""
         x, power, fill = self.normal(*shape), 10.0 ** self.case["exponent"], self.case["fill"]
         tiny = torch.finfo(self.dtype).smallest_normal
         spread = torch.rand(shape, generator=self.generator, dtype=torch.float64)
@@ -62,7 +64,7 @@ class Draw:
             "zero": 0 * x, "denormal": x * tiny / 8, "mixed": x * 10 ** ((2 * spread - 1) * abs(self.case["exponent"])),
             "equal": torch.full_like(x, power), "scaled": x * power,
         }  # fmt: skip
-        largest = min(10.0 ** TOP[self.case["dtype"]], torch.finfo(self.dtype).max)
+        largest = min(10.0 ** TOP[self.case["dtype"]], half if self.dtype == torch.float16 else math.inf)
         return self.leaf(made.get(fill, x).clamp(-largest, largest))
 
 
@@ -126,7 +128,7 @@ def on_images(d: Draw, module: nn.Module, *shape: int) -> Any:
     """A layer on a feature map, in its own type."""
     module = module.to(d.dtype)
     d.leaves += list(module.parameters())
-    return module(d.x(*shape))
+    return module(d.x(*shape, half=1000.0))  # torch's own convolution gives half precision, which ends at 65504
 
 
 LAYERS: dict[str, Callable[[Draw], Any]] = {
