@@ -70,6 +70,24 @@ def test_a_run_of_a_recipe_that_has_changed_is_refused(done, tmp_path):
         reproduce(changed, tmp_path / "out")
 
 
+@pytest.mark.parametrize("damage", ["[" * 100_000, "{", "5", "[1]"])
+def test_a_run_with_a_damaged_configuration_is_refused_in_a_sentence(tmp_path, damage):
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+    [file] = (tmp_path / "out").rglob("config.json")
+    file.write_text(damage)
+    with pytest.raises(RunError, match="is no readable configuration"):
+        reproduce(recipe_of(tmp_path), tmp_path / "out")
+
+
+def test_what_is_left_to_rules_is_no_other_setting(tmp_path):
+    ruled = SINGLE.replace("batch_size = 32\n", "")
+    assert ruled != SINGLE
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
+    assert reproduce(recipe_of(tmp_path, ruled), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

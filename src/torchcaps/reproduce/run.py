@@ -25,7 +25,7 @@ from torchcaps.training.checkpoint import write_json
 from torchcaps.training.environment import environment
 from torchcaps.training.loop import Listener
 from torchcaps.training.recipes import Row
-from torchcaps.training.run_folder import MOVABLE
+from torchcaps.training.run_folder import CONFIG, MOVABLE
 
 RESULT = "result.json"
 LEFT_TO_RULES = (("batch_size", None), ("clip", "auto"))
@@ -147,7 +147,7 @@ def _one(
     file = run.path / RESULT
     if file.exists():
         return _read(file)
-    started = (run.path / "config.json").exists()
+    started = (run.path / CONFIG).exists()
     if started:
         _check_same(run, config)
     if isinstance(config, TransformingConfig):
@@ -191,7 +191,10 @@ def _transforming(run: RunFolder, config: TransformingConfig) -> dict[str, Any]:
 
 def _check_same(run: RunFolder, config: Config) -> None:
     """A folder that was started with other settings is another experiment's."""
-    kept = json.loads(read_text(run.path / "config.json"))
+    try:
+        kept = dict(json.loads(read_text(run.path / CONFIG)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunError(f"{run.path / CONFIG}: is no readable configuration ({error})") from error
     wanted = json.loads(json.dumps(config.to_dict()))
     for name, value in wanted.items():
         ruled = (name, value) in LEFT_TO_RULES  # the folder holds the number that the rule gave

@@ -40,9 +40,8 @@ class TrainConfig:
             `defaults.batch_size`.
         lr: peak learning rate of Adam, above 0.
         schedule: "short" rises for 5 % of the steps, but at least for 40 or half of them, and then falls to zero along
-            a cosine; "constant" rises likewise and then stays;
-            "paper" is lr * 0.96 ** (step / 2000) with a floor of 1e-6, as in the authors' code, but
-            it too rises at first, for at most 1,000 steps.
+            a cosine; "constant" rises likewise and then stays; "paper" is lr * 0.96 ** (step / 2000) with a floor of
+            1e-6, as in the authors' code, but it too rises at first, for at most 1,000 steps.
         holdout: training images kept for validation: a fraction below 1, or a count.
         per_class: labelled images of each class to train with, drawn by the seed; None is all that are not held out.
         stop_at: end the training after the first epoch with this validation accuracy, in (0, 1], and keep that epoch's

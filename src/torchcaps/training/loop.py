@@ -61,7 +61,8 @@ def train(
         output: the run folder; must not hold a run, unless `resume`.
         resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
         listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
-            "loss"}; with {"kind": "note", "step", "text"} when it goes on from an older checkpoint than the newest.
+            "loss"}; with {"kind": "note", "step", "text"} when it goes on from an older checkpoint than the newest, or
+            starts again because no class capsule learns.
         should_stop: asked after each step; True saves the state and raises Interrupted.
 
     Raises:
