@@ -94,13 +94,20 @@ class Everything(Field):
     """Every child of the map votes for every parent.
 
     Attributes:
-        space: (height, width) of the map, or () for children without places.
+        height: of the map, in positions; None for children without places.
+        width: of the map.
     """
 
-    space: tuple[int, ...] = ()
+    height: int | None = None
+    width: int | None = None
     positions = ()
     local = True
     convention = "type"
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Height and width of the map; empty for children without places."""
+        return () if self.height is None or self.width is None else (self.height, self.width)
 
     def count(self, types: int) -> int:
         """i."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -55,6 +56,7 @@ class Votes(ABC):
         trace: a list that takes the couplings of every iteration, or None.
         fixed: (seed, scale) of couplings that are fixed at random in an ablation, equal ones for scale 0; or None.
         shares: how often couplings were asked for.
+        cast: the type of matrix products under the caller's autocast, or None; all else is in full precision.
     """
 
     def __init__(self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None) -> None:
@@ -63,6 +65,9 @@ class Votes(ABC):
         self.trace: list[Tensor] | None = None
         self.fixed: tuple[int, float] | None = None
         self.shares = 0
+        device = children.pose.device.type
+        cast = device != "meta" and torch.is_autocast_enabled(device)
+        self.cast = torch.get_autocast_dtype(device) if cast else None
         self._dense: Tensor | None = None
         self._pose: Tensor | None = None
         self._activation: Tensor | None = None
@@ -93,6 +98,20 @@ class Votes(ABC):
             self._dense = full_precision(self._made())
         return self._dense
 
+    def per_child(self, x: Float[Tensor, "children *rest"]) -> Float[Tensor, "i *rest"]:
+        """What a router has learned for each child, repeated where several children share a matrix."""
+        times = self.count // len(x)
+        return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
+
+    @property
+    def equal(self) -> bool:
+        """Whether an ablation asks for equal couplings."""
+        return self.fixed is not None and self.fixed[1] == 0
+
+    def settled(self) -> None:
+        """Said by a router that has made its couplings equal by itself, in a single pass."""
+        self.fixed, self.shares = None, self.shares + 1
+
     def weighted(self, coefficients: Float[Tensor, "batch *positions i j"]) -> Float[Tensor, "batch *positions j d"]:
         """Each parent's sum of votes with these coefficients; without the bias."""
         return summed("...ij,...ijd->...jd", coefficients, self.dense())
@@ -113,9 +132,11 @@ class Votes(ABC):
             leaky: let one more parent compete, "none of the above", whose logit is 0.
         """
         like = logits if logits is not None else self._like()
-        if self.fixed is not None:
-            logits = random_logits(*like.shape[-2:], self.fixed[0], scale=self.fixed[1], device=like.device).to(like)
-            logits = logits.expand(like.shape)
+        if self.equal:
+            logits = None
+        elif self.fixed is not None:
+            logits = random_logits(*like.shape[-2:], self.fixed[0], scale=self.fixed[1], device=like.device)
+            logits = logits.to(like).expand(like.shape)
         if logits is None:
             coupling = self.field.share(like, leaky) if leaky else self.field.first(like)
         else:
@@ -207,14 +228,15 @@ class ProductVotes(Votes):
     @property
     def matrices(self) -> Float[Tensor, "i j inner outer"]:
         """The matrices of every child."""
-        times = self.count // len(self.weight)
-        return self.weight if times == 1 else self.weight.repeat(times, 1, 1, 1)
+        return self.per_child(self.weight)
 
     def _made(self) -> Tensor:
-        if self.rows == 1:
-            votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
-        else:
-            votes = matrix_votes(self.pose, self.matrices)
+        device = self.weight.device.type
+        with torch.autocast(device, self.cast) if self.cast else nullcontext():
+            if self.rows == 1:
+                votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
+            else:
+                votes = matrix_votes(self.pose, self.matrices)
         return votes if self.shift is None else full_precision(votes) + full_precision(self.shift)
 
 
