@@ -127,13 +127,16 @@ class RoutedLayer(nn.Module):
         field = self.field(*children.pose.shape[1:-2])
         sizes = self.votes.sizes
         pose = children.pose.shape
-        if pose[-1] != sizes.in_dim or field.count(pose[-2]) % sizes.children:
-            raise ValueError(f"children: expected poses that fit {sizes}, got {list(pose)}")
+        if field.count(pose[-2]) % sizes.children:
+            raise ValueError(
+                f"children: expected {sizes.children} at each position of the parents (or a multiple, position after "
+                f"position), got {field.count(pose[-2])} from poses {list(pose)}"
+            )
         return self.votes(children, field)
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless the children fit this layer, before anything else is tried."""
-        check_shape("children", children.pose, ("batch", "*space", "types", "dim"), dim=self.votes.sizes.in_dim)
+        check_shape("children", children.pose, ("*batch", "types", "dim"), dim=self.votes.sizes.in_dim)
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled layer does not write to its original's recorder."""
