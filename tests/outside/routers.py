@@ -108,7 +108,7 @@ class VariationalBayes(Router):
         self.beta = nn.Parameter(torch.zeros(sizes.parents))
 
     def route(self, votes, parents):
-        V, a = votes.dense().clamp(-(2**32), 2**32), votes.activation.unsqueeze(-1)
+        V, a = votes.dense(), votes.activation.unsqueeze(-1)
         D, logits = votes.dim, None
         steps = torch.arange(D, device=V.device, dtype=V.dtype)
         for _ in range(self.iterations):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating, check_shape
-from torchcaps.functional.bounds import multiplied, summed
+from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
 from torchcaps.functional.fields import Field, Gathered
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.chance import random_logits
@@ -52,6 +52,7 @@ class Votes(ABC):
         bias: `[parents, dim]` that the router adds to each parent's sum of votes, or None.
 
     Attributes:
+        bound: whether stored votes beyond 2^32 (2^256 in float64) are taken for that, so that squares stay finite.
         wanted: whether somebody asked for the couplings; a fast path may leave them out otherwise.
         trace: a list that takes the couplings of every iteration, or None.
         fixed: (seed, scale) of couplings that are fixed at random in an ablation, equal ones for scale 0; or None.
@@ -61,7 +62,7 @@ class Votes(ABC):
 
     def __init__(self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None) -> None:
         self.children, self.field, self.parents, self.dim, self.bias = children, field, parents, dim, bias
-        self.wanted = True
+        self.bound, self.wanted = False, True
         self.trace: list[Tensor] | None = None
         self.fixed: tuple[int, float] | None = None
         self.shares = 0
@@ -95,7 +96,8 @@ class Votes(ABC):
     def dense(self) -> Float[Tensor, "batch *positions i j d"]:
         """Every vote, stored; in full precision."""
         if self._dense is None:
-            self._dense = full_precision(self._made())
+            votes = full_precision(self._made())
+            self._dense = bounded(votes, FACTOR) if self.bound else votes
         return self._dense
 
     def per_child(self, x: Float[Tensor, "children *rest"]) -> Float[Tensor, "i *rest"]:

@@ -39,6 +39,7 @@ class EMRouting(Router):
 
     operators = ("em_routing",)
     activation = "probability"
+    any_size = True
 
     def __init__(
         self,

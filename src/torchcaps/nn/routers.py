@@ -85,6 +85,8 @@ class Router(nn.Module):
         exchangeable: children and parents may be numbered in any order: the outcome moves with them. Not so where
             couplings or parameters belong to their places, as fixed random ones do.
         convention: which parents compete in a convolution unless its layer says otherwise; see `functional.Windows`.
+        any_size: finite for votes of any size. Others see votes beyond 2^32 (2^256 in float64) as that, so that squares
+            of them stay finite.
         sizes: of the layer, once it has built the router.
     """
 
@@ -92,6 +94,7 @@ class Router(nn.Module):
     coupling: Literal["shares", "free"] = "shares"
     exchangeable: bool = True
     convention: Convention = "all"
+    any_size: bool = False
     sizes: LayerSizes | None = None
     fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
 
@@ -130,7 +133,7 @@ class Router(nn.Module):
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).learn is not Router.learn:
             raise RuntimeError(f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)")
-        votes.fixed = self.fixed
+        votes.fixed, votes.bound = self.fixed, not self.any_size
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         if self.fixed is not None and votes.shares == 0:
@@ -193,6 +196,7 @@ class DynamicRouting(Router):
     """
 
     operators = ("dynamic_routing",)
+    any_size = True
 
     def __init__(
         self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
@@ -224,6 +228,7 @@ class UniformRouting(Router):
     """
 
     operators = ("dynamic_routing",)
+    any_size = True
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__()
@@ -248,6 +253,7 @@ class RandomRouting(Router):
     """
 
     operators = ("dynamic_routing",)
+    any_size = True
     exchangeable = False
 
     def __init__(self, seed: int = 0, *, scale: float = 1.0, impl: ops.Impl = "auto") -> None:
