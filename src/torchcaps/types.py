@@ -67,7 +67,7 @@ class Routed(NamedTuple):
 class _RoutedAndMore(Routed):
     """A subclass of its own, so that unpacking gives three tensors."""
 
-    told: dict[str, Tensor] = {}
+    told: dict[str, Tensor]
 
     @property
     def more(self) -> dict[str, Tensor]:

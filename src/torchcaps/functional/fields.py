@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -100,7 +100,7 @@ class Everything(Field):
 
     height: int | None = None
     width: int | None = None
-    positions = ()
+    positions: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
     local = True
     convention = "type"
 
@@ -138,7 +138,7 @@ class Gathered(Everything):
         positions: of the parents.
     """
 
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()  # type: ignore[misc]
 
     def gather(self, x: Tensor) -> Tensor:
         """As they are."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
+from torchcaps.functional.chance import random_logits
 from torchcaps.functional.fields import Field, Gathered
 from torchcaps.functional.geometry import matrix_votes
-from torchcaps.functional.chance import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
 
@@ -100,7 +100,7 @@ class Votes(ABC):
             self._dense = bounded(votes, FACTOR) if self.bound else votes
         return self._dense
 
-    def per_child(self, x: Float[Tensor, "children *rest"]) -> Float[Tensor, "i *rest"]:
+    def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
         """What a router has learned for each child, repeated where several children share a matrix."""
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
@@ -137,7 +137,8 @@ class Votes(ABC):
         if self.equal:
             logits = None
         elif self.fixed is not None:
-            logits = random_logits(*like.shape[-2:], self.fixed[0], scale=self.fixed[1], device=like.device)
+            seed, scale = self.fixed
+            logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
             logits = logits.to(like).expand(like.shape)
         if logits is None:
             coupling = self.field.share(like, leaky) if leaky else self.field.first(like)
@@ -195,7 +196,8 @@ class GivenVotes(Votes):
         if activation.shape != votes.shape[:-2]:
             raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        super().__init__(Capsules(pose, activation), Gathered(positions=tuple(votes.shape[1:-3])), *votes.shape[-2:], bias)
+        field = Gathered(positions=tuple(votes.shape[1:-3]))
+        super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 
     def _made(self) -> Tensor:

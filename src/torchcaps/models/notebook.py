@@ -193,7 +193,7 @@ def _kind(module: nn.Module) -> str:
         stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
         name += f" {_square(conv.kernel_size)}, stride {stride}"
     if isinstance(module, RoutedLayer):
-        name += f", {routing_in_words(module.router)}"  # type: ignore[arg-type]
+        name += f", {routing_in_words(module.router)}"
     return name
 
 

@@ -61,7 +61,9 @@ class EMRouting(Router):
     def build(self, sizes: LayerSizes) -> None:
         """One pair of costs for each parent."""
         if self.sizes is None:
-            self.beta_u, self.beta_a = (nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in self.costs)
+            self.beta_u, self.beta_a = (
+                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in self.costs
+            )
         super().build(sizes)
 
     @property
@@ -97,7 +99,7 @@ class EMRouting(Router):
         return copy
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Files written before layers told their sizes have one pair of costs for all parents of a fully connected layer."""
+        """Earlier files have one pair of costs for all parents of a fully connected layer."""
         for name, beta in (("beta_u", self.beta_u), ("beta_a", self.beta_a)):
             kept = state.get(prefix + name)
             if isinstance(kept, Tensor) and kept.shape == (1,):

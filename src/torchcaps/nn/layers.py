@@ -191,7 +191,8 @@ class ClassCaps(RoutedLayer):
     @property
     def centres(self) -> Tensor | None:
         """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
-        return self.votes.places
+        places: Tensor | None = self.votes.places
+        return places
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless this is a map of these types, and of the size that the coordinates are for."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Everything, Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import RouteFunction, create_router
+from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.types import Capsules, Routed
 
 _MOVED = ("weight", "bias")  # names in a layer's state until its votes were a module of their own
@@ -38,13 +39,13 @@ class Recorded(NamedTuple):
     child_activation: Float[Tensor, "*batch children"]
     pose: Float[Tensor, "*batch parents dim"]
     iterations: tuple[Tensor, ...] = ()
-    more: dict[str, Tensor] = {}
+    more: Mapping[str, Tensor] = MappingProxyType({})
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Recorded:
         """The same with every tensor changed."""
-        return Recorded(
-            *map(change, self[:4]), tuple(map(change, self.iterations)), {k: change(x) for k, x in self.more.items()}
-        )
+        coupling, activation, child_activation, pose = map(change, self[:4])
+        more = {name: change(x) for name, x in self.more.items()}
+        return Recorded(coupling, activation, child_activation, pose, tuple(map(change, self.iterations)), more)
 
 
 class _Recorder(list[Recorded]):
@@ -78,6 +79,8 @@ class RoutedLayer(nn.Module):
     """
 
     recorder: _Recorder | None = None
+    votes: Any
+    router: Router
 
     def __init__(
         self, votes: nn.Module, routing: str | nn.Module | RouteFunction = "dynamic",
@@ -85,17 +88,19 @@ class RoutedLayer(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.votes, self.router, self.field = votes, create_router(routing, **routing_options), field
-        self.router.build(votes.sizes)
+        self.router.build(self.votes.sizes)
 
     @property
     def weight(self) -> Tensor:
         """The matrices of the votes."""
-        return self.votes.weight
+        weight: Tensor = self.votes.weight
+        return weight
 
     @property
     def bias(self) -> Tensor | None:
         """What is added to each parent's sum of votes."""
-        return self.votes.bias
+        bias: Tensor | None = self.votes.bias
+        return bias
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew."""
@@ -132,7 +137,8 @@ class RoutedLayer(nn.Module):
                 f"children: expected {sizes.children} at each position of the parents (or a multiple, position after "
                 f"position), got {field.count(pose[-2])} from poses {list(pose)}"
             )
-        return self.votes(children, field)
+        votes: Votes = self.votes(children, field)
+        return votes
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless the children fit this layer, before anything else is tried."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import NoAblationError, UnknownNameError, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import ProductVotes, Votes, as_votes
@@ -105,7 +105,9 @@ class Router(nn.Module):
             ValueError: if the router belongs to a layer of other sizes.
         """
         if self.sizes is not None and self.sizes != sizes:
-            raise ValueError(f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}")
+            raise ValueError(
+                f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
+            )
         if self.sizes is None:
             self.sizes = sizes
             self.learn(sizes)
@@ -127,7 +129,8 @@ class Router(nn.Module):
             parents: of the pass before, where layers route together.
 
         Raises:
-            ValueError: for votes that do not fit, or an ablation of a router that has couplings of its own making.
+            ValueError: for votes that do not fit.
+            NoAblationError: for an ablation of a router that does not take its couplings from the votes.
             RuntimeError: for a router with parameters that no layer has built.
         """
         votes = as_votes(votes, activation)
@@ -137,7 +140,7 @@ class Router(nn.Module):
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         if self.fixed is not None and votes.shares == 0:
-            raise ValueError(
+            raise NoAblationError(
                 f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
                 "let it take them from votes.share(logits)"
             )
@@ -264,12 +267,12 @@ class RandomRouting(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
         del parents
-        plain = self.impl != "reference" and votes.fixed is None and votes.trace is None
-        if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is votes.present is None):
+        plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
+        if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
             return functional.random_routing(votes, self.seed, scale=self.scale)
-        weight = votes.matrices
-        c = functional.random_coupling(*weight.shape[:2], self.seed, scale=self.scale, device=weight.device)
-        scaled = weight * (weight.shape[1] * c).to(weight.dtype)[:, :, None, None]  # then couplings may be equal
+        weight, count, many = votes.matrices, votes.count, votes.parents
+        c = functional.random_coupling(count, many, self.seed, scale=self.scale, device=weight.device)
+        scaled = weight * (many * c).to(weight.dtype)[:, :, None, None]  # then couplings may be equal
         routed = ops.dynamic_routing(
             ProductVotes(votes.children, votes.field, scaled, bias=votes.bias), 1, impl=self.impl
         )

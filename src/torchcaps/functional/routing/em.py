@@ -111,4 +111,3 @@ def _log_density(V: Tensor, mu: Tensor, var: Tensor) -> Tensor:
     """log N(V; mu, var) `[..., i, j]`, summed over h; without the constant of 2 pi, which no softmax sees."""
     mu, var = mu.unsqueeze(-3), var.unsqueeze(-3)
     return -0.5 * (var.log() + (V - mu).square() / var).sum(dim=-1)
-
