@@ -44,7 +44,9 @@ def fast_path(
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         others = [path for path in _PATHS.get(operation, []) if path.impl != impl]
-        _PATHS[operation] = sorted([*others, FastPath(operation, impl, run, supports, rank)], key=lambda path: path.rank)
+        _PATHS[operation] = sorted(
+            [*others, FastPath(operation, impl, run, supports, rank)], key=lambda path: path.rank
+        )
         return run
 
     return register
