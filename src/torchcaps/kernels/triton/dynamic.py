@@ -7,24 +7,70 @@ are in `passes.py`, which needs Triton and is imported at the first call. Letter
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.kernels.registration import connect, squash_backward
+from torchcaps.functional.votes import Votes
+from torchcaps.kernels.dynamic.linear import Linear, other_votes, route
+from torchcaps.kernels.dynamic.linear import shapes as linear_shapes
+from torchcaps.kernels.numerics import squash_backward
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.support import HALF, HAS_TRITON, unfit
+from torchcaps.types import Routed
 
 # Children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
 PER_SPLIT = 32
 
 
-@torch.library.custom_op("torchcaps::routed_dynamic_triton", mutates_args=())
-def routed_dynamic(
-    pose: Tensor, weight: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, want_coupling: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Parents' pose, activation, coupling (empty unless wanted), s of every pass `[iterations, b, j, d]`; float32."""
-    del detach  # concerns gradients only
+# Numbers of a program's block of votes, for 16 samples: parents x dimensions, each rounded up to a power of two.
+MOST_BLOCK, MOST_IN_DIM = 1024, 128
+
+
+def supports(votes: Votes) -> Support:
+    """Whether the GPU kernels can take these votes."""
+    reason = other_votes(votes) if HAS_TRITON else "Triton is not installed"
+    if reason is not None:
+        return Support(False, reason)
+    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    device = weight.device.type
+    if device != "cuda" and not (device == "cpu" and _interpreting()):
+        return Support(False, f"weight is on {weight.device}, not on a GPU")
+    reason = unfit(votes, (torch.float32, *HALF), weight.device)
+    if reason is None and votes.children.pose.dtype == torch.float64:
+        reason = "pose is torch.float64; at most float32 is supported"
+    reason = reason or _too_large(votes.parents, votes.dim, weight.shape[2])
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "GPU kernels: votes never leave the registers", worth_it=device == "cuda")
+
+
+def _too_large(parents: int, dim: int, in_dim: int) -> str | None:
+    block = power_of_two(parents) * power_of_two(dim)
+    if block > MOST_BLOCK:
+        return f"parents x dim, rounded up to powers of two, is {block}; at most {MOST_BLOCK} fit in registers"
+    return f"in_dim is {in_dim}; at most {MOST_IN_DIM} is supported" if in_dim > MOST_IN_DIM else None
+
+
+def _interpreting() -> bool:
+    """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+@fast_path("dynamic_routing", "triton", supports, rank=5)
+def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+    """Routing by agreement of linear votes."""
+    return route(_routed, votes, iterations, leaky, detach)
+
+
+def _forward(x: Linear) -> tuple[Tensor, ...]:
+    pose, weight, bias, iterations, leaky, _, want_coupling = x
     layer = _Layer.of(pose, weight, leaky)
     batch, (children, parents, dim) = len(pose), weight.shape[:3]
     sums = pose.new_empty((iterations, batch, parents, dim), dtype=torch.float32)
@@ -39,29 +85,26 @@ def routed_dynamic(
     return v, length, coupling, sums
 
 
-@torch.library.custom_op("torchcaps::routed_dynamic_triton_backward", mutates_args=())
-def routed_dynamic_backward(
-    pose: Tensor, weight: Tensor, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None,
-    has_bias: bool, leaky: bool, detach: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of pose, weight and bias (empty without one)."""
+def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+    del wanted  # each is made on the way to the others
+    pose, weight, _, _, leaky, detach, want_coupling = x
+    (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
     layer = _Layer.of(pose, weight, leaky)
     last = len(sums) - 1
     reached = squash(sums).cumsum(dim=0)
     grad_s, grad_parent = torch.zeros_like(sums), torch.zeros_like(sums)
     grad_parent[last] = grad_v
-    outer = None if grad_coupling is None else grad_coupling.contiguous()
+    outer = grad_coupling.contiguous() if want_coupling else None
     for t in range(last, -1, -1):
         grad_s[t] = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
         if detach or t == 0:
             break
         grad_parent[:t] += layer.backward_pass(reached[t - 1], grad_s[t], outer if t == last else None)
     grad_pose, grad_weight = layer.gradients(reached, grad_s, outer, detach)
-    grad_bias = grad_s.sum(dim=(0, 1)) if has_bias else grad_s.new_empty(0)
-    return grad_pose.to(pose.dtype), grad_weight.to(weight.dtype), grad_bias
+    return grad_pose, grad_weight, grad_s.sum(dim=(0, 1))
 
 
-connect(routed_dynamic, routed_dynamic_backward)
+_routed = operator("dynamic_routing_triton", Linear, 4, Parts(_forward, _backward, linear_shapes, kept=1))
 
 
 class _Layer(NamedTuple):

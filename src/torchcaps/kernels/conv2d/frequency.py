@@ -1,4 +1,4 @@
-"""Convolutions with large kernels as matrix products at the points of `fourier.py`, in blocks that stay in the cache.
+"""Convolutions with large kernels as matrix products at the points of `_fourier.py`, in blocks that stay in the cache.
 
 Letters: n windows (samples x tiles), c channels of the map, o of the outcome, r points. For each phase of the stride
 and each block of channels: windows `[pixels, n, c]` and taps `[taps, o, c]` go to their points by one product each,
@@ -10,48 +10,94 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.kernels.cpu.fourier import Matrices, Pair, Plan, matrices, plan
-from torchcaps.kernels.registration import refuse
+from torchcaps.kernels.conv2d._fourier import Matrices, Pair, Plan, matrices, plan
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.support import FULL, elsewhere, other_type
 
+# Kernel and channels below which the frequency domain has no chance.
+LEAST_KERNEL, LEAST_CHANNELS = 4, 8
 # Bytes of the larger of a block's two operands at the points, and windows that are taken at a time.
 BLOCK_BYTES, MOST_WINDOWS = 10 << 20, 256
 
 
-@torch.library.custom_op("torchcaps::conv2d_cpu", mutates_args=())
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:
-    """Convolution without padding, `[b, c, h, w]` with `[o, c, h, w]` and `[o]`; channels-last memory."""
-    steps = stride[0], stride[1]
-    chosen = plan(len(x), tuple(weight.shape), (x.shape[2], x.shape[3]), steps)
-    with torch.autocast("cpu", enabled=False):  # a caller's autocast reaches into operators
-        if chosen is None:
-            return F.conv2d(x, weight, bias, steps).contiguous(memory_format=torch.channels_last)
-        y = at_points(x, weight, chosen).contiguous(memory_format=torch.channels_last)
-        return y if bias is None else y.add_(bias.view(-1, 1, 1))
+class Problem(NamedTuple):
+    """Operands: x `[b, c, h, w]`, weight `[o, c, h, w]`, bias `[o]`; stride of rows and columns."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: list[int]
+
+    @property
+    def plan(self) -> Plan | None:
+        return plan(len(self.x), tuple(self.weight.shape), (self.x.shape[2], self.x.shape[3]), self.steps)
+
+    @property
+    def steps(self) -> Pair:
+        return self.stride[0], self.stride[1]
 
 
-@torch.library.custom_op("torchcaps::conv2d_cpu_backward", mutates_args=())
-def conv2d_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], wanted: Sequence[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the map, the weight and the bias; empty where not wanted."""
-    steps = stride[0], stride[1]
-    chosen = plan(len(x), tuple(weight.shape), (x.shape[2], x.shape[3]), steps)
-    with torch.autocast("cpu", enabled=False):
-        if chosen is None:
-            grads = _direct_backward(grad, x, weight, steps, wanted)
-        else:
-            grads = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
-    return (
-        x.new_empty(0) if grads[0] is None else grads[0].contiguous(memory_format=torch.channels_last),
-        x.new_empty(0) if grads[1] is None else grads[1].contiguous(memory_format=torch.channels_last),
-        grad.sum(dim=(0, 2, 3)) if wanted[2] else x.new_empty(0),
-    )
+def supports(x: Tensor, weight: Tensor) -> Support:
+    """Whether the frequency domain can take this convolution; sizes that do not pay there run directly within it."""
+    reason = elsewhere({"x": x, "weight": weight}, torch.device("cpu"))
+    reason = reason or other_type("weight", weight, (*FULL, torch.bfloat16))
+    if reason is None and not torch.is_autocast_enabled("cpu"):
+        reason = other_type("x", x, (weight.dtype,))
+    if reason is not None:
+        return Support(False, reason)
+    outputs, channels, *kernel = weight.shape
+    if min(kernel) < LEAST_KERNEL or min(outputs, channels) < LEAST_CHANNELS:
+        least = f"{LEAST_KERNEL}x{LEAST_KERNEL} pixels and {LEAST_CHANNELS} channels"
+        return Support(True, f"kernels below {least} cost less directly", worth_it=False)
+    return Support(True, "frequency domain: a fraction of the products, in blocks that stay in the cache")
+
+
+@fast_path("conv2d", "cpu", supports, rank=10)
+def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
+    """Convolution without padding; channels-last memory."""
+    if torch.is_autocast_enabled("cpu"):
+        kind = torch.get_autocast_dtype("cpu")
+        x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    return _conv2d(Problem(x, weight, bias, list(stride)))[0]
+
+
+def _forward(given: Problem) -> tuple[Tensor, ...]:
+    x, weight, bias, _ = given
+    if given.plan is None:
+        return (F.conv2d(x, weight, bias, given.steps).contiguous(memory_format=torch.channels_last),)
+    y = at_points(x, weight, given.plan).contiguous(memory_format=torch.channels_last)
+    return (y if bias is None else y.add_(bias.view(-1, 1, 1)),)
+
+
+def _backward(
+    given: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    del kept
+    (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
+    if chosen is None:
+        found = _direct_backward(grad, x, weight, given.steps, wanted)
+    else:
+        found = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
+    return *found, grad.sum(dim=(0, 2, 3)) if wanted[2] else None
+
+
+def _shapes(given: Problem) -> tuple[Tensor, ...]:
+    x, weight, _, stride = given
+    rows, columns = ((x.shape[n] - weight.shape[n]) // stride[n - 2] + 1 for n in (2, 3))
+    size = (x.shape[0], weight.shape[0], rows, columns)
+    return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
+
+
+_conv2d = operator(
+    "conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last)
+)  # fmt: skip
 
 
 def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
@@ -232,42 +278,3 @@ def _direct_backward(
         grad, x, weight, None, list(stride), [0, 0], [1, 1], False, [0, 0], 1, [wanted[0], wanted[1], False]
     )
     return grads[0], grads[1]
-
-
-@conv2d.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:
-    del bias
-    rows, columns = ((x.shape[n] - weight.shape[n]) // stride[n - 2] + 1 for n in (2, 3))
-    return torch.empty(
-        (x.shape[0], weight.shape[0], rows, columns),
-        dtype=x.dtype, device=x.device, memory_format=torch.channels_last,
-    )  # fmt: skip
-
-
-@conv2d_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], wanted: Sequence[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    del stride
-    made = [
-        torch.empty_like(t, memory_format=torch.channels_last) if w else t.new_empty(0)
-        for t, w in zip((x, weight), wanted, strict=False)
-    ]
-    return made[0], made[1], grad.new_empty(len(weight) if wanted[2] else 0)
-
-
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    del output
-    x, weight, _, ctx.stride = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    x, weight = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:3])
-    grads = conv2d_backward(grad, x, weight, ctx.stride, wanted)
-    return *(g if w else None for g, w in zip(grads, wanted, strict=True)), None
-
-
-conv2d.register_autograd(_backward, setup_context=_remember)
-conv2d_backward.register_autograd(refuse)

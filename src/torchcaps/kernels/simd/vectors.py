@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-LANES = 16
+from torchcaps.kernels.simd.lanes import LANES
+
 ROWS = 4  # rows that `multiply_rows` does at once: each x is loaded once for all of them
 TILE = 4  # rows and columns of `multiply_tile`: TILE x TILE sums fill a vector
 
@@ -23,12 +24,12 @@ TILE = 4  # rows and columns of `multiply_tile`: TILE x TILE sums fill a vector
 _FLAGS = ("contract",)
 
 
-class _Code:
+class Code:
     """Writes the instructions of one operation for arrays of one type of number."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
         self.context, self.builder = context, builder
-        self.element = context.get_data_type(signature.args[0].dtype)
+        self.element = context.get_data_type(next(a.dtype for a in signature.args if isinstance(a, types.Array)))
         self.bits = context.get_abi_sizeof(self.element) * 8
         self.vector = ir.VectorType(self.element, LANES)
         self.values = [
@@ -110,13 +111,53 @@ class _Code:
         y = b.fmul(y, b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * LANES)), self.vector))
         return b.select(vanishes, self.number(0.0), y)  # 1e-38 in its place, times huge numbers, would not vanish
 
+    def subtract(self, a: Any, b: Any) -> Any:
+        return self.builder.fsub(a, b, flags=("contract",))
 
-def _operation(write: Callable[..., None]) -> Callable[..., Any]:
+    def times(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=("contract",))
+
+    def inverse(self, x: Any) -> Any:
+        return self.builder.fdiv(self.number(1.0), x)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """The larger of two; NaN in `a` stays."""
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), b, a)
+
+    def log(self, x: Any) -> Any:
+        """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
+        shift, half, terms = (23, 0x3F3504F3, 5) if self.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
+        b, whole = self.builder, ir.VectorType(ir.IntType(self.bits), LANES)
+        place, bits = ir.Constant(whole, [shift] * LANES), b.bitcast(x, whole)
+        e = b.ashr(b.sub(bits, ir.Constant(whole, [half] * LANES)), place)
+        m = b.bitcast(b.sub(bits, b.shl(e, place)), self.vector)
+        s = b.fdiv(b.fsub(m, self.number(1.0)), b.fadd(m, self.number(1.0)))
+        square, y = b.fmul(s, s), self.number(2.0 / (2 * terms + 1))
+        for n in range(terms - 1, -1, -1):
+            y = self.multiply_add(y, square, self.number(2.0 / (2 * n + 1)))
+        return self.multiply_add(b.sitofp(e, self.vector), self.number(0.6931471805599453), b.fmul(y, s))
+
+    def log_sigmoid(self, x: Any) -> tuple[Any, Any]:
+        """log(sigmoid(x)) and sigmoid(-x), both from exp(-|x|)."""
+        b, zero = self.builder, self.number(0.0)
+        positive = b.fcmp_ordered(">", x, zero)
+        e = self.exp(b.select(positive, b.fsub(zero, x), x))
+        more = b.fadd(e, self.number(1.0))
+        log = b.fsub(b.select(positive, zero, x), self.log(more))
+        return log, b.fdiv(b.select(positive, e, self.number(1.0)), more)
+
+    def offset(self, start: Any, vectors: Any) -> Any:
+        """Position so many vectors after `start`."""
+        count = self.integer(vectors) if isinstance(vectors, int) else vectors
+        return self.builder.add(start, self.builder.mul(count, self.integer(LANES)))
+
+
+def operation(write: Callable[..., None], kind: type[Code] = Code) -> Callable[..., Any]:
     """An operation on flat arrays and positions from a function that writes its code."""
 
     def typed(_context: Any, *arguments: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            code = _Code(context, builder, signature, values)
+            code = kind(context, builder, signature, values)
             write(code, *code.values)
             return context.get_dummy_value()
 
@@ -126,7 +167,7 @@ def _operation(write: Callable[..., None]) -> Callable[..., Any]:
 
 
 def _multiply(
-    code: _Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+    code: Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
 ) -> None:
     each = [code.integer(r) for r in range(rows)]
     totals = [code.variable(code.load(out, out0, r)) for r in each]
@@ -143,16 +184,16 @@ def _multiply(
 @intrinsic
 def multiply_rows(typingctx, w, w0, row, column, n, x, x0, out, out0):
     """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
-    return _operation(lambda code, *a: _multiply(code, ROWS, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+    return operation(lambda code, *a: _multiply(code, ROWS, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
 
 
 @intrinsic
 def multiply_row(typingctx, w, w0, row, column, n, x, x0, out, out0):
     """The same for one row."""
-    return _operation(lambda code, *a: _multiply(code, 1, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+    return operation(lambda code, *a: _multiply(code, 1, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
 
 
-def _dot(code: _Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
+def _dot(code: Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
     total = code.variable(code.number(0.0))
     with cgutils.for_range(code.builder, n) as loop:
         code.add_product(total, code.load(a, a0, loop.index), code.load(b, b0, loop.index))
@@ -162,10 +203,10 @@ def _dot(code: _Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: 
 @intrinsic
 def dot(typingctx, a, a0, b, b0, n, out, out0):
     """out = sum_n a[n] b[n]."""
-    return _operation(_dot)(typingctx, a, a0, b, b0, n, out, out0)
+    return operation(_dot)(typingctx, a, a0, b, b0, n, out, out0)
 
 
-def _accumulate(code: _Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
+def _accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
     times = code.load(factor, f0, code.integer(0))
     with cgutils.for_range(code.builder, n) as loop:
         total = code.multiply_add(times, code.load(a, a0, loop.index), code.load(out, out0, loop.index))
@@ -175,11 +216,11 @@ def _accumulate(code: _Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out:
 @intrinsic
 def accumulate(typingctx, factor, f0, a, a0, n, out, out0):
     """out[n] += factor a[n]."""
-    return _operation(_accumulate)(typingctx, factor, f0, a, a0, n, out, out0)
+    return operation(_accumulate)(typingctx, factor, f0, a, a0, n, out, out0)
 
 
 def _accumulate_two(
-    code: _Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
+    code: Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
 ) -> None:
     times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
     with cgutils.for_range(code.builder, n) as loop:
@@ -192,11 +233,11 @@ def _accumulate_two(
 @intrinsic
 def accumulate_two(typingctx, factor, f0, f1, a, a0, a1, n, out, out0):
     """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
-    return _operation(_accumulate_two)(typingctx, factor, f0, f1, a, a0, a1, n, out, out0)
+    return operation(_accumulate_two)(typingctx, factor, f0, f1, a, a0, a1, n, out, out0)
 
 
 def _multiply_tile(
-    code: _Code, a: Any, a0: Any, a_row: Any, a_step: Any, rows: Any,
+    code: Code, a: Any, a0: Any, a_row: Any, a_step: Any, rows: Any,
     b: Any, b0: Any, b_row: Any, b_step: Any, columns: Any, n: Any, out: Any, out0: Any,
 ) -> None:  # fmt: skip
     builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
@@ -224,12 +265,10 @@ def multiply_tile(typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, c
 
     a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
     """
-    return _operation(_multiply_tile)(
-        typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0
-    )
+    return operation(_multiply_tile)(typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0)
 
 
-def _softmax(code: _Code, x: Any, x0: Any, n: Any) -> None:
+def _softmax(code: Code, x: Any, x0: Any, n: Any) -> None:
     b = code.builder
     high, total = code.variable(code.load(x, x0, code.integer(0))), code.variable(code.number(0.0))
     with cgutils.for_range(b, n) as loop:
@@ -247,10 +286,10 @@ def _softmax(code: _Code, x: Any, x0: Any, n: Any) -> None:
 @intrinsic
 def softmax(typingctx, x, x0, n):
     """x[n] = exp(x[n]) / sum_m exp(x[m])."""
-    return _operation(_softmax)(typingctx, x, x0, n)
+    return operation(_softmax)(typingctx, x, x0, n)
 
 
-def _softmax_gradient(code: _Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
+def _softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
     b = code.builder
     mean = code.variable(code.number(0.0))
     with cgutils.for_range(b, n) as loop:
@@ -263,4 +302,4 @@ def _softmax_gradient(code: _Code, c: Any, c0: Any, grad: Any, grad0: Any, n: An
 @intrinsic
 def softmax_gradient(typingctx, c, c0, grad, grad0, n):
     """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
-    return _operation(_softmax_gradient)(typingctx, c, c0, grad, grad0, n)
+    return operation(_softmax_gradient)(typingctx, c, c0, grad, grad0, n)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from torchcaps.kernels.cpu import vectors
-from torchcaps.kernels.cpu.cache import keep_compiled
-from torchcaps.kernels.cpu.vectors import (
+from torchcaps.kernels.simd import vectors
+from torchcaps.kernels.simd.cache import keep_compiled
+from torchcaps.kernels.simd.vectors import (
     LANES,
     ROWS,
     TILE,

@@ -1,80 +1,88 @@
 """Votes and routing by agreement in compiled loops: votes are recomputed where they are needed and never stored.
 
-Samples are laid out in groups of LANES, one to each lane of a vector register (see `lanes.py`, which needs numba and is
-imported at the first call). Threads take groups as they become free, and every sum is made by one of them in one order.
-Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each; then, child by child, dL/du
-of all samples, which becomes the gradient of their poses and of the child's weights before it leaves the cache.
-Letters: b batch, g groups, i children, j parents, d and k dimensions of a parent and a child, t the pass.
+Samples are laid out in groups of LANES, one to each lane of a vector register (see `_loops.py`, which needs numba and
+is imported at the first call). Threads take groups as they become free, and every sum is made by one of them in one
+order. Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each; then, child by
+child, dL/du of all samples, which becomes the gradient of their poses and of the child's weights before it leaves the
+cache. Letters: b batch, g groups, i children, j parents, d and k dimensions of a parent and a child, t the pass.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.kernels.registration import connect, roomy_factors, squash_backward
+from torchcaps.functional.votes import Votes
+from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
+from torchcaps.kernels.numerics import roomy_factors, squash_backward
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
+from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, unfit
+from torchcaps.types import Routed
 
-LANES = 16
-# Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
-PARTS = 4
 # Couplings and gradients of logits of a block of samples, in bytes.
 FACTORS_BYTES = 24 << 20
+# Weights below which compiled loops gain less than the seconds that compiling them takes.
+WORTH = 1 << 16
 
 
-@torch.library.custom_op("torchcaps::routed_dynamic_numba", mutates_args=())
-def routed_dynamic(
-    pose: Tensor, weight: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, want_coupling: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Parents' pose, activation, coupling (empty unless wanted) and the s of every pass `[iterations, b, j, d]`."""
-    del detach  # concerns gradients only
-    pose, weight, _ = roomy_factors(pose, weight)
-    layer = _Layer.of(pose, weight, leaky)
-    sums = weight.new_empty((iterations, len(pose), *weight.shape[1:3]))
-    coupling = layer.pairs() if want_coupling and iterations > 1 else weight.new_empty(0)
-    reached = torch.zeros_like(sums[0])
-    for t in range(iterations):
-        s = layer.route(reached, coupling if t == iterations - 1 else coupling.new_empty(0)) if t else layer.average()
-        if bias is not None:
-            s = s + bias
-        sums[t] = s
-        reached += squash(s)
-    if want_coupling:
-        uniform = weight.new_full((len(pose), *weight.shape[:2]), layer.uniform)
-        coupling = layer.by_sample(coupling).contiguous() if iterations > 1 else uniform
+def supports(votes: Votes) -> Support:
+    """Whether the compiled loops can take these votes."""
+    reason = other_votes(votes) if HAS_NUMBA else NO_NUMBA
+    reason = reason or unfit(votes, FULL, torch.device("cpu"))
+    if reason is not None:
+        return Support(False, reason)
+    used = votes.weight.numel() * math.prod(votes.field.positions)  # type: ignore[attr-defined]
+    if used < WORTH:
+        return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
+
+
+@fast_path("dynamic_routing", "numba", supports, rank=10)
+def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+    """Routing by agreement of linear votes."""
+    return route(_routed, votes, iterations, leaky, detach)
+
+
+def _forward(x: Linear) -> tuple[Tensor, ...]:
+    pose, weight, _ = roomy_factors(x.pose, x.weight)
+    layer = _Layer.of(pose, weight, x.leaky)
+    v, length, coupling, sums = shapes(x)
+    kept = layer.pairs() if x.want_coupling and x.iterations > 1 else weight.new_empty(0)
+    reached = torch.zeros_like(v)
+    for t in range(x.iterations):
+        s = layer.route(reached, kept if t == x.iterations - 1 else kept.new_empty(0)) if t else layer.average()
+        sums[t] = s if x.bias is None else s + x.bias
+        reached += squash(sums[t])
+    if x.want_coupling:
+        coupling.copy_(by_sample(kept, len(pose)) if kept.numel() else coupling.fill_(layer.uniform))
     v, length = squash_with_length(sums[-1])
     return v, length, coupling, sums
 
 
-@torch.library.custom_op("torchcaps::routed_dynamic_numba_backward", mutates_args=())
-def routed_dynamic_backward(
-    pose: Tensor, weight: Tensor, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None,
-    has_bias: bool, leaky: bool, detach: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of pose, weight and bias (empty without one)."""
-    pose, weight, units = roomy_factors(pose, weight)
-    grad_pose = pose.new_zeros(pose.shape)
-    grad_weight = weight.new_zeros(weight.shape)
-    grad_bias = weight.new_zeros(weight.shape[1:3] if has_bias else (0,))
+def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+    del wanted  # each is made on the way to the others
+    (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
+    pose, weight, units = roomy_factors(x.pose, x.weight)
+    grad_pose, grad_weight = weight.new_empty(pose.shape), weight.new_zeros(weight.shape)
+    grad_bias = weight.new_zeros(weight.shape[1:3])
     for block in _blocks(len(pose), weight, len(sums)):
-        layer = _Layer.of(pose[block], weight, leaky)
-        outer = None if grad_coupling is None else grad_coupling[block]
+        layer = _Layer.of(pose[block], weight, x.leaky)
+        outer = grad_coupling[block] if x.want_coupling else None
         grad_pose[block], found = _block_backward(
-            layer, sums[:, block], grad_v[block], grad_length[block], outer, detach, grad_weight
+            layer, sums[:, block], grad_v[block], grad_length[block], outer, x.detach, grad_weight
         )
-        if has_bias:
-            grad_bias += found.sum(dim=0)
+        grad_bias += found.sum(dim=0)
     return grad_pose if units is None else grad_pose * units, grad_weight, grad_bias
 
 
-connect(routed_dynamic, routed_dynamic_backward)
+_routed = operator("dynamic_routing_numba", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
 
 
 class _Layer(NamedTuple):
@@ -106,93 +114,31 @@ class _Layer(NamedTuple):
         """Memory for vectors of parents, `[g, j, d, LANES]`."""
         return self.weight.new_empty((self.groups, *self.weight.shape[1:3], LANES))
 
-    def by_sample(self, x: Tensor) -> Tensor:
-        """`[g, ..., LANES]` -> `[b, ...]`."""
-        return x.movedim(-1, 1).flatten(0, 1)[: self.batch]
-
     def average(self) -> Tensor:
         """s of the first pass, `[b, j, d]`."""
         sums = self.parents()
         self.run("uniform_pass", self.pose, self.weight, sums)
-        return self.by_sample(sums) * self.uniform
+        return by_sample(sums, self.batch) * self.uniform
 
     def route(self, reached: Tensor, coupling: Tensor) -> Tensor:
         """s `[b, j, d]` of a later pass, after parents that sum up to `reached`; fills `coupling` unless empty."""
         sums = self.parents()
         self.run("routed_pass", int(self.leaky), self.pose, self.weight, by_lane(reached), sums, coupling)
-        return self.by_sample(sums)
+        return by_sample(sums, self.batch)
 
     def spread(self, factors: Tensor, against: Tensor, grad_weight: Tensor) -> Tensor:
         """From dL/du to the gradient of the poses `[b, i, k]`, and of the weights, which is added to `grad_weight`."""
         grad_pose = torch.empty_like(self.pose)
         arguments = (self.groups, self.pose, self.weight, factors, against, grad_pose, grad_weight)
         self.run("gradient_pass", *arguments, of=len(self.weight))
-        return self.by_sample(grad_pose)
+        return by_sample(grad_pose, self.batch)
 
     def run(self, name: str, *arguments: Tensor | int, of: int | None = None) -> None:
-        """Run a loop of `lanes.py` on all groups (or `of` children), shared out among as many threads as torch uses."""
-        sizes = tuple(self.weight.shape)
-        flat = [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in arguments]
-        in_threads(_loop(name), self.groups if of is None else of, sizes, *flat)
+        """Run a loop of `_loops.py` on all groups (or `of` children), shared out among as many threads as torch uses."""
+        from torchcaps.kernels.dynamic import _loops  # numba takes half a second to import
 
-
-def by_lane(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """`[b, ...]` -> `[g, ..., LANES]`; lanes beyond the batch are zero, which routes to nothing and back."""
-    whole, over = divmod(len(x), LANES)
-    lanes = x.new_empty((whole + bool(over), *x.shape[1:], LANES), dtype=dtype)
-    lanes[:whole] = x[: whole * LANES].unflatten(0, (whole, LANES)).movedim(1, -1)
-    if over:
-        lanes[whole].zero_()[..., :over] = x[whole * LANES :].movedim(0, -1)
-    return lanes
-
-
-def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
-    """loop(first, last, ...) for all of `count`, in parts that threads take as they become free.
-
-    Threads are made anew: none survives a fork.
-    """
-    threads = min(torch.get_num_threads(), count)
-    bounds = pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1)) if threads else iter(())
-    parts = iter([part for part in bounds if part[0] < part[1]])  # next() of an iterator over a list is atomic
-
-    def work() -> None:
-        for part in parts:
-            loop(*part, *arguments)
-
-    if threads < 2:
-        work()
-        return
-    _let_go()
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-        for other in others:
-            other.result()
-
-
-def _let_go() -> None:
-    """Have OpenMP end its idle threads: they spin on a core for some 20 ms after torch's last operation.
-
-    It makes them anew at the next operation, in 0.1 ms. Without an OpenMP 5 runtime in this process, nothing happens.
-    """
-    pause = _omp_pause()
-    if pause is not None:
-        pause(1)  # omp_pause_soft
-
-
-@lru_cache(maxsize=1)
-def _omp_pause() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).omp_pause_resource_all
-    except (OSError, TypeError, AttributeError):  # Windows has no handle on the whole process
-        return None
-
-
-def _loop(name: str) -> Callable[..., None]:
-    from torchcaps.kernels.cpu import lanes  # numba takes half a second to import
-
-    loop: Callable[..., None] = getattr(lanes, name)
-    return loop
+        count = self.groups if of is None else of
+        in_threads(getattr(_loops, name), count, tuple(self.weight.shape), *map(flat, arguments))
 
 
 def _blocks(batch: int, weight: Tensor, iterations: int) -> Iterator[slice]:
@@ -255,4 +201,4 @@ def _pass_backward(layer: _Layer, grad_s: Tensor, reached: Tensor, grad_coupling
         "backward_pass", int(layer.leaky), layer.pose, layer.weight, reached, grad_s, grad_coupling,
         coupling, grad_logits, grad_reached,
     )  # fmt: skip
-    return layer.by_sample(grad_reached)
+    return by_sample(grad_reached, layer.batch)

@@ -1,9 +1,9 @@
 """Vector instructions for the compiled loops of EM routing: votes are made in registers and used at once. Needs numba.
 
-As in `vectors.py`, a vector holds one number of each of LANES samples, and arrays are flat. The vote of a child,
+As in `simd/vectors.py`, a vector holds one number of each of LANES samples, and arrays are flat. The vote of a child,
 V = M W (+ shift), is written out product by product: the sizes of the matrices are part of the code, taken from the
-type of `form` (see `form_of`). Letters: p rows of a pose, r its columns, q columns of a vote, h = (p, q); H numbers of
-h. A vector or matrix "of the child" is the n-th from the position given, n being the child's number.
+type of the layer's `form` (see `form_of`). Letters: p rows of a pose, r its columns, q columns of a vote, h = (p, q);
+H numbers of h. A vector or matrix "of the child" is the n-th from the position given, n being the child's number.
 """
 
 # mypy: allow-untyped-defs
@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
-from torchcaps.kernels.cpu.vectors import LANES, _Code
+from torchcaps.kernels.simd.lanes import LANES
+from torchcaps.kernels.simd.vectors import Code, operation
 
 # Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
 FAR = 16.0
-
-_Place = tuple[Any, Any]  # an array, and a position in it
 
 
 def form_of(rows: int, inner: int, outer: int, shifted: bool) -> tuple[tuple[int, ...], ...]:
@@ -30,72 +28,38 @@ def form_of(rows: int, inner: int, outer: int, shifted: bool) -> tuple[tuple[int
     return (0,) * rows, (0,) * inner, (0,) * outer, (0,) * (1 + shifted)
 
 
-class _Math(_Code):
-    """What EM needs beyond sums of products."""
-
-    def subtract(self, a: Any, b: Any) -> Any:
-        return self.builder.fsub(a, b, flags=("contract",))
-
-    def times(self, a: Any, b: Any) -> Any:
-        return self.builder.fmul(a, b, flags=("contract",))
-
-    def inverse(self, x: Any) -> Any:
-        return self.builder.fdiv(self.number(1.0), x)
-
-    def larger(self, a: Any, b: Any) -> Any:
-        """The larger of two; NaN in `a` stays."""
-        return self.builder.select(self.builder.fcmp_ordered("<", a, b), b, a)
-
-    def log(self, x: Any) -> Any:
-        """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
-        shift, half, terms = (23, 0x3F3504F3, 5) if self.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
-        b, whole = self.builder, ir.VectorType(ir.IntType(self.bits), LANES)
-        place, bits = ir.Constant(whole, [shift] * LANES), b.bitcast(x, whole)
-        e = b.ashr(b.sub(bits, ir.Constant(whole, [half] * LANES)), place)
-        m = b.bitcast(b.sub(bits, b.shl(e, place)), self.vector)
-        s = b.fdiv(b.fsub(m, self.number(1.0)), b.fadd(m, self.number(1.0)))
-        square, y = b.fmul(s, s), self.number(2.0 / (2 * terms + 1))
-        for n in range(terms - 1, -1, -1):
-            y = self.multiply_add(y, square, self.number(2.0 / (2 * n + 1)))
-        return self.multiply_add(b.sitofp(e, self.vector), self.number(0.6931471805599453), b.fmul(y, s))
-
-    def log_sigmoid(self, x: Any) -> tuple[Any, Any]:
-        """log(sigmoid(x)) and sigmoid(-x), both from exp(-|x|)."""
-        b, zero = self.builder, self.number(0.0)
-        positive = b.fcmp_ordered(">", x, zero)
-        e = self.exp(b.select(positive, b.fsub(zero, x), x))
-        more = b.fadd(e, self.number(1.0))
-        log = b.fsub(b.select(positive, zero, x), self.log(more))
-        return log, b.fdiv(b.select(positive, e, self.number(1.0)), more)
-
-    def offset(self, start: Any, vectors: Any) -> Any:
-        """Position so many vectors after `start`."""
-        count = self.integer(vectors) if isinstance(vectors, int) else vectors
-        return self.builder.add(start, self.builder.mul(count, self.integer(LANES)))
-
-
-class _Votes(_Math):
-    """Votes of the children of a window: `runs` rows of the map, `count` children of each, `step` from row to row."""
+class _Votes(Code):
+    """Votes for parent j of the children of a window. Arguments: the layer, the window's first child, j, and others."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
-        self.rows, self.inner, self.outer, shifted = (len(size) for size in signature.args[0])
+        (layer, *_), (whole, self.child, self.parent, *rest) = signature.args, values
+        super().__init__(context, builder, signature.replace(args=signature.args[3:]), rest)
+        kinds = dict(zip(layer.fields, layer.types, strict=True))
+        self.rows, self.inner, self.outer, shifted = (len(size) for size in kinds["form"])
         self.shifted, self.dim = shifted == 2, self.rows * self.outer
-        super().__init__(context, builder, signature.replace(args=signature.args[1:]), values[1:])
+        found = {name: builder.extract_value(whole, n) for n, name in enumerate(layer.fields)}
+        self.runs, self.step, self.across = found["runs"], found["step"], found["across"]
+        self.pose, self.weight, self.shift = (
+            context.make_array(kinds[name])(context, builder, found[name]).data for name in ("pose", "weight", "shift")
+        )
+        first = builder.mul(self.parent, builder.mul(self.runs, self.across))
+        self.matrices = builder.mul(first, self.integer(self.inner * self.outer))
+        self.shifts = builder.mul(first, self.integer(self.dim))
+        self.poses = builder.mul(self.child, self.integer(self.rows * self.inner * LANES))
 
-    def children(self, runs: Any, step: Any, count: Any) -> Iterator[tuple[Any, Any]]:
+    def children(self) -> Iterator[tuple[Any, Any]]:
         """Loop over children: number in the window, and in the map from the window's first."""
         b = self.builder
-        with cgutils.for_range(b, runs) as run:
-            first, start = b.mul(run.index, count), b.mul(run.index, step)
-            with cgutils.for_range(b, count) as loop:
+        with cgutils.for_range(b, self.runs) as run:
+            first, start = b.mul(run.index, self.across), b.mul(run.index, self.step)
+            with cgutils.for_range(b, self.across) as loop:
                 yield b.add(first, loop.index), b.add(start, loop.index)
 
-    def matrix(self, weight: Any, w0: Any, n: Any) -> list[list[Any]]:
+    def matrix(self, n: Any) -> list[list[Any]]:
         """The child's matrix of weights, each number in all lanes."""
-        start = self.builder.add(w0, self.builder.mul(n, self.integer(self.inner * self.outer)))
-        flat = [
-            self.everywhere(weight, self.builder.add(start, self.integer(k))) for k in range(self.inner * self.outer)
-        ]
+        b, size = self.builder, self.inner * self.outer
+        start = b.add(self.matrices, b.mul(n, self.integer(size)))
+        flat = [self.everywhere(self.weight, b.add(start, self.integer(k))) for k in range(size)]
         return [flat[r * self.outer : (r + 1) * self.outer] for r in range(self.inner)]
 
     def places(self, n: Any, p: int, columns: int) -> list[Any]:
@@ -103,54 +67,42 @@ class _Votes(_Math):
         start = self.builder.mul(n, self.integer(self.rows * columns))
         return [self.builder.add(start, self.integer(p * columns + c)) for c in range(columns)]
 
-    def loaded(self, array: Any, first: Any, places: list[Any]) -> list[Any]:
-        return [self.load(array, first, at) for at in places]
+    def row(self, places: list[Any]) -> list[Any]:
+        """Numbers of poses."""
+        return [self.load(self.pose, self.poses, at) for at in places]
 
     def constants(self, array: Any, first: Any, p: int) -> list[Any]:
         """Row p of H vectors that are the same for all children."""
         return [self.load(array, first, self.integer(p * self.outer + q)) for q in range(self.outer)]
 
-    def vote(self, matrix: list[list[Any]], pose: list[Any], shift: Any, s0: Any, n: Any, p: int) -> list[Any]:
+    def vote(self, matrix: list[list[Any]], pose: list[Any], n: Any, p: int) -> list[Any]:
         """Row p of the child's vote, from that row of its pose."""
-        start = self.builder.add(s0, self.builder.mul(n, self.integer(self.dim)))
+        start = self.builder.add(self.shifts, self.builder.mul(n, self.integer(self.dim)))
         votes = []
         for q in range(self.outer):
             total = None
             if self.shifted:
-                total = self.everywhere(shift, self.builder.add(start, self.integer(p * self.outer + q)))
+                total = self.everywhere(self.shift, self.builder.add(start, self.integer(p * self.outer + q)))
             for r in range(self.inner):
                 product = (pose[r], matrix[r][q])
                 total = self.times(*product) if total is None else self.multiply_add(*product, total)
             votes.append(total)
         return votes
 
-
-def _operation(kind: type[_Math], write: Any) -> Any:
-    """An operation on flat arrays and positions from a function that writes its code."""
-
-    def typed(_context: Any, *arguments: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            code = kind(context, builder, signature, values)
-            write(code, *code.values)
-            return context.get_dummy_value()
-
-        return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
-
-    return typed
+    def add(self, value: Any, array: Any, first: Any, n: Any) -> None:
+        """Add to the n-th vector after position `first`."""
+        self.store(self.builder.fadd(self.load(array, first, n), value), array, first, n)
 
 
-def _energy(
-    code: _Votes, linear: bool, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any,
-    count: Any, factors: Any, f0: Any, out: Any, out0: Any,
-) -> None:  # fmt: skip
+def _energy(code: _Votes, linear: bool, factors: Any, f0: Any, out: Any, out0: Any) -> None:
     starts = [code.offset(f0, k * code.dim) for k in range(4)]
-    for n, at in code.children(runs, step, count):
-        matrix = code.matrix(weight, w0, n)
+    for n, at in code.children():
+        matrix = code.matrix(n)
         total = code.load(factors, starts[3], code.integer(0))
         for p in range(code.rows):
-            row = code.loaded(pose, p0, code.places(at, p, code.inner))
+            row = code.row(code.places(at, p, code.inner))
             centre, first, second = (code.constants(factors, start, p) for start in starts[:3])
-            for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
+            for q, v in enumerate(code.vote(matrix, row, n, p)):
                 d = code.subtract(v, centre[q])
                 slope = code.multiply_add(second[q], d, first[q]) if linear else code.times(second[q], d)
                 total = code.multiply_add(slope, d, total)
@@ -158,35 +110,30 @@ def _energy(
 
 
 @intrinsic
-def square_form(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0):
+def square_form(typingctx, layer, child, j, factors, f0, out, out0):
     """out = constant + sum_h square_h (V_h - centre_h)^2 of each child; factors: centre, (linear), square, constant."""
-    return _operation(_Votes, lambda code, *a: _energy(code, False, *a))(
-        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0
-    )
+    write = operation(lambda code, *a: _energy(code, False, *a), _Votes)
+    return write(typingctx, layer, child, j, factors, f0, out, out0)
 
 
 @intrinsic
-def full_form(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0):
+def full_form(typingctx, layer, child, j, factors, f0, out, out0):
     """The same plus sum_h linear_h (V_h - centre_h)."""
-    return _operation(_Votes, lambda code, *a: _energy(code, True, *a))(
-        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factors, f0, out, out0
-    )
+    write = operation(lambda code, *a: _energy(code, True, *a), _Votes)
+    return write(typingctx, layer, child, j, factors, f0, out, out0)
 
 
-def _moments(
-    code: _Votes, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any, count: Any,
-    factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any,
-) -> None:  # fmt: skip
+def _moments(code: _Votes, factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any) -> None:
     total = code.variable(code.number(0.0))
     for p in range(code.rows):  # the sums of one row fit in the registers
         sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
         centres = code.constants(centre, c0, p)
-        for n, at in code.children(runs, step, count):
-            matrix, f = code.matrix(weight, w0, n), code.load(factor, f0, n)
+        for n, at in code.children():
+            matrix, f = code.matrix(n), code.load(factor, f0, n)
             if p == 0:
                 code.builder.store(code.builder.fadd(code.builder.load(total), f), total)
-            row = code.loaded(pose, p0, code.places(at, p, code.inner))
-            for q, v in enumerate(code.vote(matrix, row, shift, s0, n, p)):
+            row = code.row(code.places(at, p, code.inner))
+            for q, v in enumerate(code.vote(matrix, row, n, p)):
                 d = code.subtract(v, centres[q])
                 fd = code.builder.fmul(f, d)
                 code.builder.store(code.builder.fadd(code.builder.load(sums[0][q]), fd), sums[0][q])
@@ -199,75 +146,67 @@ def _moments(
 
 
 @intrinsic
-def moments(typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factor, f0, centre, c0, out, out0):
+def moments(typingctx, layer, child, j, factor, f0, centre, c0, out, out0):
     """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
-    return _operation(_Votes, _moments)(
-        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, factor, f0, centre, c0, out, out0
-    )
+    return operation(_moments, _Votes)(typingctx, layer, child, j, factor, f0, centre, c0, out, out0)
 
 
 def _spread(
-    code: _Votes, pose: Any, p0: Any, weight: Any, w0: Any, shift: Any, s0: Any, runs: Any, step: Any, count: Any,
-    terms: Any, factor: Any, f0: Any, slopes: Any, k0: Any, centre: Any, c0: Any, grad_pose: Any, gp0: Any,
-    grad_weight: Any, gw0: Any, grad_shift: Any, gs0: Any,
+    code: _Votes, terms: Any, factor: Any, f0: Any, slopes: Any, k0: Any, centre: Any, c0: Any, grad_pose: Any,
+    grad_weight: Any, grad_shift: Any,
 ) -> None:  # fmt: skip
-    b, shape = code.builder, (code.inner, code.outer)
-    children = b.mul(runs, count)
-    for n, at in code.children(runs, step, count):
-        matrix = code.matrix(weight, w0, n)
+    b, size = code.builder, code.inner * code.outer
+    links = b.mul(code.runs, code.across)
+    weights, shifts = (b.mul(first, code.integer(LANES)) for first in (code.matrices, code.shifts))
+    for n, at in code.children():
+        matrix = code.matrix(n)
         add_weight: dict[tuple[int, int], Any] = {}
         for p in range(code.rows):
             sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
             with cgutils.for_range(b, terms) as term:
-                f = code.load(factor, code.offset(f0, b.mul(term.index, children)), n)
+                f = code.load(factor, code.offset(f0, b.mul(term.index, links)), n)
                 first = code.offset(k0, b.mul(term.index, code.integer(2 * code.dim)))
                 for k in (0, 1):
-                    for total, slope in zip(
-                        sums[k], code.constants(slopes, code.offset(first, k * code.dim), p), strict=True
-                    ):
+                    steep = code.constants(slopes, code.offset(first, k * code.dim), p)
+                    for total, slope in zip(sums[k], steep, strict=True):
                         code.add_product(total, f, slope)
             constant, linear = ([b.load(total) for total in sums[k]] for k in (0, 1))
             places = code.places(at, p, code.inner)
-            row, centres = code.loaded(pose, p0, places), code.constants(centre, c0, p)
-            votes = code.vote(matrix, row, shift, s0, n, p)
-            grads = [
-                code.multiply_add(linear[q], code.subtract(v, centres[q]), constant[q]) for q, v in enumerate(votes)
-            ]
+            row, centres = code.row(places), code.constants(centre, c0, p)
+            votes = enumerate(code.vote(matrix, row, n, p))
+            grads = [code.multiply_add(linear[q], code.subtract(v, centres[q]), constant[q]) for q, v in votes]
             for r, place in enumerate(places):
-                total = code.load(grad_pose, gp0, place)
+                total = code.load(grad_pose, code.poses, place)
                 for q, grad in enumerate(grads):
                     total = code.multiply_add(grad, matrix[r][q], total)
                     before = add_weight.get((r, q))
                     add_weight[r, q] = (
                         code.times(row[r], grad) if before is None else code.multiply_add(row[r], grad, before)
                     )
-                code.store(total, grad_pose, gp0, place)
+                code.store(total, grad_pose, code.poses, place)
             if code.shifted:
                 for to, grad in zip(code.places(n, p, code.outer), grads, strict=True):
-                    code.store(b.fadd(code.load(grad_shift, gs0, to), grad), grad_shift, gs0, to)
-        first = b.mul(n, code.integer(shape[0] * shape[1]))
+                    code.add(grad, grad_shift, shifts, to)
+        first = b.mul(n, code.integer(size))
         for (r, q), grad in add_weight.items():
-            to = b.add(first, code.integer(r * code.outer + q))
-            code.store(b.fadd(code.load(grad_weight, gw0, to), grad), grad_weight, gw0, to)
+            code.add(grad, grad_weight, weights, b.add(first, code.integer(r * code.outer + q)))
 
 
 @intrinsic
 def spread(
-    typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, terms, factor, f0, slopes, k0, centre, c0,
-    grad_pose, gp0, grad_weight, gw0, grad_shift, gs0,
+    typingctx, layer, child, j, terms, factor, f0, slopes, k0, centre, c0, grad_pose, grad_weight, grad_shift
 ):  # fmt: skip
     """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
 
     factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
     """
-    return _operation(_Votes, _spread)(
-        typingctx, form, pose, p0, weight, w0, shift, s0, runs, step, count, terms, factor, f0, slopes, k0, centre, c0,
-        grad_pose, gp0, grad_weight, gw0, grad_shift, gs0,
-    )  # fmt: skip
+    return operation(_spread, _Votes)(
+        typingctx, layer, child, j, terms, factor, f0, slopes, k0, centre, c0, grad_pose, grad_weight, grad_shift
+    )
 
 
 def _fit(
-    code: _Math, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, beta_a: Any, j: Any, heat: Any,
+    code: Code, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, beta_a: Any, j: Any, heat: Any,
     t: Any, out: Any, out0: Any, far: Any, far0: Any,
 ) -> None:  # fmt: skip
     b, zero, var_min = code.builder, code.integer(0), code.number(VAR_MIN)
@@ -302,12 +241,10 @@ def fit(typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, o
 
     beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
     """
-    return _operation(_Math, _fit)(
-        typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0
-    )
+    return operation(_fit)(typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0)
 
 
-def _expectation(code: _Math, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
+def _expectation(code: Code, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
     b, spreads = code.builder, code.offset(s0, dim)
     rest, squares = code.offset(spreads, dim), code.offset(code.offset(out0, dim), dim)
     with cgutils.for_range(b, dim) as loop:
@@ -323,11 +260,11 @@ def _expectation(code: _Math, state: Any, s0: Any, dim: Any, out: Any, out0: Any
 @intrinsic
 def expectation(typingctx, state, s0, dim, out, out0):
     """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
-    return _operation(_Math, _expectation)(typingctx, state, s0, dim, out, out0)
+    return operation(_expectation)(typingctx, state, s0, dim, out, out0)
 
 
 def _fit_backward(
-    code: _Math, state: Any, s0: Any, grad: Any, g0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, j: Any,
+    code: Code, state: Any, s0: Any, grad: Any, g0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, j: Any,
     heat: Any, t: Any, out: Any, out0: Any, slopes: Any, k0: Any, betas: Any, b0: Any,
 ) -> None:  # fmt: skip
     b, zero, minus = code.builder, code.integer(0), code.number(-1.0)
@@ -366,13 +303,13 @@ def fit_backward(typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, hea
 
     grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
     """
-    return _operation(_Math, _fit_backward)(
+    return operation(_fit_backward)(
         typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, heat, t, out, out0, slopes, k0, betas, b0
     )
 
 
 def _expectation_backward(
-    code: _Math, state: Any, s0: Any, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, grad: Any, g0: Any,
+    code: Code, state: Any, s0: Any, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, grad: Any, g0: Any,
     slopes: Any, k0: Any,
 ) -> None:  # fmt: skip
     b, zero = code.builder, code.integer(0)
@@ -395,98 +332,4 @@ def _expectation_backward(
 @intrinsic
 def expectation_backward(typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0):
     """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
-    return _operation(_Math, _expectation_backward)(
-        typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0
-    )
-
-
-def _each(write: Any) -> Any:
-    """An operation on n vectors from a function that writes it for one: that takes (array, position) and its number."""
-
-    def loop(code: _Math, *arguments: Any) -> None:
-        *places, n = arguments
-        pairs = list(zip(places[::2], places[1::2], strict=True))
-        with cgutils.for_range(code.builder, n) as body:
-            write(code, body.index, *pairs)
-
-    return loop
-
-
-@_each
-def _scale(code: _Math, at: Any, factor: _Place, x: _Place, out: _Place) -> None:
-    code.store(code.times(code.everywhere(*factor), code.load(*x, at)), *out, at)
-
-
-@intrinsic
-def scale(typingctx, factor, f0, x, x0, out, out0, n):
-    """out[n] = f x[n], f being the single number at f0."""
-    return _operation(_Math, _scale)(typingctx, factor, f0, x, x0, out, out0, n)
-
-
-@_each
-def _multiply(code: _Math, at: Any, a: _Place, b: _Place, out: _Place) -> None:
-    code.store(code.times(code.load(*a, at), code.load(*b, at)), *out, at)
-
-
-@intrinsic
-def multiply(typingctx, a, a0, b, b0, out, out0, n):
-    """out[n] = a[n] b[n]."""
-    return _operation(_Math, _multiply)(typingctx, a, a0, b, b0, out, out0, n)
-
-
-@_each
-def _accumulate(code: _Math, at: Any, a: _Place, b: _Place, out: _Place) -> None:
-    code.store(code.multiply_add(code.load(*a, at), code.load(*b, at), code.load(*out, at)), *out, at)
-
-
-@intrinsic
-def accumulate_products(typingctx, a, a0, b, b0, out, out0, n):
-    """out[n] += a[n] b[n]."""
-    return _operation(_Math, _accumulate)(typingctx, a, a0, b, b0, out, out0, n)
-
-
-@_each
-def _peak(code: _Math, at: Any, x: _Place, out: _Place) -> None:
-    code.store(code.larger(code.load(*out, at), code.load(*x, at)), *out, at)
-
-
-@intrinsic
-def peak(typingctx, x, x0, out, out0, n):
-    """out[n] = max(out[n], x[n])."""
-    return _operation(_Math, _peak)(typingctx, x, x0, out, out0, n)
-
-
-@_each
-def _exponentiate(code: _Math, at: Any, top: _Place, x: _Place, total: _Place) -> None:
-    value = code.exp(code.builder.fsub(code.load(*x, at), code.load(*top, at)))
-    code.store(value, *x, at)
-    code.store(code.builder.fadd(code.load(*total, at), value), *total, at)
-
-
-@intrinsic
-def exponentiate(typingctx, top, top0, x, x0, total, total0, n):
-    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
-    return _operation(_Math, _exponentiate)(typingctx, top, top0, x, x0, total, total0, n)
-
-
-@_each
-def _invert(code: _Math, at: Any, x: _Place) -> None:
-    code.store(code.inverse(code.load(*x, at)), *x, at)
-
-
-@intrinsic
-def invert(typingctx, x, x0, n):
-    """x[n] = 1 / x[n]."""
-    return _operation(_Math, _invert)(typingctx, x, x0, n)
-
-
-@_each
-def _below(code: _Math, at: Any, share: _Place, mean: _Place, grad: _Place) -> None:
-    value = code.builder.fsub(code.load(*grad, at), code.load(*mean, at))
-    code.store(code.times(code.load(*share, at), value), *grad, at)
-
-
-@intrinsic
-def softmax_below(typingctx, share, r0, mean, m0, grad, grad0, n):
-    """grad[n] = share[n] (grad[n] - mean[n])."""
-    return _operation(_Math, _below)(typingctx, share, r0, mean, m0, grad, grad0, n)
+    return operation(_expectation_backward)(typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0)

@@ -1,0 +1,31 @@
+"""Fields before operators, which take numbers and names: windows on a map with its padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from torchcaps.functional.fields import Field, Transposed, Windows
+
+
+def padded_windows(field: Field) -> Windows | None:
+    """The same windows on the map with its padding, where all of its children are there; None for another field."""
+    if isinstance(field, Transposed):
+        field = field.windows
+    if not isinstance(field, Windows):
+        return None
+    return Windows(*field.padded, field.kernel, field.stride, convention=field.convention)
+
+
+def padded_map(field: Windows | Transposed, x: Tensor) -> Tensor:
+    """What the places of that map have, zeros where there is no child: `[batch, *space, n, ...]` -> its size."""
+    if isinstance(field, Transposed):
+        return field.windows.pad(field.spread(x))
+    return field.pad(x)
+
+
+def among_links(x: Tensor, windows: Windows, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of links `[b, rows, columns, i, j]`, of `[b x rows x columns, j, i]`."""
+    links = x.unflatten(0, (-1, *windows.positions)).transpose(3, 4)
+    return change(links).expand_as(links).transpose(3, 4).flatten(0, 2)
