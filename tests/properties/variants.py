@@ -25,6 +25,3 @@ ROUTERS = [(name, options) for name in list_routers() for options in variants(na
 
 # Options of models whose published size costs seconds and proves nothing more; their counts are checked elsewhere.
 SMALLER = {"cnn_baseline": {"channels": (16, 16, 8)}, "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)}}
-
-# Routers whose activation is a probability of its own, not the length of the pose.
-WITHOUT_LENGTHS = {"em"}

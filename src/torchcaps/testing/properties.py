@@ -18,7 +18,7 @@ from torch.autograd.gradcheck import GradcheckError
 from torchcaps.errors import NoAblationError
 from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import RouteFunction, Router
+from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_same_routing
 from torchcaps.testing.random import random_votes, seeded
@@ -158,6 +158,9 @@ def check_precision(routing: Routing, **options: Any) -> None:
     """Under bfloat16 autocast, and for half-precision votes, the outcome is that of float32, in float32."""
     for router, inputs in _cases(routing, options):
         expected = _route(router, inputs)
+        for name, tensor in zip(Routed._fields, _whole(expected), strict=True):
+            if tensor.dtype != torch.float32:
+                raise PropertyError(f"{name}: expected torch.float32, got {tensor.dtype}")
         with torch.autocast("cpu", torch.bfloat16):
             _same("under autocast: ", _route(router, inputs), expected)
         for dtype in (torch.bfloat16, torch.float16):
@@ -168,7 +171,9 @@ def check_precision(routing: Routing, **options: Any) -> None:
 
 def check_copies(routing: Routing, **options: Any) -> None:
     """A deep copy routes alike, and so does one that went through pickle (a router of a function need not)."""
-    for router, inputs in _cases(routing, options):
+    for router, inputs in _cases(routing, options, stirred=False):
+        if isinstance(routing, nn.Module) and not isinstance(routing, Router):
+            router = create_router(routing)  # itself, and not the copy that other checks change
         expected = _route(router, inputs)
         _same("deepcopy: ", _route(copy.deepcopy(router), inputs), expected)
         if isinstance(routing, str | nn.Module):
