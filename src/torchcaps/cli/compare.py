@@ -43,6 +43,8 @@ def compare(
         raise UsageError(
             f"--with: expected one run of each method or several of each, got {len(runs)} and {len(others)}"
         )
+    if paired and counts[1] == 1:
+        raise UsageError("--paired: expected several runs of each method, got one")
     if len({run.resolve() for run in (*runs, *others)}) < len(runs) + len(others):
         raise UsageError("runs: expected different run folders, got one of them twice")
     if not 0 < margin < 100:

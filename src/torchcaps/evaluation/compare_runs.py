@@ -1,10 +1,9 @@
 """Is one method better than another? Several runs of each, over seeds and images.
 
 Another seed gives another network, and other test images another accuracy; a difference between methods must stand out
-against both. Images are resampled together for all runs, as all answer the same ones. Seeds are few, three to five,
-and resampling them as they are makes intervals far too narrow (two of three values say little of the spread): what
-their spread may truly be is drawn too, as in Student's t-test. With two runs a method that leaves next to no evidence,
-which is the truth about two runs.
+against both. Images are resampled together for all runs, as all answer the same ones. Seeds are few, three to five:
+resampling them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to 93 %), so that
+their spread is estimated, and the interval widened for so few of them as in Student's t-test.
 """
 
 from __future__ import annotations
@@ -121,11 +120,11 @@ def compare_runs(
 ) -> RunsComparison:
     """Two methods by their runs, on the same images in the same order.
 
-    The images are bootstrapped, all runs together. To each resample comes a deviation of each method's mean over its
-    seeds: normal, with a variance that is drawn from what these few runs leave open (the spread of their accuracies
-    over a chi-square draw, less the part of it that comes from which images each run happens to miss; that part is in
-    the images' already). Two images that only one method gets right are added on either side, so that runs that are all
-    right do not seem certain.
+    The images are bootstrapped, all runs together. To each resample comes a normal deviation of the mean over seeds:
+    its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
+    miss (that is among the images' already). All deviations are spread by a factor of Student's t distribution, whose
+    degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method gets
+    right are added on either side for the spread, so that runs that are all right do not seem certain.
 
     Args:
         first: evaluations of the runs of the method in question, or `[runs, n]` booleans, whether each run is right on
