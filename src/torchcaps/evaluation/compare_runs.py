@@ -51,7 +51,7 @@ class RunsComparison:
         margin: the smallest difference that matters.
         equivalence_p: that they differ by the margin or more.
         visible: the smallest true difference that so many runs and images show (p below 0.05) in 80 % of tries, at the
-            spread that was observed.
+            spread that was observed; None if they show none, however large.
     """
 
     first: tuple[float, ...]
@@ -63,7 +63,7 @@ class RunsComparison:
     paired: bool
     margin: float
     equivalence_p: float
-    visible: float
+    visible: float | None
 
     @property
     def outcome(self) -> Outcome:
@@ -156,6 +156,7 @@ def compare_runs(
     difference = float(one.mean() - two.mean())
     errors = _errors(ours.double().numpy(), theirs.double().numpy(), paired, resamples, np.random.default_rng(seed))
     low, least, most, high = (float(x) for x in np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
+    visible = (high - low) / 2 + (most - least) / 2
     return RunsComparison(
         first=tuple(one.tolist()),
         second=tuple(two.tolist()),
@@ -166,7 +167,7 @@ def compare_runs(
         paired=paired,
         margin=margin,
         equivalence_p=_tail(errors, margin - abs(difference)),
-        visible=(high - low) / 2 + (most - least) / 2,
+        visible=visible if visible <= 1 else None,
     )
 
 
