@@ -39,10 +39,11 @@ def compare(
 
     if not runs or not others:
         raise UsageError(f"{'--with' if runs else 'runs'}: expected one run folder or more, got none")
-    if min(len(runs), len(others)) == 1 < max(len(runs), len(others)):
-        raise UsageError(
-            f"--with: expected one run of each method or several of each, got {len(runs)} and {len(others)}"
-        )
+    few, many = sorted([len(runs), len(others)])
+    if few == 1 < many:
+        raise UsageError(f"--with: expected one run of each method or several of each, got {few} and {many}")
+    if paired and many == 1:
+        raise UsageError("--paired: expected several runs of each method, got one")
     if len({run.resolve() for run in (*runs, *others)}) < len(runs) + len(others):
         raise UsageError("runs: expected different run folders, got one of them twice")
     if not 0 < margin < 100:

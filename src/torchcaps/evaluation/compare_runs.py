@@ -1,10 +1,9 @@
 """Is one method better than another? Several runs of each, over seeds and images.
 
 Another seed gives another network, and other test images another accuracy; a difference between methods must stand out
-against both. Images are resampled together for all runs, as all answer the same ones. Seeds are few, three to five,
-and resampling them as they are makes intervals far too narrow (two of three values say little of the spread): what
-their spread may truly be is drawn too, as in Student's t-test. With two runs a method that leaves next to no evidence,
-which is the truth about two runs.
+against both. Images are resampled together for all runs, as all answer the same ones. Seeds are few, three to five:
+resampling them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to 93 %), so that
+their spread is estimated, and the interval widened for so few of them as in Student's t-test.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RunsComparison:
         margin: the smallest difference that matters.
         equivalence_p: that they differ by the margin or more.
         visible: the smallest true difference that so many runs and images show (p below 0.05) in 80 % of tries, at the
-            spread that was observed.
+            spread that was observed; None if they show none, however large.
     """
 
     first: tuple[float, ...]
@@ -64,7 +63,7 @@ class RunsComparison:
     paired: bool
     margin: float
     equivalence_p: float
-    visible: float
+    visible: float | None
 
     @property
     def outcome(self) -> Outcome:
@@ -121,11 +120,11 @@ def compare_runs(
 ) -> RunsComparison:
     """Two methods by their runs, on the same images in the same order.
 
-    The images are bootstrapped, all runs together. To each resample comes a deviation of each method's mean over its
-    seeds: normal, with a variance that is drawn from what these few runs leave open (the spread of their accuracies
-    over a chi-square draw, less the part of it that comes from which images each run happens to miss; that part is in
-    the images' already). Two images that only one method gets right are added on either side, so that runs that are all
-    right do not seem certain.
+    The images are bootstrapped, all runs together. To each resample comes a normal deviation of the mean over seeds:
+    its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
+    miss (that is among the images' already). All deviations are spread by a factor of Student's t distribution, whose
+    degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method gets
+    right are added on either side for the spread, so that runs that are all right do not seem certain.
 
     Args:
         first: evaluations of the runs of the method in question, or `[runs, n]` booleans, whether each run is right on
@@ -157,6 +156,7 @@ def compare_runs(
     difference = float(one.mean() - two.mean())
     errors = _errors(ours.double().numpy(), theirs.double().numpy(), paired, resamples, np.random.default_rng(seed))
     low, least, most, high = (float(x) for x in np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
+    visible = (high - low) / 2 + (most - least) / 2
     return RunsComparison(
         first=tuple(one.tolist()),
         second=tuple(two.tolist()),
@@ -167,7 +167,7 @@ def compare_runs(
         paired=paired,
         margin=margin,
         equivalence_p=_tail(errors, margin - abs(difference)),
-        visible=(high - low) / 2 + (most - least) / 2,
+        visible=visible if visible <= 1 else None,
     )
 
 

@@ -18,9 +18,9 @@ LEVEL = 0.05
 POWER = 0.8
 MARGIN = 0.01
 
-SPREADS = 8  # standard deviations on either side of the mean that a sum covers
-TERMS = 512  # more sample sizes m than these are thinned out evenly
-CHECKED = 33  # shares of discordant images at which the equivalence test looks for its worst case
+SPREADS = 6  # standard deviations on either side of the mean that a sum covers
+TERMS = 256  # more sample sizes m than these are thinned out evenly
+CHECKED = 25  # shares of discordant images at which the equivalence test looks for its worst case
 EXCLUDED = 0.001  # probability of the shares that it leaves out
 
 
@@ -58,7 +58,7 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
         discordant: true share of images that one model gets right and the other wrong, from |difference| to 1.
 
     Returns:
-        In [0, 1], the probability of a p-value below 0.05. Exact up to 450 expected discordant images; beyond, the sum
+        In [0, 1], the probability of a p-value below 0.05. Exact up to 300 expected discordant images; beyond, the sum
         over their number takes every second or every so many.
 
     Raises:
