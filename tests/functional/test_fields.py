@@ -177,7 +177,7 @@ def test_gradient_of_share(convention):
         ((6, 2, 3), "width: expected at least 3, got 2"),
         ((6, 6, 0), "kernel: expected at least 1, got 0"),
         ((6, 6, 3, 0), "stride: expected at least 1, got 0"),
-        ((6, 6, 3, 1, 3), "padding: expected at most 2, got 3"),
+        ((6, 6, 3, 1, 3), "padding: expected between 0 and 2, got 3"),
     ],
 )
 def test_wrong_sizes(sizes, message):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from torchcaps import functional, testing
-from torchcaps.nn import RandomRouting, Router, create_router
+from torchcaps.nn import Router, create_router
+from torchcaps.nn.routers import RandomRouting
 from torchcaps.testing import PropertyError, check_router
 from torchcaps.types import Routed
 

@@ -90,7 +90,7 @@ class EMRouting(Router):
     def stopped(self, iterations: int) -> Router:
         """This router, stopped after so many iterations where it has more."""
         check_range("iterations", iterations, low=1)
-        if iterations >= self.iterations:
+        if iterations >= self.passes:
             return self
         copy = deepcopy(self)
         copy.iterations, copy.inverse_temperature = iterations, self.inverse_temperature[:iterations]

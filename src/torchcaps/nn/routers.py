@@ -174,8 +174,8 @@ class Router(nn.Module):
 
     @property
     def passes(self) -> int:
-        """How many iterations a call makes; 1 for a router that does not iterate."""
-        return int(getattr(self, "iterations", 1))
+        """How many iterations a call makes; 1 for a router that does not iterate, or whose couplings are fixed."""
+        return 1 if self.fixed is not None else int(getattr(self, "iterations", 1))
 
     def describe(self) -> str:
         """Name in words."""
