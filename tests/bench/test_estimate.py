@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torchcaps.kernels.cpu import blocks, convolution, dynamic_numba, em
 
 import torchcaps
 from torchcaps.bench import Subject, compare_memory, estimate_memory, measure, workspace
-from torchcaps.kernels.cpu import blocks, convolution, dynamic_numba, em
 from torchcaps.models import create_model
 
 from .conftest import SMALL

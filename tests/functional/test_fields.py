@@ -108,8 +108,8 @@ def test_one_more_parent_of_weight_one(convention):
     x = torch.randn(2, 2, 2, 18, 3, generator=seeded(), dtype=torch.float64) * 5
     weight = x.exp()
     torch.testing.assert_close(windows.share(x, leaky=True), weight / (windows.total(weight) + 1))
-    everything = Everything()
-    torch.testing.assert_close(everything.share(x[:, 0, 0], leaky=True), weight[:, 0, 0] / (weight[:, 0, 0].sum(-1, keepdim=True) + 1))
+    x, weight = x[:, 0, 0], weight[:, 0, 0]
+    torch.testing.assert_close(Everything().share(x, leaky=True), weight / (weight.sum(dim=-1, keepdim=True) + 1))
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (5, 2, 2), (4, 3, 3)])
@@ -155,8 +155,9 @@ def test_routing_in_a_convolution_equals_routing_in_the_dense_masked_form(window
     activation = torch.rand(2, windows.height, windows.width, n, generator=seeded(1), dtype=torch.float64)
     children = windows.gather(activation)
     given = [GivenVotes(votes, children) for _ in range(2)]
-    for one, share in zip(given, (windows.share, lambda x, leaky: dense_share(windows, x, n)), strict=True):
-        one.share = lambda logits=None, share=share: share(torch.zeros_like(votes[..., 0]) if logits is None else logits, False)
+    nothing = torch.zeros_like(votes[..., 0])
+    for one, share in zip(given, (windows.share, lambda x: dense_share(windows, x, n)), strict=True):
+        one.share = lambda logits=None, share=share: share(nothing if logits is None else logits)
     found, dense = (em_routing(one, None, 0.1, 0.2, 3, 0.5) for one in given)
     for a, b in zip(found, dense, strict=True):
         torch.testing.assert_close(a, b)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-
-from torchcaps import ops
 from torchcaps.kernels.cpu import fourier
 from torchcaps.kernels.cpu.convolution import at_points, at_points_backward
+
+from torchcaps import ops
 from torchcaps.testing import relative_rms
 from torchcaps.testing.random import seeded
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchcaps.kernels.cpu import em
 
 from torchcaps import ops
 from torchcaps.functional import Windows
-from torchcaps.kernels.cpu import em
 from torchcaps.testing import assert_close, seeded
 
 NAMES = ("pose", "activation", "coupling", "d pose", "d activation", "d weight", "d beta_u", "d beta_a", "d shift")

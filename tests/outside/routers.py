@@ -32,7 +32,7 @@ class SelfAttention(Router):
 
 @register_router("heinsen_2019")
 class Heinsen2019(Router):
-    """Generative matrix routing: the benefit and the cost of the data that each parent uses and ignores (1911.00792)."""
+    """Generative matrix routing: benefit and cost of the data that each parent uses and ignores (1911.00792)."""
 
     activation, exchangeable = "probability", False
 

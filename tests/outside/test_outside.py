@@ -96,7 +96,7 @@ def test_credit_stands_beside_the_couplings():
     router.build(LayerSizes(6, 5, 3, 4))
     routed = router(GivenVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
     assert routed.more["credit"].shape == routed.coupling.shape
-    pose, activation, coupling = routed  # three, whatever stands beside them
+    _, _, coupling = routed  # three, whatever stands beside them
     assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
     layer = RoutedLayer(VOTES["heinsen_2022"](LayerSizes(6, 5, 3, 4)), "heinsen_2022")
     with tc.record_routing(layer) as record:

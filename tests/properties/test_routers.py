@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from outside.routers import VOTES
 from torchcaps import functional, testing
 from torchcaps.nn import Router, create_router
 from torchcaps.nn.routers import RandomRouting
 from torchcaps.testing import PropertyError, check_router
 from torchcaps.types import Routed
 
-from outside.routers import VOTES
 from .variants import ROUTERS, named
 
 CHECKS = [
