@@ -84,7 +84,7 @@ def em_routing(
         beta_a: likewise.
         iterations: at least 1.
         inverse_temperature: see `functional.em_routing`.
-        impl: "auto", "reference", "blocked" ("cpu") or "numba"; see `dynamic_routing`. Given votes are for the reference.
+        impl: "auto", "reference", "blocked" or "numba", for lazy votes; see `dynamic_routing`.
 
     Raises:
         ValueError: for shapes that do not fit, or an implementation that cannot take these votes.
