@@ -151,7 +151,7 @@ def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str,
     Raises:
         ValueError: if `impl` is unknown, or asked for by name and not usable.
     """
-    path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)  # type: ignore[arg-type]
+    path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)
     return ("reference" if path is None else path.impl), reason
 
 

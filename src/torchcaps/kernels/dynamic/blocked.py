@@ -114,14 +114,14 @@ def _backward(
     for parts in votes.blocks(rivals.positions):
         block = _whole(parts)
         outer = grad_coupling[block].transpose(1, 2) if x.want_coupling else None
-        terms, found = _block_backward(
-            x, votes, rivals, parts, sums[:, block], grad_v[block], grad_length[block], outer
-        )
+        terms = _terms(x, votes, rivals, parts, sums[:, block], grad_v[block], grad_length[block], outer)
         for part in parts:
             here = _within(part, block)
             factors = [f[here] if isinstance(f, Tensor) else f for f, _ in terms]
             gradients.add(part, factors, torch.stack([vector[here] for _, vector in terms], dim=2))
-        grad_bias += found
+        for _, grad_s in terms[::2]:
+            grad_bias += grad_s.sum(dim=0)
+        del terms, factors  # those of the next block are made in their memory
     return *gradients.made(), grad_bias
 
 
@@ -149,18 +149,17 @@ def _route_block(x: Problem, votes: _Votes, rivals: _Rivals, parts: list[slice],
     return c
 
 
-def _block_backward(
+def _terms(
     x: Problem, votes: _Votes, rivals: _Rivals, parts: list[slice], sums: Tensor, grad_v: Tensor, grad_length: Tensor,
     grad_coupling: Tensor | None,
-) -> tuple[list[_Term], Tensor]:  # fmt: skip
-    """A block's dL/du as a sum of products, and dL/dbias."""
+) -> list[_Term]:  # fmt: skip
+    """A block's dL/du as a sum of products: c times dL/ds, then dL/dlogits times the sum of parents before, and so on."""
     block, last = _whole(parts), x.iterations - 1
     reached, grad_parent = squash(sums).cumsum(dim=0), torch.zeros_like(sums)  # dL/dv_t, filled from later passes
     grad_parent[last] = grad_v
-    grad_bias, terms = torch.zeros_like(sums[0, 0]), []
+    terms: list[_Term] = []
     for t in range(last, -1, -1):
         grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        grad_bias += grad_s.sum(dim=0)
         if t == 0:
             first = rivals.first(block)
             terms.append((rivals.uniform if first is None else first, grad_s))
@@ -177,13 +176,12 @@ def _block_backward(
             break
         if t == last and grad_coupling is not None:
             grad_c += grad_coupling
-        along = c * grad_c
-        grad_logits = along - c * rivals.total(along)
+        grad_logits = rivals.share_backward(c, grad_c)
         terms.append((grad_logits, reached[t - 1]))
         for part in reversed(parts):  # the votes of the last are still there
             here = _within(part, block)
             grad_parent[:t, here] += _weighted(votes.of(part), grad_logits[here])
-    return terms, grad_bias
+    return terms
 
 
 def _weighted(votes: Tensor, factors: Tensor) -> Tensor:
@@ -207,8 +205,9 @@ class _Rivals:
         _, _, coupling, sums = _shapes(x._replace(pose=x.pose[:1], want_coupling=True))
         self.uniform = 1.0 / (coupling.shape[2] + x.leaky)
         self.leaky = x.leaky
-        self.windows = Windows(*x.windows, 0, x.convention) if x.windows else None  # type: ignore[arg-type]
-        self.positions = math.prod(self.windows.positions) if self.windows else 1
+        self.windows = Windows(*x.windows, 0, x.convention) if x.windows else None  # type: ignore
+        self.field = self.windows or Everything()
+        self.positions = math.prod(self.field.positions)
         nothing = sums.new_zeros(self.positions, coupling.shape[2], coupling.shape[1])
         self._first = self.share(nothing) if self.windows else None
 
@@ -218,27 +217,25 @@ class _Rivals:
         return None if self._first is None else self._first.repeat(samples, 1, 1)
 
     def share(self, logits: Tensor) -> Tensor:
-        """Softmax over the parents that compete for a child."""
+        """Softmax over the parents that compete for a child; may take the place of the logits."""
         if self.windows is None and not self.leaky:
             return logits.softmax(dim=1)
         links = self._links(logits)
-        return self._back((self.windows or Everything()).share(links, self.leaky), links)
+        high = self.field.most(links).clamp(min=0.0) if self.leaky else self.field.most(links)
+        total = self.field.total(links.sub_(high).exp_())
+        links.div_(total + (-high).exp() if self.leaky else total)
+        return logits
 
-    def total(self, x: Tensor) -> Tensor:
-        """Sum over the parents that compete for a child, in the place of each."""
-        if self.windows is None:
-            return x.sum(dim=1, keepdim=True)
-        links = self._links(x)
-        return self._back(self.windows.total(links), links)
+    def share_backward(self, c: Tensor, grad: Tensor) -> Tensor:
+        """From the gradient of `share`, in its place, to that of its logits."""
+        links = self._links(grad.mul_(c))
+        links.addcmul_(self._links(c), self.field.total(links), value=-1)
+        return grad
 
     def _links(self, x: Tensor) -> Tensor:
         """`[b, *positions, i, j]`."""
-        return (
-            x.transpose(1, 2) if self.windows is None else x.transpose(1, 2).unflatten(0, (-1, *self.windows.positions))
-        )
-
-    def _back(self, changed: Tensor, links: Tensor) -> Tensor:
-        return changed.expand_as(links).flatten(0, -3).transpose(1, 2)
+        links = x.transpose(1, 2)
+        return links if self.windows is None else links.unflatten(0, (-1, *self.windows.positions))
 
 
 class _Votes:

@@ -377,4 +377,6 @@ def _sum_lanes(wide, out, g):
         out[g * count + n] = total
 
 
-keep_compiled((forward_pass, backward_pass), (__file__, *(m.__file__ for m in (_vectors, each, vectors))))
+keep_compiled(
+    (forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, each, vectors)))
+)

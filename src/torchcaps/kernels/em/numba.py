@@ -55,7 +55,8 @@ class Problem(NamedTuple):
     @property
     def windows(self) -> Windows:
         """How they lie on the map."""
-        return Windows(*self.pose.shape[1:3], self.kernel, self.stride, 0, self.convention)  # type: ignore[arg-type]
+        height, width = self.pose.shape[1:3]
+        return Windows(height, width, self.kernel, self.stride, convention=self.convention)  # type: ignore[arg-type]
 
     def bounded(self) -> Problem:
         """The same, so bounded that squares of votes stay finite."""
@@ -102,9 +103,9 @@ def run(votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatu
     betas = (
         torch.as_tensor(b, dtype=weight.dtype, device=weight.device).expand(votes.parents) for b in (beta_u, beta_a)
     )
-    tensors = (None if x is None else x.to(weight.dtype) for x in (pose, activation, weight, *betas, shift))
-    settings = (windows.kernel, windows.stride, windows.convention, temperatures, votes.wanted)
-    mu, length, coupling, *_ = _routed(Problem(*tensors, *settings))  # type: ignore[arg-type]
+    tensors: Any = (None if x is None else x.to(weight.dtype) for x in (pose, activation, weight, *betas, shift))
+    settings: Any = (windows.kernel, windows.stride, windows.convention, temperatures, votes.wanted)
+    mu, length, coupling, *_ = _routed(Problem(*tensors, *settings))
     flat = (x.flatten(0, 2) if x.dim() > 2 else x for x in (mu, length, coupling))
     return outcome(votes, lead, *flat)
 
