@@ -153,7 +153,7 @@ def _terms(
     x: Problem, votes: _Votes, rivals: _Rivals, parts: list[slice], sums: Tensor, grad_v: Tensor, grad_length: Tensor,
     grad_coupling: Tensor | None,
 ) -> list[_Term]:  # fmt: skip
-    """A block's dL/du as a sum of products: c times dL/ds, then dL/dlogits times the sum of parents before, and so on."""
+    """A block's dL/du as a sum of products: c and dL/ds, dL/dlogits and the sum of parents before, and so on."""
     block, last = _whole(parts), x.iterations - 1
     reached, grad_parent = squash(sums).cumsum(dim=0), torch.zeros_like(sums)  # dL/dv_t, filled from later passes
     grad_parent[last] = grad_v
