@@ -92,7 +92,7 @@ def compare(layer, routing="dynamic", tolerance=1e-9, impls=FAST, tensors=None, 
         try:
             found = outcome(layer, routing, impl, tensors, **options)
         except ValueError as error:
-            assert f"impl: {impl!r} cannot run {routing}_routing here" in str(error)  # noqa: PT017 (others may fit)
+            assert f"impl: {impl!r} cannot run {routing}_routing here" in str(error)
             continue
         able.append(impl)
         for name, right in truth.items():

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ops.makers import FAST, Layer, gradients, routed
 from torchcaps import ops
 from torchcaps.functional import Everything, Windows
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.testing.random import random_votes
+
+from .makers import FAST, Layer, gradients, routed
 
 
 class Scaled(NamedTuple):
