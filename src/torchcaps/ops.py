@@ -84,7 +84,7 @@ def em_routing(
         beta_a: likewise.
         iterations: at least 1.
         inverse_temperature: see `functional.em_routing`.
-        impl: "auto", "reference", "blocked" ("cpu") or "numba"; see `dynamic_routing`. Given votes are for the reference.
+        impl: "auto", "reference", "blocked" or "numba", for lazy votes; see `dynamic_routing`.
 
     Raises:
         ValueError: for shapes that do not fit, or an implementation that cannot take these votes.
@@ -151,7 +151,7 @@ def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str,
     Raises:
         ValueError: if `impl` is unknown, or asked for by name and not usable.
     """
-    path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)  # type: ignore[arg-type]
+    path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)
     return ("reference" if path is None else path.impl), reason
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from torchcaps.functional.fields import Field, Transposed, Windows
@@ -23,9 +21,3 @@ def padded_map(field: Windows | Transposed, x: Tensor) -> Tensor:
     if isinstance(field, Transposed):
         return field.windows.pad(field.spread(x))
     return field.pad(x)
-
-
-def among_links(x: Tensor, windows: Windows, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function of links `[b, rows, columns, i, j]`, of `[b x rows x columns, j, i]`."""
-    links = x.unflatten(0, (-1, *windows.positions)).transpose(3, 4)
-    return change(links).expand_as(links).transpose(3, 4).flatten(0, 2)

@@ -67,7 +67,7 @@ def operator(
         with without_autocast(flat[0]):
             found = parts.backward(operands(*given), kept, grads, wanted)
         return tuple(
-            _like(x, grad, parts.memory_format) if want else flat[0].new_empty(0)
+            _like(x, grad, parts.memory_format) if grad is not None and want else flat[0].new_empty(0)
             for x, grad, want in zip(given, found, wanted, strict=False)
         )
 

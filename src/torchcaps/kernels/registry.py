@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from torchcaps.types import Routed
+Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 class Support(NamedTuple):
@@ -37,12 +37,10 @@ class FastPath(NamedTuple):
 _PATHS: dict[str, list[FastPath]] = {}
 
 
-def fast_path(
-    operation: str, impl: str, supports: Callable[..., Support], *, rank: int
-) -> Callable[[Callable[..., Routed]], Callable[..., Routed]]:
+def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, rank: int) -> Callable[[Run], Run]:
     """Decorator: makes a function known as the implementation `impl` of an operation."""
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+    def register(run: Run) -> Run:
         others = [path for path in _PATHS.get(operation, []) if path.impl != impl]
         _PATHS[operation] = sorted(
             [*others, FastPath(operation, impl, run, supports, rank)], key=lambda path: path.rank

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.registry import Support
 
 # Looked for once, without importing them: numba alone takes half a second.
 HAS_NUMBA, HAS_TRITON = (find_spec(name) is not None for name in ("numba", "triton"))
@@ -61,3 +62,16 @@ def unfit(votes: Votes, types: tuple[torch.dtype, ...], device: torch.device) ->
     if reason is None and made is not None and pose is not None:
         reason = other_type("pose", pose, (made.dtype, *HALF))
     return reason
+
+
+def made_anew(votes: Votes) -> Support:
+    """Whether blocks of samples can be routed one after the other, and their votes made once more for the gradient."""
+    device = votes.children.pose.device
+    reason = watched(votes) or elsewhere(operands(votes), device)
+    if reason is None and not isinstance(votes, ProductVotes):
+        reason = "the votes are given, not made of poses and matrices"
+    if reason is None and device.type == "meta":
+        reason = "tensors on meta hold no numbers"
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "blocked over samples: the votes of a batch are never stored")

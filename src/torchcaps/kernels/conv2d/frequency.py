@@ -8,7 +8,6 @@ and each block of channels: windows `[pixels, n, c]` and taps `[taps, o, c]` go 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -37,10 +36,12 @@ class Problem(NamedTuple):
 
     @property
     def plan(self) -> Plan | None:
+        """How it is cut up, where that pays."""
         return plan(len(self.x), tuple(self.weight.shape), (self.x.shape[2], self.x.shape[3]), self.steps)
 
     @property
     def steps(self) -> Pair:
+        """The stride as a pair."""
         return self.stride[0], self.stride[1]
 
 
@@ -120,7 +121,8 @@ def at_points_backward(
     batch, _, *size = x.shape
     taps, parts = weight.permute(0, 2, 3, 1), _samples(batch, chosen)
     # What is written once and whole need not be zero before: clearing fresh pages costs as much as a product.
-    whole = len(list(chosen.phases())) == math.prod(chosen.stride) and all(map(operator.le, size, chosen.needed))
+    read = all(n <= most for n, most in zip(size, chosen.needed, strict=True))
+    whole = read and len(list(chosen.phases())) == math.prod(chosen.stride)
     once = whole and chosen.tiles == (1, 1)
     grad_x = _like(x, zero=not once) if wanted[0] else None
     grad_taps = _like(weight, zero=len(parts) > 1) if wanted[1] else None

@@ -3,7 +3,7 @@
 The votes of a batch are never stored. Those of a block lie in the cache; where one sample has more, as in a
 convolution, they are made anew, part by part, whenever they are needed, and its couplings alone are kept. After t
 passes the logits are <u, V_t>, V_t being the sum of the first t parents, so the s of each pass is all that the backward
-pass needs. Letters: b samples, p positions, n of both, i children, j parents, d dimensions of a vote; t the pass, from 0.
+pass needs. Letters: n samples x positions, i children, j parents, d and k dimensions of a vote and a child; t the pass.
 """
 
 from __future__ import annotations
@@ -16,36 +16,30 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, limit
-from torchcaps.functional.fields import Windows
+from torchcaps.functional.fields import Everything, Windows
+from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import outcome
-from torchcaps.kernels.fields import among_links, padded_windows
-from torchcaps.kernels.numerics import roomy, roomy_factors, squash_backward, within
+from torchcaps.kernels.fields import padded_windows
+from torchcaps.kernels.numerics import roomy, roomy_factors, squash_backward
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import FULL, unfit, watched
+from torchcaps.kernels.samples import block_bytes, by_samples
+from torchcaps.kernels.support import FULL, made_anew, unfit, watched
 from torchcaps.types import Routed
-
-# Votes of one block, in bytes: what fits beside its gradient in a core's share of the last-level cache; a GPU needs
-# more work at a time.
-BLOCK_BYTES, GPU_BLOCK_BYTES = 6 << 20, 256 << 20
 
 
 class Problem(NamedTuple):
     """Operands of the operator. Its outcomes: v `[n, j, d]`, its length `[n, j]`, coupling `[n, i, j]`, s of each pass.
 
-    pose `[b, p, i, in_dim]`, or the votes `[b, p, i, j, d]` where there is no weight; weight `[i, j, outer, inner]`;
-    shift `[1 or i, 1 or j, d]`; present, of children, `[n, i]`, where shifts would give absent ones a vote;
-    windows: height, width, kernel and stride of those whose parents compete; empty where positions do not.
+    pose `[n, i, k]`, or the votes `[n, i, j, d]` where there is no weight; weight `[i, j, d, k]`; windows: height,
+    width, kernel and stride of those whose parents compete; empty where positions do not.
     """
 
     pose: Tensor
     weight: Tensor | None
-    shift: Tensor | None
-    present: Tensor | None
     bias: Tensor | None
-    parents: int
     windows: list[int]
     convention: str
     iterations: int
@@ -56,144 +50,138 @@ class Problem(NamedTuple):
 
 def supports(votes: Votes) -> Support:
     """Whether blocks of samples can take these votes."""
-    device = votes.children.pose.device
-    reason = watched(votes, equal=True) or unfit(votes, FULL, device)
-    if reason is None and device.type == "meta":
-        reason = "tensors on meta hold no numbers"
     windows = padded_windows(votes.field)
-    if reason is None and not votes.field.local and (windows is None or not isinstance(votes, ProductVotes)):
+    if isinstance(votes, ProductVotes) and _by_reference(votes, windows):
+        return made_anew(votes)
+    reason = watched(votes, equal=True) or unfit(votes, FULL, votes.children.pose.device)
+    if reason is None and votes.children.pose.is_meta:
+        reason = "tensors on meta hold no numbers"
+    if reason is None and not votes.field.local and windows is None:
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
     if reason is not None:
         return Support(False, reason)
     return Support(True, "blocked over samples: the votes of a batch are never stored")
 
 
+def _by_reference(votes: ProductVotes, windows: Windows | None) -> bool:
+    """Whether these votes are no products of vectors and matrices alone, or compete in a way of their own."""
+    return votes.rows > 1 or votes.shift is not None or not (votes.field.local or windows)
+
+
 @fast_path("dynamic_routing", "blocked", supports, rank=20)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of any votes."""
-    weight, shift, present, windows = None, None, None, padded_windows(votes.field)
-    if isinstance(votes, ProductVotes):
-        pose, weight, shift = votes.pose, votes.matrices.transpose(2, 3), votes.shift
-        present = votes.present if shift is not None else None
+    windows, weight = padded_windows(votes.field), None
+    if not isinstance(votes, ProductVotes):
+        pose = votes.dense().flatten(0, -4)
+    elif _by_reference(votes, windows):
+        return by_samples(lambda part: dynamic_routing(part, iterations, leaky=leaky, detach=detach), votes)
     else:
-        pose = votes.dense()
-    lead, kind = votes.activation.shape[:-1], (pose if weight is None else weight).dtype
-    first = len(lead) if windows is None or windows.local else 1  # what compete are of one sample
-    shape = (math.prod(lead[:first]), math.prod(lead[first:]))
-    pose = pose.reshape(*shape, *pose.shape[len(lead) :])
-    if present is not None:
-        present = present.expand(*lead, -1).flatten(0, -2)
-    numbers = [] if windows is None or first > 1 else [windows.height, windows.width, windows.kernel, windows.stride]
-    shift, bias = (None if x is None else x.to(kind) for x in (shift, votes.bias))
-    passes = iterations if votes.fixed is None else 1
-    v, length, coupling, _ = _routed(
-        Problem(pose, weight, shift, present, bias, votes.parents, numbers, votes.field.convention, passes, leaky,
-                detach, votes.wanted)
-    )  # fmt: skip
-    return outcome(votes, lead, v, length, coupling)
+        pose, weight = votes.pose.flatten(0, -3), votes.matrices.transpose(2, 3)
+    bias = None if votes.bias is None else votes.bias.to((pose if weight is None else weight).dtype)
+    sizes = []
+    if windows is not None and not windows.local:
+        sizes = [windows.height, windows.width, windows.kernel, windows.stride]
+    settings = (iterations if votes.fixed is None else 1, leaky, detach, votes.wanted)
+    v, length, coupling, _ = _routed(Problem(pose, weight, bias, sizes, votes.field.convention, *settings))
+    return outcome(votes, votes.activation.shape[:-1], v, length, coupling)
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
     like = x.pose if x.weight is None else x.weight
-    n, i = x.pose.shape[0] * x.pose.shape[1], x.pose.shape[2]
-    dim = x.pose.shape[-1] if x.weight is None else x.pose.shape[-1] // x.weight.shape[3] * x.weight.shape[2]
-    coupling = (n, i, x.parents) if x.want_coupling else (0,)
-    sizes = ((n, x.parents, dim), (n, x.parents), coupling, (x.iterations, n, x.parents, dim))
-    v, length, kept, sums = (like.new_empty(size) for size in sizes)
-    return v, length, kept, sums
+    (n, i), (j, d) = x.pose.shape[:2], x.pose.shape[2:] if x.weight is None else x.weight.shape[1:3]
+    coupling = (n, i, j) if x.want_coupling else (0,)
+    return tuple(like.new_empty(size) for size in ((n, j, d), (n, j), coupling, (x.iterations, n, j, d)))
 
 
 def _forward(x: Problem) -> tuple[Tensor, ...]:
-    v, length, coupling, sums = _shapes(x)
-    votes, rivals = _Blocks(x), _Rivals(x)
-    for parts in votes.blocks():
-        block = slice(parts[0].start, parts[-1].stop)
+    _, _, coupling, sums = _shapes(x)
+    votes, rivals = _Votes(x), _Rivals(x)
+    for parts in votes.blocks(rivals.positions):
         c = _route_block(x, votes, rivals, parts, sums)
         if x.want_coupling:
-            coupling[block] = rivals.uniform if c is None else c.transpose(1, 2)
-    v, length = squash_with_length(sums[-1])
-    return v, length, coupling, sums
+            coupling[_whole(parts)] = rivals.uniform if c is None else c.transpose(1, 2)
+    return *squash_with_length(sums[-1]), coupling, sums
 
 
-def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+def _backward(
+    x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:
     del wanted  # each is made on the way to the others
     (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
-    votes, rivals = _Blocks(x), _Rivals(x)
-    votes.begin_gradients()
-    grad_bias = sums.new_zeros(sums.shape[2:])
-    for parts in votes.blocks():
-        block = slice(parts[0].start, parts[-1].stop)
+    votes, rivals = _Votes(x), _Rivals(x)
+    gradients, grad_bias = _Gradients(votes), sums.new_zeros(sums.shape[2:])
+    for parts in votes.blocks(rivals.positions):
+        block = _whole(parts)
         outer = grad_coupling[block].transpose(1, 2) if x.want_coupling else None
-        terms, grad_s = _block_backward(x, votes, rivals, parts, sums, grad_v[block], grad_length[block], outer)
+        terms = _terms(x, votes, rivals, parts, sums[:, block], grad_v[block], grad_length[block], outer)
         for part in parts:
-            votes.add_gradients(part, *_stacked(terms, _within(part, block)))
-        grad_bias += grad_s
-    return votes.gradients(grad_bias)
+            here = _within(part, block)
+            factors = [f[here] if isinstance(f, Tensor) else f for f, _ in terms]
+            gradients.add(part, factors, torch.stack([vector[here] for _, vector in terms], dim=2))
+        for _, grad_s in terms[::2]:
+            grad_bias += grad_s.sum(dim=0)
+        del terms, factors  # those of the next block are made in their memory
+    return *gradients.made(), grad_bias
 
 
 _routed = operator("dynamic_routing_blocked", Problem, 4, Parts(_forward, _backward, _shapes, kept=1))
 
-_Term = tuple[
-    Tensor | float, Tensor
-]  # of dL/du: a factor of each vote `[n, j, i]`, a vector of each parent `[n, j, d]`
+_Term = tuple[Tensor | float, Tensor]  # of dL/du: factors `[n, j, i]` of vectors `[n, j, d]`
 
 
-def _route_block(x: Problem, votes: _Blocks, rivals: _Rivals, parts: list[slice], sums: Tensor) -> Tensor | None:
+def _route_block(x: Problem, votes: _Votes, rivals: _Rivals, parts: list[slice], sums: Tensor) -> Tensor | None:
     """Write the s of each pass; returns the last coupling `[n, j, i]`, None for one that is uniform."""
-    block = slice(parts[0].start, parts[-1].stop)
-    reached = torch.zeros_like(sums[0, block])
-    c = rivals.first(block)
+    block = _whole(parts)
+    reached, c = torch.zeros_like(sums[0, block]), rivals.first(block)
     for t in range(x.iterations):
-        logits = reached.new_empty(0) if t + 1 == x.iterations else reached.new_empty(votes.links(block))
-        factors = rivals.mask(c, block)
+        more = t + 1 < x.iterations
+        logits = reached.new_empty(votes.links(block)) if more else None
         for part in parts:
-            here, u = _within(part, block), votes.made(part)
-            s = u.sum(dim=2).mul_(rivals.uniform) if factors is None else _weighted(u, factors[here])
+            here, u = _within(part, block), votes.of(part)
+            s = u.sum(dim=2).mul_(rivals.uniform) if c is None else _weighted(u, c[here])
             sums[t, part] = s if x.bias is None else s.add_(x.bias)
-            if t + 1 < x.iterations:
+            if logits is not None:
                 reached[here] += squash(s)
                 logits[here] = votes.agreement(u, reached[here])
-        if t + 1 < x.iterations:
+        if logits is not None:
             c = rivals.share(logits)
     return c
 
 
-def _block_backward(
-    x: Problem, votes: _Blocks, rivals: _Rivals, parts: list[slice], sums: Tensor, grad_v: Tensor, grad_length: Tensor,
+def _terms(
+    x: Problem, votes: _Votes, rivals: _Rivals, parts: list[slice], sums: Tensor, grad_v: Tensor, grad_length: Tensor,
     grad_coupling: Tensor | None,
-) -> tuple[list[_Term], Tensor]:  # fmt: skip
-    """A block's dL/du as a sum of products, and dL/dbias."""
-    block, last = slice(parts[0].start, parts[-1].stop), x.iterations - 1
-    sums = sums[:, block]
+) -> list[_Term]:  # fmt: skip
+    """A block's dL/du as a sum of products: c and dL/ds, dL/dlogits and the sum of parents before, and so on."""
+    block, last = _whole(parts), x.iterations - 1
     reached, grad_parent = squash(sums).cumsum(dim=0), torch.zeros_like(sums)  # dL/dv_t, filled from later passes
     grad_parent[last] = grad_v
-    grad_bias, terms = torch.zeros_like(sums[0, 0]), []
+    terms: list[_Term] = []
     for t in range(last, -1, -1):
         grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        grad_bias += grad_s.sum(dim=0)
         if t == 0:
-            first = rivals.mask(rivals.first(block), block)
+            first = rivals.first(block)
             terms.append((rivals.uniform if first is None else first, grad_s))
             break
         logits, grad_c = sums.new_empty(2, *votes.links(block))
         for part in parts:
-            here, u = _within(part, block), votes.made(part)
+            here, u = _within(part, block), votes.of(part)
             logits[here] = votes.agreement(u, reached[t - 1, here])
             if not x.detach:
                 grad_c[here] = votes.agreement(u, grad_s[here])
         c = rivals.share(logits)
-        terms.append((rivals.masked(c, block), grad_s))
+        terms.append((c, grad_s))
         if x.detach:
             break
-        grad_c = rivals.masked(grad_c, block)
         if t == last and grad_coupling is not None:
             grad_c += grad_coupling
         grad_logits = rivals.share_backward(c, grad_c)
         terms.append((grad_logits, reached[t - 1]))
         for part in reversed(parts):  # the votes of the last are still there
             here = _within(part, block)
-            grad_parent[:t, here] += _weighted(votes.made(part), grad_logits[here])
-    return terms, grad_bias
+            grad_parent[:t, here] += _weighted(votes.of(part), grad_logits[here])
+    return terms
 
 
 def _weighted(votes: Tensor, factors: Tensor) -> Tensor:
@@ -202,159 +190,136 @@ def _weighted(votes: Tensor, factors: Tensor) -> Tensor:
     return torch.bmm(factors.reshape(n * j, 1, i), votes.view(n * j, i, d)).view(n, j, d)
 
 
+def _whole(parts: list[slice]) -> slice:
+    return slice(parts[0].start, parts[-1].stop)
+
+
 def _within(part: slice, block: slice) -> slice:
     return slice(part.start - block.start, part.stop - block.start)
 
 
-def _stacked(terms: list[_Term], here: slice) -> tuple[list[Tensor | float], Tensor]:
-    """Factors, and vectors `[n, j, terms, d]`, of some of a block."""
-    return [f[here] if isinstance(f, Tensor) else f for f, _ in terms], torch.stack([v[here] for _, v in terms], dim=2)
-
-
 class _Rivals:
-    """The parents that compete for a child, in the layout `[n, j, i]`: softmax along an outer axis."""
+    """The parents that compete for a child, in the layout `[n, j, i]`: sums of a softmax run along outer axes."""
 
     def __init__(self, x: Problem) -> None:
-        self.leaky, self.present = x.leaky, x.present
-        self.uniform = 1.0 / (x.parents + x.leaky)
-        self.windows = Windows(*x.windows, 0, x.convention) if x.windows else None  # type: ignore[arg-type]
-        self._first = None
-        if self.windows is not None:
-            like = x.pose if x.weight is None else x.weight
-            nothing = like.new_zeros(x.pose.shape[1], x.parents, x.pose.shape[2])
-            self._first = self.share(nothing)
-        elif x.present is not None:
-            self._first = torch.full_like(x.present[:1], self.uniform).unsqueeze(1).expand(1, x.parents, -1)
+        _, _, coupling, sums = _shapes(x._replace(pose=x.pose[:1], want_coupling=True))
+        self.uniform = 1.0 / (coupling.shape[2] + x.leaky)
+        self.leaky = x.leaky
+        self.windows = Windows(*x.windows, 0, x.convention) if x.windows else None  # type: ignore
+        self.field = self.windows or Everything()
+        self.positions = math.prod(self.field.positions)
+        nothing = sums.new_zeros(self.positions, coupling.shape[2], coupling.shape[1])
+        self._first = self.share(nothing) if self.windows else None
 
     def first(self, block: slice) -> Tensor | None:
         """Couplings of a block before anything is known; None for `uniform`."""
-        if self._first is None:
-            return None
-        return self._first.repeat((block.stop - block.start) // len(self._first), 1, 1)
+        samples = (block.stop - block.start) // self.positions
+        return None if self._first is None else self._first.repeat(samples, 1, 1)
 
     def share(self, logits: Tensor) -> Tensor:
-        """Softmax over the parents that compete for a child."""
-        if self.windows is not None:
-            windows = self.windows
-            return among_links(logits, windows, lambda links: windows.share(links, self.leaky))
-        if not self.leaky:
+        """Softmax over the parents that compete for a child; may take the place of the logits."""
+        if self.windows is None and not self.leaky:
             return logits.softmax(dim=1)
-        high = logits.amax(dim=1, keepdim=True).clamp(min=0.0)
-        weight = (logits - high).exp_()
-        return weight / (weight.sum(dim=1, keepdim=True) + (-high).exp())
+        links = self._links(logits)
+        high = self.field.most(links).clamp(min=0.0) if self.leaky else self.field.most(links)
+        total = self.field.total(links.sub_(high).exp_())
+        links.div_(total + (-high).exp() if self.leaky else total)
+        return logits
 
     def share_backward(self, c: Tensor, grad: Tensor) -> Tensor:
-        """From the gradient of `share` to that of its logits."""
-        along = c * grad
-        windows = self.windows
-        if windows is None:
-            return c * (grad - along.sum(dim=1, keepdim=True))
-        return c * (grad - among_links(along, windows, windows.total))
+        """From the gradient of `share`, in its place, to that of its logits."""
+        links = self._links(grad.mul_(c))
+        links.addcmul_(self._links(c), self.field.total(links), value=-1)
+        return grad
 
-    def masked(self, x: Tensor, block: slice) -> Tensor:
-        """`x` where the child is there, else 0."""
-        return x if self.present is None else x * self.present[block].to(x).unsqueeze(1)
-
-    def mask(self, c: Tensor | None, block: slice) -> Tensor | None:
-        """The same of couplings, which may be uniform."""
-        return None if c is None else self.masked(c, block)
+    def _links(self, x: Tensor) -> Tensor:
+        """`[b, *positions, i, j]`."""
+        links = x.transpose(1, 2)
+        return links if self.windows is None else links.unflatten(0, (-1, *self.windows.positions))
 
 
-class _Blocks:
+class _Votes:
     """Votes of some samples and positions at a time, in memory that all share, so that no page is mapped twice."""
 
     def __init__(self, x: Problem) -> None:
-        pose, weight, self.units = x.pose.detach(), x.weight, None
-        like = pose if weight is None else weight
-        most = limit(like.dtype, STEADY)
-        if weight is None:
-            pose, self.units = roomy(pose, most)
-            self.rows = 1
+        self.pose, self.weight, self.units = x.pose, x.weight, None
+        if x.weight is None:
+            self.pose, self.units = roomy(x.pose, limit(x.pose.dtype, STEADY))
+            i, j, d = x.pose.shape[1:]
+            like = x.pose
         else:
-            pose, weight, self.units = roomy_factors(pose, weight.detach())
-            pose, weight = pose.to(weight.dtype), weight.contiguous()
-            self.rows = pose.shape[-1] // weight.shape[3]
-            self.flat = weight.view(len(weight), -1, weight.shape[3])  # [i, j x outer, inner]
-        self.shift = None if x.shift is None else within(x.shift.detach(), most).transpose(0, 1)
-        self.lead, self.pose, self.weight = pose.shape[:2], pose.flatten(0, 1), weight
-        dim = pose.shape[-1] if weight is None else self.rows * weight.shape[2]
-        self.shape = (x.parents, pose.shape[2], dim)
-        most_bytes = BLOCK_BYTES if like.device.type == "cpu" else GPU_BLOCK_BYTES
-        self.size = max(1, min(len(self.pose), most_bytes // max(1, math.prod(self.shape) * like.element_size())))
-        self._by_child, self._votes, self._product = like.new_empty(3, self.size * math.prod(self.shape))
+            self.pose, weight, self.units = roomy_factors(x.pose, x.weight)
+            self.pose, like = self.pose.to(weight.dtype), weight.contiguous()
+            i, j, d, k = like.shape
+            self.weight = like.view(i, j * d, k)
+        self.shape, self.like = (j, i, d), like
+        per_row = j * i * d
+        self.size = max(1, min(len(self.pose), block_bytes(like) // max(1, per_row * like.element_size())))
+        self._by_child, self._votes, self._product = like.new_empty(3, self.size * per_row)
         self._made: slice | None = None
 
-    def blocks(self) -> Iterator[list[slice]]:
+    def blocks(self, positions: int) -> Iterator[list[slice]]:
         """Blocks of whole samples, each as the parts that its votes are made in."""
-        (samples, positions), size = self.lead, self.size
-        per_block = max(1, size // max(1, positions)) * positions
-        for start in range(0, samples * positions, max(1, per_block)):
-            stop = min(start + per_block, samples * positions)
+        size, per_block = self.size, max(1, self.size // positions) * positions
+        for start in range(0, len(self.pose), per_block):
+            stop = min(start + per_block, len(self.pose))
             yield [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
     def links(self, block: slice) -> tuple[int, int, int]:
         """n, j, i."""
         return block.stop - block.start, *self.shape[:2]
 
-    def _view(self, buffer: Tensor, *shape: int) -> Tensor:
-        return buffer[: math.prod(shape)].view(shape)
-
-    def made(self, part: slice) -> Tensor:
+    def of(self, part: slice) -> Tensor:
         """Votes `[n, j, i, d]`: those for a parent lie together, as sums over children want it."""
-        j, i, d = self.shape
-        votes = self._view(self._votes, part.stop - part.start, j, i, d)
-        if part == self._made:
-            return votes
-        self._made, pose = part, self.pose[part]
-        if self.weight is None:
-            return votes.copy_(pose.transpose(1, 2))
-        by_child = self._view(self._by_child, i, len(pose) * self.rows, self.flat.shape[1])
-        torch.bmm(self._matrices(pose), self.flat.transpose(1, 2), out=by_child)
-        split = by_child.view(i, len(pose), self.rows, j, -1).permute(1, 3, 0, 2, 4)
-        votes.view(split.shape).copy_(split)
-        return votes if self.shift is None else votes.add_(self.shift)
+        (j, i, d), pose = self.shape, self.pose[part]
+        votes = self._votes[: len(pose) * j * i * d].view(-1, j, i, d)
+        if part != self._made:
+            self._made, by_child = part, pose
+            if self.weight is not None:
+                by_child = self.by_child(len(pose))
+                torch.bmm(pose.transpose(0, 1), self.weight.transpose(1, 2), out=by_child)
+                by_child = by_child.view(i, -1, j, d).transpose(0, 1)
+            votes.copy_(by_child.transpose(1, 2))
+        return votes
 
-    def _matrices(self, pose: Tensor) -> Tensor:
-        """Poses as `[i, n x rows, inner]`."""
-        return pose.transpose(0, 1).reshape(pose.shape[1], len(pose) * self.rows, -1)
+    def by_child(self, n: int) -> Tensor:
+        """Memory for a number of each vote, `[i, n, j d]`."""
+        j, i, d = self.shape
+        return self._by_child[: i * n * j * d].view(i, n, j * d)
+
+    def product(self, n: int) -> Tensor:
+        """Memory for a number of each vote, `[n, j, i, d]`."""
+        return self._product[: n * math.prod(self.shape)].view(n, *self.shape)
 
     def agreement(self, votes: Tensor, parent: Tensor) -> Tensor:
         """<u_ij, parent_j>: `[n, j, i, d]`, `[n, j, d]` -> `[n, j, i]`."""
-        product = self._view(self._product, *votes.shape)
-        return torch.mul(votes, parent.unsqueeze(2), out=product).sum(dim=-1)
+        return torch.mul(votes, parent.unsqueeze(2), out=self.product(len(votes))).sum(dim=-1)
 
-    def begin_gradients(self) -> None:
-        """Make room for the gradients, in the layout of `pose` and `weight`."""
-        self.grad_pose = torch.empty_like(self.pose, memory_format=torch.contiguous_format)
-        self.grad_flat = None if self.weight is None else torch.zeros_like(self.flat)
-        self.grad_shift = self.pose.new_zeros(self.shape, dtype=self.flat.dtype) if self.shift is not None else None
 
-    def add_gradients(self, part: slice, factors: list[Tensor | float], against: Tensor) -> None:
+class _Gradients:
+    """Gradients of poses and weights, from those of votes."""
+
+    def __init__(self, votes: _Votes) -> None:
+        self.votes = votes
+        self.pose = torch.empty_like(votes.pose, memory_format=torch.contiguous_format)
+        self.weight = None if votes.weight is None else torch.zeros_like(votes.weight)
+
+    def add(self, part: slice, factors: list[Tensor | float], against: Tensor) -> None:
         """What dL/du = sum over terms of factors `[n, j, i]` x against `[n, j, terms, d]` adds to them."""
-        (j, i, d), n = self.shape, part.stop - part.start
-        outer = self._view(self._product, n * j, i, d)
-        stack = against.new_empty(n, j, i, len(factors))
+        (j, i, d), votes, n = self.votes.shape, self.votes, len(against)
+        stack, product = against.new_empty(n, j, i, len(factors)), votes.product(n)
         for term, factor in enumerate(factors):
             stack[..., term] = factor
-        torch.bmm(stack.view(n * j, i, -1), against.view(n * j, -1, d), out=outer)
-        product = outer.view(n, j, i, d)
-        if self.grad_flat is None:
-            self.grad_pose[part] = product.transpose(1, 2)
+        torch.bmm(stack.view(n * j, i, -1), against.view(n * j, -1, d), out=product.view(n * j, i, d))
+        if self.weight is None or votes.weight is None:
+            self.pose[part] = product.transpose(1, 2)
             return
-        if self.grad_shift is not None:
-            self.grad_shift += product.sum(dim=0)
-        columns = self._view(self._by_child, i, n * self.rows, self.flat.shape[1])
-        columns.view(i, n, self.rows, j, -1).copy_(product.view(n, j, i, self.rows, -1).permute(2, 0, 3, 1, 4))
-        self.grad_pose[part] = torch.bmm(columns, self.flat).view(i, n, -1).transpose(0, 1)
-        self.grad_flat.baddbmm_(columns.transpose(1, 2), self._matrices(self.pose[part]))
+        columns = votes.by_child(n)
+        columns.view(i, n, j, d).copy_(product.permute(2, 0, 1, 3))
+        self.pose[part] = torch.bmm(columns, votes.weight).transpose(0, 1)
+        self.weight.baddbmm_(columns.transpose(1, 2), votes.pose[part].transpose(0, 1))
 
-    def gradients(self, grad_bias: Tensor) -> list[Tensor]:
-        """Of pose, weight, shift, present and bias."""
-        pose = self.grad_pose.unflatten(0, self.lead)
-        none = grad_bias.new_empty(0)
-        return [
-            pose if self.units is None else pose * self.units,
-            none if self.grad_flat is None or self.weight is None else self.grad_flat.view_as(self.weight),
-            none if self.grad_shift is None else self.grad_shift.transpose(0, 1),
-            none, grad_bias,
-        ]  # fmt: skip
+    def made(self) -> tuple[Tensor, Tensor | None]:
+        """Of the pose, or the votes, and of the weight."""
+        pose = self.pose if self.votes.units is None else self.pose * self.votes.units
+        return pose, None if self.weight is None else self.weight.view_as(self.votes.like)

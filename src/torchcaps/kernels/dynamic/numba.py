@@ -134,7 +134,7 @@ class _Layer(NamedTuple):
         return by_sample(grad_pose, self.batch)
 
     def run(self, name: str, *arguments: Tensor | int, of: int | None = None) -> None:
-        """Run a loop of `_loops.py` on all groups (or `of` children), shared out among as many threads as torch uses."""
+        """Run a loop of `_loops.py` on all groups (or `of` children), shared out among torch's number of threads."""
         from torchcaps.kernels.dynamic import _loops  # numba takes half a second to import
 
         count = self.groups if of is None else of

@@ -20,7 +20,14 @@ import numpy as np
 
 from torchcaps.kernels.em import _vectors
 from torchcaps.kernels.em._vectors import (
-    expectation, expectation_backward, fit, fit_backward, full_form, moments, spread, square_form,
+    expectation,
+    expectation_backward,
+    fit,
+    fit_backward,
+    full_form,
+    moments,
+    spread,
+    square_form,
 )  # fmt: skip
 from torchcaps.kernels.simd import each, vectors
 from torchcaps.kernels.simd.cache import keep_compiled
@@ -35,7 +42,7 @@ inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 
 class Layer(NamedTuple):
-    """Sizes of a layer, and what went in. Places on the map count children: row by row, column by column, type by type."""
+    """Sizes of a layer, and what went in. Places on the map count children: row by row, then columns, then types."""
 
     form: Any  # see `form_of`
     passes: int
@@ -75,7 +82,7 @@ class Backward(NamedTuple):
 
 @compiled
 def forward_pass(first, last, layer, state, kept):
-    """States of all passes, for the groups from `first` to before `last`, and the last coupling unless `kept` is empty."""
+    """States of all passes of the groups from `first` to before `last`; the last coupling unless `kept` is empty."""
     links = _links(layer)
     coupling = np.empty(links if layer.passes > 1 else 0, state.dtype)
     slots, total = np.empty(_slots(layer), state.dtype), np.empty(_slots(layer), state.dtype)
@@ -370,4 +377,6 @@ def _sum_lanes(wide, out, g):
         out[g * count + n] = total
 
 
-keep_compiled((forward_pass, backward_pass), (__file__, *(m.__file__ for m in (_vectors, each, vectors))))
+keep_compiled(
+    (forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, each, vectors)))
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from numba.core import cgutils, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN

@@ -9,18 +9,22 @@ i children of a window, j parents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.functional.votes import Votes
-from torchcaps.kernels.em.problem import Problem, route, unusable
-from torchcaps.kernels.em.problem import shapes as parents_of
+from torchcaps.functional.bounds import FACTOR, STEADY, limit
+from torchcaps.functional.fields import Windows
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.dynamic.linear import outcome
+from torchcaps.kernels.fields import padded_map, padded_windows
+from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, watched
 from torchcaps.types import Routed
 
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
@@ -29,9 +33,49 @@ WORTH = 1 << 11
 MOST_PRODUCTS = 512
 
 
+class Problem(NamedTuple):
+    """Operands of an operator. Outcomes: mu `[b, *windows, j, H]`, a `[b, *windows, j]`, coupling `[..., i, j]`.
+
+    pose `[b, h, w, n, rows * inner]`, activation `[b, h, w, n]`, weight `[i, j, inner, outer]`, betas `[j]`,
+    shift `[1 or i, 1 or j, H]`; all of one type. The coupling is empty unless wanted.
+    """
+
+    pose: Tensor
+    activation: Tensor
+    weight: Tensor
+    beta_u: Tensor
+    beta_a: Tensor
+    shift: Tensor | None
+    kernel: int
+    stride: int
+    convention: str
+    temperatures: list[float]
+    want_coupling: bool
+
+    @property
+    def windows(self) -> Windows:
+        """How they lie on the map."""
+        height, width = self.pose.shape[1:3]
+        return Windows(height, width, self.kernel, self.stride, convention=self.convention)  # type: ignore[arg-type]
+
+    def bounded(self) -> Problem:
+        """The same, so bounded that squares of votes stay finite."""
+        most, vote = limit(self.weight.dtype, STEADY), limit(self.weight.dtype, FACTOR)
+        weight = within(self.weight, most)
+        pose = within(self.pose, vote / (weight.shape[2] * max(1.0, largest(weight))))
+        shift = None if self.shift is None else within(self.shift, vote)
+        return self._replace(pose=pose, activation=within(self.activation, most), weight=weight, shift=shift)
+
+
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
-    reason = unusable(votes, torch.device("cpu")) if HAS_NUMBA else NO_NUMBA
+    if not HAS_NUMBA:
+        return Support(False, NO_NUMBA)
+    reason = watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
+    if reason is None and not isinstance(votes, ProductVotes):
+        reason = "the votes are given, not made of poses and matrices"
+    elif reason is None and not votes.field.local and padded_windows(votes.field) is None:
+        reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
     if reason is not None:
         return Support(False, reason)
     weight: Tensor = votes.weight  # type: ignore[attr-defined]
@@ -44,17 +88,37 @@ def supports(votes: Votes) -> Support:
 
 
 @fast_path("em_routing", "numba", supports, rank=10)
-def run(votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]) -> Routed:
-    """EM routing of products of poses and matrices."""
-    return route(_routed, votes, beta_u, beta_a, temperatures)
+def run(votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]) -> Routed:
+    """EM routing of products of poses and matrices; the bias is one more shift."""
+    weight, windows = full_precision(votes.matrices), padded_windows(votes.field)
+    lead, shift = votes.activation.shape[:-1], votes.shift
+    if windows is None:
+        pose, activation = (x.flatten(0, len(lead) - 1)[:, None, None] for x in (votes.pose, votes.activation))
+        windows = Windows(1, 1, 1, convention=votes.field.convention)
+    else:
+        pose, activation = (padded_map(votes.field, x) for x in votes.children)
+    if votes.bias is not None:
+        added = full_precision(votes.bias).unsqueeze(0)
+        shift = added if shift is None else full_precision(shift) + added
+    betas = (
+        torch.as_tensor(b, dtype=weight.dtype, device=weight.device).expand(votes.parents) for b in (beta_u, beta_a)
+    )
+    tensors: Any = (None if x is None else x.to(weight.dtype) for x in (pose, activation, weight, *betas, shift))
+    settings: Any = (windows.kernel, windows.stride, windows.convention, temperatures, votes.wanted)
+    mu, length, coupling, *_ = _routed(Problem(*tensors, *settings))
+    flat = (x.flatten(0, 2) if x.dim() > 2 else x for x in (mu, length, coupling))
+    return outcome(votes, lead, *flat)
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
     """Of the outcome, and the state of every pass `[g, t, w, j, 2 H + 3, LANES]`; see `_loops.py`."""
-    mu, length, coupling = parents_of(x)
-    groups, windows = -(-mu.shape[0] // LANES), mu.shape[1] * mu.shape[2]
-    size = (groups, len(x.temperatures), windows, mu.shape[3], 2 * mu.shape[4] + 3, LANES)
-    return mu, length, coupling, x.weight.new_empty(size)
+    children, parents, inner, outer = x.weight.shape
+    batch, height, width = x.pose.shape[:3]
+    rows, columns = ((n - x.kernel) // x.stride + 1 for n in (height, width))
+    lead, dim = (batch, rows, columns), x.pose.shape[-1] // inner * outer
+    state = (-(-batch // LANES), len(x.temperatures), rows * columns, parents, 2 * dim + 3, LANES)
+    coupling = (*lead, children, parents) if x.want_coupling else (0,)
+    return tuple(x.weight.new_empty(size) for size in ((*lead, parents, dim), (*lead, parents), coupling, state))
 
 
 def _forward(x: Problem) -> tuple[Tensor, ...]:

@@ -38,9 +38,11 @@ class Code:
         ]
 
     def integer(self, value: int) -> Any:
+        """A position."""
         return ir.Constant(ir.IntType(64), value)
 
     def number(self, value: float) -> Any:
+        """The same number in all lanes."""
         return ir.Constant(self.vector, [value] * LANES)
 
     def place(self, array: Any, first: Any, n: Any) -> Any:
@@ -49,9 +51,11 @@ class Code:
         return self.builder.bitcast(self.builder.gep(array, [at]), self.vector.as_pointer())
 
     def load(self, array: Any, first: Any, n: Any) -> Any:
+        """The n-th vector after position `first`."""
         return self.builder.load(self.place(array, first, n), align=self.bits // 8)
 
     def store(self, value: Any, array: Any, first: Any, n: Any) -> None:
+        """Write the n-th vector after position `first`."""
         self.builder.store(value, self.place(array, first, n), align=self.bits // 8)
 
     def everywhere(self, array: Any, at: Any) -> Any:
@@ -112,12 +116,15 @@ class Code:
         return b.select(vanishes, self.number(0.0), y)  # 1e-38 in its place, times huge numbers, would not vanish
 
     def subtract(self, a: Any, b: Any) -> Any:
+        """a - b, which may be fused with a product."""
         return self.builder.fsub(a, b, flags=("contract",))
 
     def times(self, a: Any, b: Any) -> Any:
+        """a b, which may be fused with a sum."""
         return self.builder.fmul(a, b, flags=("contract",))
 
     def inverse(self, x: Any) -> Any:
+        """1 / x."""
         return self.builder.fdiv(self.number(1.0), x)
 
     def larger(self, a: Any, b: Any) -> Any:

@@ -59,9 +59,7 @@ def _too_large(parents: int, dim: int, in_dim: int) -> str | None:
 
 def _interpreting() -> bool:
     """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
-    triton = sys.modules.get("triton")
-    if torch.compiler.is_compiling():  # it cannot look at what Triton is set to
-        return False
+    triton = None if torch.compiler.is_compiling() else sys.modules.get("triton")  # no compiler sees through its knobs
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
