@@ -9,11 +9,11 @@ H numbers of h. A vector or matrix "of the child" is the n-th from the position 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels.simd.lanes import LANES
@@ -94,6 +94,11 @@ class _Votes(Code):
         self.store(self.builder.fadd(self.load(array, first, n), value), array, first, n)
 
 
+def _of_votes(write: Any) -> Any:
+    """An operation on the votes for a parent, j, of a window's children, the first of which is `child`."""
+    return operation(write, _Votes, ["layer", "child", "j", *list(inspect.signature(write).parameters)[1:]])
+
+
 def _energy(code: _Votes, linear: bool, factors: Any, f0: Any, out: Any, out0: Any) -> None:
     starts = [code.offset(f0, k * code.dim) for k in range(4)]
     for n, at in code.children():
@@ -109,21 +114,21 @@ def _energy(code: _Votes, linear: bool, factors: Any, f0: Any, out: Any, out0: A
         code.store(total, out, out0, n)
 
 
-@intrinsic
-def square_form(typingctx, layer, child, j, factors, f0, out, out0):
+@_of_votes
+def square_form(code: _Votes, factors: Any, f0: Any, out: Any, out0: Any) -> None:
     """out = constant + sum_h square_h (V_h - centre_h)^2 of each child; factors: centre, (linear), square, constant."""
-    write = operation(lambda code, *a: _energy(code, False, *a), _Votes)
-    return write(typingctx, layer, child, j, factors, f0, out, out0)
+    _energy(code, False, factors, f0, out, out0)
 
 
-@intrinsic
-def full_form(typingctx, layer, child, j, factors, f0, out, out0):
+@_of_votes
+def full_form(code: _Votes, factors: Any, f0: Any, out: Any, out0: Any) -> None:
     """The same plus sum_h linear_h (V_h - centre_h)."""
-    write = operation(lambda code, *a: _energy(code, True, *a), _Votes)
-    return write(typingctx, layer, child, j, factors, f0, out, out0)
+    _energy(code, True, factors, f0, out, out0)
 
 
-def _moments(code: _Votes, factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any) -> None:
+@_of_votes
+def moments(code: _Votes, factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any) -> None:
+    """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
     total = code.variable(code.number(0.0))
     for p in range(code.rows):  # the sums of one row fit in the registers
         sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
@@ -145,16 +150,15 @@ def _moments(code: _Votes, factor: Any, f0: Any, centre: Any, c0: Any, out: Any,
     code.store(code.builder.load(total), out, code.offset(out0, 2 * code.dim), code.integer(0))
 
 
-@intrinsic
-def moments(typingctx, layer, child, j, factor, f0, centre, c0, out, out0):
-    """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
-    return operation(_moments, _Votes)(typingctx, layer, child, j, factor, f0, centre, c0, out, out0)
-
-
-def _spread(
+@_of_votes
+def spread(
     code: _Votes, terms: Any, factor: Any, f0: Any, slopes: Any, k0: Any, centre: Any, c0: Any, grad_pose: Any,
     grad_weight: Any, grad_shift: Any,
 ) -> None:  # fmt: skip
+    """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
+
+    factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
+    """
     b, size = code.builder, code.inner * code.outer
     links = b.mul(code.runs, code.across)
     weights, shifts = (b.mul(first, code.integer(LANES)) for first in (code.matrices, code.shifts))
@@ -192,23 +196,15 @@ def _spread(
             code.add(grad, grad_weight, weights, b.add(first, code.integer(r * code.outer + q)))
 
 
-@intrinsic
-def spread(
-    typingctx, layer, child, j, terms, factor, f0, slopes, k0, centre, c0, grad_pose, grad_weight, grad_shift
-):  # fmt: skip
-    """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
-
-    factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
-    """
-    return operation(_spread, _Votes)(
-        typingctx, layer, child, j, terms, factor, f0, slopes, k0, centre, c0, grad_pose, grad_weight, grad_shift
-    )
-
-
-def _fit(
+@operation
+def fit(
     code: Code, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, beta_a: Any, j: Any, heat: Any,
     t: Any, out: Any, out0: Any, far: Any, far0: Any,
 ) -> None:  # fmt: skip
+    """M-step of one parent from `moments`: mean `[H]`, variance without its least `[H]`, data, sum of logs, logit.
+
+    beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
+    """
     b, zero, var_min = code.builder, code.integer(0), code.number(VAR_MIN)
     seconds, spreads = code.offset(m0, dim), code.offset(out0, dim)
     rest = code.offset(spreads, dim)
@@ -235,16 +231,9 @@ def _fit(
     code.store(b.load(excess), far, far0, zero)
 
 
-@intrinsic
-def fit(typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0):
-    """M-step of one parent from `moments`: mean `[H]`, variance without its least `[H]`, data, sum of logs, logit.
-
-    beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
-    """
-    return operation(_fit)(typingctx, sums, m0, centre, c0, dim, beta_u, beta_a, j, heat, t, out, out0, far, far0)
-
-
-def _expectation(code: Code, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
+@operation
+def expectation(code: Code, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
+    """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
     b, spreads = code.builder, code.offset(s0, dim)
     rest, squares = code.offset(spreads, dim), code.offset(code.offset(out0, dim), dim)
     with cgutils.for_range(b, dim) as loop:
@@ -257,16 +246,15 @@ def _expectation(code: Code, state: Any, s0: Any, dim: Any, out: Any, out0: Any)
     code.store(constant, out, code.offset(squares, dim), code.integer(0))
 
 
-@intrinsic
-def expectation(typingctx, state, s0, dim, out, out0):
-    """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
-    return operation(_expectation)(typingctx, state, s0, dim, out, out0)
-
-
-def _fit_backward(
+@operation
+def fit_backward(
     code: Code, state: Any, s0: Any, grad: Any, g0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, j: Any,
     heat: Any, t: Any, out: Any, out0: Any, slopes: Any, k0: Any, betas: Any, b0: Any,
 ) -> None:  # fmt: skip
+    """Backward of `fit`: factors of `full_form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
+
+    grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
+    """
     b, zero, minus = code.builder, code.integer(0), code.number(-1.0)
     spreads, grad_spreads = code.offset(s0, dim), code.offset(g0, dim)
     rest = code.offset(spreads, dim)
@@ -297,21 +285,12 @@ def _fit_backward(
     code.store(b.fadd(code.load(betas, b0, code.integer(1)), slope), betas, b0, code.integer(1))
 
 
-@intrinsic
-def fit_backward(typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, heat, t, out, out0, slopes, k0, betas, b0):
-    """Backward of `fit`: factors of `full_form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
-
-    grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
-    """
-    return operation(_fit_backward)(
-        typingctx, state, s0, grad, g0, centre, c0, dim, beta_u, j, heat, t, out, out0, slopes, k0, betas, b0
-    )
-
-
-def _expectation_backward(
+@operation
+def expectation_backward(
     code: Code, state: Any, s0: Any, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, grad: Any, g0: Any,
     slopes: Any, k0: Any,
 ) -> None:  # fmt: skip
+    """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
     b, zero = code.builder, code.integer(0)
     spreads, seconds, grad_spreads = (code.offset(start, dim) for start in (s0, m0, g0))
     steep = code.offset(k0, dim)
@@ -327,9 +306,3 @@ def _expectation_backward(
         code.store(b.fmul(inverse, code.number(-1.0)), slopes, steep, loop.index)
     _, other = code.log_sigmoid(code.load(state, code.offset(spreads, dim), code.integer(2)))
     code.store(b.fmul(other, count), grad, code.offset(grad_spreads, dim), zero)
-
-
-@intrinsic
-def expectation_backward(typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0):
-    """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
-    return operation(_expectation_backward)(typingctx, state, s0, sums, m0, centre, c0, dim, grad, g0, slopes, k0)

@@ -8,7 +8,8 @@ Each takes flat arrays and the position of the first number in each. Only `multi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -159,10 +160,16 @@ class Code:
         return self.builder.add(start, self.builder.mul(count, self.integer(LANES)))
 
 
-def operation(write: Callable[..., None], kind: type[Code] = Code) -> Callable[..., Any]:
-    """An operation on flat arrays and positions from a function that writes its code."""
+def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequence[str] = ()) -> Any:
+    """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
-    def typed(_context: Any, *arguments: Any) -> Any:
+    Args:
+        write: takes a `Code` and what the operation takes.
+        kind: of the `Code`.
+        names: of the arguments; those of `write` unless given.
+    """
+
+    def define(_context: Any, *arguments: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             code = kind(context, builder, signature, values)
             write(code, *code.values)
@@ -170,7 +177,11 @@ def operation(write: Callable[..., None], kind: type[Code] = Code) -> Callable[.
 
         return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
 
-    return typed
+    taken = ["typingctx", *(names or list(inspect.signature(write).parameters)[1:])]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
+    define.__name__, define.__doc__ = write.__name__, write.__doc__
+    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(define)
 
 
 def _multiply(
@@ -188,47 +199,45 @@ def _multiply(
         code.store(code.builder.load(total), out, out0, r)
 
 
-@intrinsic
-def multiply_rows(typingctx, w, w0, row, column, n, x, x0, out, out0):
+@operation
+def multiply_rows(
+    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+) -> None:  # fmt: skip
     """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
-    return operation(lambda code, *a: _multiply(code, ROWS, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+    _multiply(code, ROWS, w, w0, row, column, n, x, x0, out, out0)
 
 
-@intrinsic
-def multiply_row(typingctx, w, w0, row, column, n, x, x0, out, out0):
+@operation
+def multiply_row(
+    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+) -> None:  # fmt: skip
     """The same for one row."""
-    return operation(lambda code, *a: _multiply(code, 1, *a))(typingctx, w, w0, row, column, n, x, x0, out, out0)
+    _multiply(code, 1, w, w0, row, column, n, x, x0, out, out0)
 
 
-def _dot(code: Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
+@operation
+def dot(code: Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
+    """out = sum_n a[n] b[n]."""
     total = code.variable(code.number(0.0))
     with cgutils.for_range(code.builder, n) as loop:
         code.add_product(total, code.load(a, a0, loop.index), code.load(b, b0, loop.index))
     code.store(code.builder.load(total), out, out0, code.integer(0))
 
 
-@intrinsic
-def dot(typingctx, a, a0, b, b0, n, out, out0):
-    """out = sum_n a[n] b[n]."""
-    return operation(_dot)(typingctx, a, a0, b, b0, n, out, out0)
-
-
-def _accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
+@operation
+def accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
+    """out[n] += factor a[n]."""
     times = code.load(factor, f0, code.integer(0))
     with cgutils.for_range(code.builder, n) as loop:
         total = code.multiply_add(times, code.load(a, a0, loop.index), code.load(out, out0, loop.index))
         code.store(total, out, out0, loop.index)
 
 
-@intrinsic
-def accumulate(typingctx, factor, f0, a, a0, n, out, out0):
-    """out[n] += factor a[n]."""
-    return operation(_accumulate)(typingctx, factor, f0, a, a0, n, out, out0)
-
-
-def _accumulate_two(
+@operation
+def accumulate_two(
     code: Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
 ) -> None:
+    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
     times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
     with cgutils.for_range(code.builder, n) as loop:
         total = code.load(out, out0, loop.index)
@@ -237,16 +246,15 @@ def _accumulate_two(
         code.store(total, out, out0, loop.index)
 
 
-@intrinsic
-def accumulate_two(typingctx, factor, f0, f1, a, a0, a1, n, out, out0):
-    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
-    return operation(_accumulate_two)(typingctx, factor, f0, f1, a, a0, a1, n, out, out0)
-
-
-def _multiply_tile(
+@operation
+def multiply_tile(
     code: Code, a: Any, a0: Any, a_row: Any, a_step: Any, rows: Any,
     b: Any, b0: Any, b_row: Any, b_step: Any, columns: Any, n: Any, out: Any, out0: Any,
 ) -> None:  # fmt: skip
+    """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
+
+    a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
+    """
     builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
 
     def starts(first: Any, row: Any, count: Any) -> list[Any]:
@@ -266,16 +274,9 @@ def _multiply_tile(
     code.store(code.lane_sums([builder.load(total) for total in totals]), out, out0, none)
 
 
-@intrinsic
-def multiply_tile(typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0):
-    """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
-
-    a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
-    """
-    return operation(_multiply_tile)(typingctx, a, a0, a_row, a_step, rows, b, b0, b_row, b_step, columns, n, out, out0)
-
-
-def _softmax(code: Code, x: Any, x0: Any, n: Any) -> None:
+@operation
+def softmax(code: Code, x: Any, x0: Any, n: Any) -> None:
+    """x[n] = exp(x[n]) / sum_m exp(x[m])."""
     b = code.builder
     high, total = code.variable(code.load(x, x0, code.integer(0))), code.variable(code.number(0.0))
     with cgutils.for_range(b, n) as loop:
@@ -290,13 +291,9 @@ def _softmax(code: Code, x: Any, x0: Any, n: Any) -> None:
         code.store(b.fmul(code.load(x, x0, loop.index), share), x, x0, loop.index)
 
 
-@intrinsic
-def softmax(typingctx, x, x0, n):
-    """x[n] = exp(x[n]) / sum_m exp(x[m])."""
-    return operation(_softmax)(typingctx, x, x0, n)
-
-
-def _softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
+@operation
+def softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
+    """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
     b = code.builder
     mean = code.variable(code.number(0.0))
     with cgutils.for_range(b, n) as loop:
@@ -304,9 +301,3 @@ def _softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any
     with cgutils.for_range(b, n) as loop:
         value = b.fsub(code.load(grad, grad0, loop.index), b.load(mean))
         code.store(b.fmul(code.load(c, c0, loop.index), value), grad, grad0, loop.index)
-
-
-@intrinsic
-def softmax_gradient(typingctx, c, c0, grad, grad0, n):
-    """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
-    return operation(_softmax_gradient)(typingctx, c, c0, grad, grad0, n)
