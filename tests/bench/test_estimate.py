@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchcaps.kernels.cpu import blocks, convolution, dynamic_numba, em
 
 import torchcaps
 from torchcaps.bench import Subject, compare_memory, estimate_memory, measure, workspace
+from torchcaps.kernels import samples
+from torchcaps.kernels.conv2d import frequency
+from torchcaps.kernels.dynamic import numba
 from torchcaps.models import create_model
 
 from .conftest import SMALL
@@ -85,10 +87,9 @@ def test_bad_arguments_are_refused(model, arguments, error, sentence):
 
 
 def test_the_table_has_the_constants_of_the_kernels():
-    assert workspace.VOTES_BYTES == blocks.BLOCK_BYTES
-    assert (workspace.FACTORS_BYTES, workspace.LANES) == (dynamic_numba.FACTORS_BYTES, dynamic_numba.LANES)
-    assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (convolution.BLOCK_BYTES, convolution.MOST_WINDOWS)
-    assert workspace.EM_BYTES == em.BLOCK_BYTES
+    assert workspace.VOTES_BYTES == samples.BLOCK_BYTES
+    assert (workspace.FACTORS_BYTES, workspace.LANES) == (numba.FACTORS_BYTES, numba.LANES)
+    assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (frequency.BLOCK_BYTES, frequency.MOST_WINDOWS)
 
 
 @pytest.mark.slow
