@@ -23,7 +23,7 @@ from torchcaps.kernels.cpu import dynamic_numba as numba_dynamic
 from torchcaps.kernels.cpu import em as cpu_em
 from torchcaps.kernels.cpu import em_numba as numba_em
 from torchcaps.kernels.cpu import given as cpu_given
-from torchcaps.kernels.triton import dynamic as triton_dynamic
+from torchcaps.kernels.dynamic import triton as triton_dynamic
 from torchcaps.types import Routed
 
 Impl = Literal["auto", "reference", "cpu", "numba", "triton"]

@@ -2,7 +2,7 @@
 
 Backward recomputes: a run per pass, last to first, for dL/ds of the pass before; then one run over children, which
 makes the votes and the couplings of all passes once more and from them the gradients of poses and weights. The kernels
-are in `passes.py`, which needs Triton and is imported at the first call. Letters as there.
+are in `_triton_passes.py`, which needs Triton and is imported at the first call. Letters as there.
 """
 
 from __future__ import annotations
@@ -142,6 +142,6 @@ def power_of_two(n: int) -> int:
 
 
 def _kernels() -> Any:
-    from torchcaps.kernels.triton import passes
+    from torchcaps.kernels.dynamic import _triton_passes
 
-    return passes
+    return _triton_passes

@@ -1,0 +1,1 @@
+"""Routing by agreement of linear votes that are never stored."""
