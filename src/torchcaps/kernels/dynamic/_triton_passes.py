@@ -1,172 +1,239 @@
 """Kernels of routing by agreement on a GPU. Needs Triton; runs in its interpreter too.
 
-A program holds the votes of BLOCK_B samples and one child, `[BLOCK_B, BLOCK_J, BLOCK_D]`, made from the weights of that
-child by a matrix product: they are read once for BLOCK_B samples, and votes never leave the registers. Sums over
-children are split among programs and added up by the host: no atomics, so a run repeats bit for bit. Inputs may be
-float32, bfloat16 or float16; all else is float32. Letters: b batch, i children, j parents, d and k dimensions of a
-parent and of a child.
+No votes are made. With u_ij = W_ij p_i, all that routing needs of a parent are products of matrices over many children:
+
+    agreement   <u_ij, x_j> = <W_ij' x_j, p_i>            sum   sum_i f_ij u_ij = sum_i W_ij (f_ij p_i)
+    of weights  sum_b x_j (f_ij p_i)'                     of poses   sum_j f_ij W_ij' x_j
+
+A program holds BLOCK_B samples and BLOCK_I children, whose poses are the rows of one matrix `[BLOCK_B, BLOCK_I *
+BLOCK_K]`, and goes through parents, or has one: tiles depend on neither the number of parents nor the batch. Between
+kernels there are two numbers for a pair of capsules, `[j, b, i]`. Sums are split among programs and added up by the
+host: no atomics, so a run repeats bit for bit.
+
+MODE says how matrices are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16". All else is float32.
+Letters: b batch, i children, j parents, d and k dimensions of a parent and of a child.
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-TILES = [(16, 4), (16, 8), (32, 4), (32, 8)]  # (BLOCK_B, warps)
-
-
-def tuned(*key: str) -> Any:
-    """Decorator: choose the number of samples of a program and its warps by trial; the interpreter takes the first."""
-    tiles = TILES[:1] if triton.knobs.runtime.interpret else TILES
-    configs = [triton.Config({"BLOCK_B": block}, num_warps=warps) for block, warps in tiles]
-    return triton.autotune(configs, key=[*key])
+# FACTOR, what votes are weighed with.
+UNIFORM, COUPLING, GRADIENT = (tl.constexpr(n) for n in range(3))
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def _votes(
-    pose, weight, rows, row_in, i, children, PARENTS, DIM, IN_DIM,
-    BLOCK_B: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+def _dot(a, b, MODE: tl.constexpr):
+    """Product of matrices, in float32; the interpreter would multiply the bits of bfloat16 as integers."""
+    if MODE == "bf16":
+        a, b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        if INTERPRETED:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        product = tl.dot(a, b)
+    else:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=MODE)
+    return product
+
+
+@triton.jit
+def _pose_at(rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Of poses from child `first` on, `[BLOCK_B, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
+    n = tl.arange(0, BLOCK_I * BLOCK_K)
+    i, k = first + n // BLOCK_K, n % BLOCK_K
+    inside = (rows < batch)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    return (rows[:, None] * children + i[None, :]) * IN_DIM + k[None, :], inside
+
+
+@triton.jit
+def _weight_at(
+    j, first, children, parents, DIM: tl.constexpr, IN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Child i: votes `[BLOCK_B, BLOCK_J, BLOCK_D]`, poses `[BLOCK_B, BLOCK_K]`, weights `[BLOCK_JD, BLOCK_K]`."""
-    k = tl.arange(0, BLOCK_K)
-    n = tl.arange(0, BLOCK_J * BLOCK_D)
-    j, d = (n // BLOCK_D).to(tl.int64), n % BLOCK_D
-    p = tl.load(
-        pose + (rows[:, None] * children + i) * IN_DIM + k[None, :], row_in[:, None] & (k < IN_DIM)[None, :], 0.0
-    )
-    inside = ((j < PARENTS) & (d < DIM))[:, None] & (k < IN_DIM)[None, :]
-    at = (i * PARENTS + j[:, None]) * DIM + d[:, None]
-    w = tl.load(weight + at * IN_DIM + k[None, :], inside, 0.0)
-    p, w = p.to(tl.float32), w.to(tl.float32)  # exact; the interpreter cannot multiply bfloat16
-    u = tl.dot(p, tl.trans(w), input_precision="ieee")
-    return tl.reshape(u, (BLOCK_B, BLOCK_J, BLOCK_D)), p, w
+    """Of the weights of parent j, `[BLOCK_D, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
+    n, d = tl.arange(0, BLOCK_I * BLOCK_K), tl.arange(0, BLOCK_D)
+    i, k = (first + n // BLOCK_K).to(tl.int64), n % BLOCK_K
+    inside = (d < DIM)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    return ((i * parents + j)[None, :] * DIM + d[:, None]) * IN_DIM + k[None, :], inside
 
 
 @triton.jit
-def _softmax(logits, real, LEAKY: tl.constexpr):
-    """Over parents, `[BLOCK_B, BLOCK_J]`; `real` marks those that exist. If leaky, with one more logit, of zero."""
-    logits = tl.where(real[None, :], logits, float("-inf"))
-    high = tl.max(logits, axis=1)
-    if LEAKY:
-        high = tl.maximum(high, 0.0)
-    e = tl.exp(logits - high[:, None])
-    total = tl.sum(e, axis=1)
-    if LEAKY:
-        total += tl.exp(-high)
-    return e / total[:, None]
+def _parent_at(j, rows, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Of parent j in `[b, j, d]`, `[BLOCK_B, BLOCK_D]`: where it is, and what of it exists."""
+    d = tl.arange(0, BLOCK_D)
+    return (rows[:, None] * parents + j) * DIM + d[None, :], (rows < batch)[:, None] & (d < DIM)[None, :]
 
 
 @triton.jit
-def _gradient_of_logits(c, u, grad_s, grad_coupling, pairs, pair_in, OUTER: tl.constexpr):
-    """dL/dlogits `[BLOCK_B, BLOCK_J]` from dL/ds and, if OUTER, the coupling's own gradient at `pairs`."""
-    grad_c = tl.sum(u * grad_s, axis=2)
-    if OUTER:
-        grad_c += tl.load(grad_coupling + pairs, pair_in, 0.0)
-    return c * (grad_c - tl.sum(c * grad_c, axis=1)[:, None])
+def _pair_at(rows, batch, first, children, BLOCK_I: tl.constexpr):
+    """Of `[b, i]`, `[BLOCK_B, BLOCK_I]`: where they are, and which of them exist."""
+    i = first + tl.arange(0, BLOCK_I)
+    return rows[:, None] * children + i[None, :], (rows < batch)[:, None] & (i < children)[None, :]
 
 
-@tuned("PARENTS", "DIM", "IN_DIM", "batch", "UNIFORM")
 @triton.jit
-def forward_pass(
-    pose, weight, reached, partial, coupling, batch, children, per_split,
-    PARENTS: tl.constexpr, DIM: tl.constexpr, IN_DIM: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, UNIFORM: tl.constexpr, LEAKY: tl.constexpr, KEEP: tl.constexpr, BLOCK_B: tl.constexpr,
+def _poses(pose, rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+    at, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+    return tl.load(pose + at, inside, 0.0)
+
+
+@triton.jit
+def _weights(
+    weight, j, first, children, parents, DIM: tl.constexpr, IN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """partial `[split, b, j, d]` = sum over the split's children of c_ij u_ij; of u_ij alone if UNIFORM."""
-    rows = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    j, d = tl.arange(0, BLOCK_J), tl.arange(0, BLOCK_D)
-    row_in, real = rows < batch, j < PARENTS
-    at = (rows[:, None, None] * PARENTS + j[None, :, None]) * DIM + d[None, None, :]
-    inside = row_in[:, None, None] & real[None, :, None] & (d < DIM)[None, None, :]
-    total = tl.zeros((BLOCK_B, BLOCK_J, BLOCK_D), tl.float32)
-    before = tl.load(reached + at, inside, 0.0)
-    start = tl.program_id(1) * per_split
-    for i in range(start, tl.minimum(start + per_split, children)):
-        u, _, _ = _votes(
-            pose, weight, rows, row_in, i, children, PARENTS, DIM, IN_DIM, BLOCK_B, BLOCK_J, BLOCK_D, BLOCK_K
-        )
-        if UNIFORM:
-            total += u
-        else:
-            c = _softmax(tl.sum(u * before, axis=2), real, LEAKY)
-            total += c[:, :, None] * u
-            if KEEP:
-                pairs = (rows[:, None] * children + i) * PARENTS + j[None, :]
-                tl.store(coupling + pairs, c, row_in[:, None] & real[None, :])
-    tl.store(partial + tl.program_id(1).to(tl.int64) * batch * PARENTS * DIM + at, total, inside)
+    at, inside = _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+    return tl.load(weight + at, inside, 0.0)
 
 
-@tuned("PARENTS", "DIM", "IN_DIM", "batch")
 @triton.jit
-def backward_pass(
-    pose, weight, reached, grad_s, grad_coupling, partial, batch, children, per_split,
-    PARENTS: tl.constexpr, DIM: tl.constexpr, IN_DIM: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, LEAKY: tl.constexpr, OUTER: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
-    """partial `[split, b, j, d]` = dL/dreached = sum over the split's children of dL/dlogit_ij u_ij."""
-    rows = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    j, d = tl.arange(0, BLOCK_J), tl.arange(0, BLOCK_D)
-    row_in, real = rows < batch, j < PARENTS
-    at = (rows[:, None, None] * PARENTS + j[None, :, None]) * DIM + d[None, None, :]
-    inside = row_in[:, None, None] & real[None, :, None] & (d < DIM)[None, None, :]
-    total = tl.zeros((BLOCK_B, BLOCK_J, BLOCK_D), tl.float32)
-    before, grad = tl.load(reached + at, inside, 0.0), tl.load(grad_s + at, inside, 0.0)
-    start = tl.program_id(1) * per_split
-    for i in range(start, tl.minimum(start + per_split, children)):
-        u, _, _ = _votes(
-            pose, weight, rows, row_in, i, children, PARENTS, DIM, IN_DIM, BLOCK_B, BLOCK_J, BLOCK_D, BLOCK_K
-        )
-        c = _softmax(tl.sum(u * before, axis=2), real, LEAKY)
-        pairs = (rows[:, None] * children + i) * PARENTS + j[None, :]
-        grad_logits = _gradient_of_logits(c, u, grad, grad_coupling, pairs, row_in[:, None] & real[None, :], OUTER)
-        total += grad_logits[:, :, None] * u
-    tl.store(partial + tl.program_id(1).to(tl.int64) * batch * PARENTS * DIM + at, total, inside)
+def _parent(x, j, rows, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
+    return tl.load(x + at, inside, 0.0)
 
 
-@tuned("PARENTS", "DIM", "IN_DIM", "batch", "ITERATIONS")
 @triton.jit
-def gradients(
-    pose, weight, reached, grad_s, grad_coupling, grad_pose, grad_weight, batch, children, uniform,
-    PARENTS: tl.constexpr, DIM: tl.constexpr, IN_DIM: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, ITERATIONS: tl.constexpr, LEAKY: tl.constexpr, DETACH: tl.constexpr, OUTER: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+def _scaled(x, by, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+    """x `[BLOCK_B, BLOCK_I * BLOCK_K]` times a number for each sample and child."""
+    x = tl.reshape(x, (BLOCK_B, BLOCK_I, BLOCK_K)).to(tl.float32) * by[:, :, None]
+    return tl.reshape(x, (BLOCK_B, BLOCK_I * BLOCK_K))
+
+
+@triton.jit
+def _agreement(p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+    """<vote, x> `[BLOCK_B, BLOCK_I]` for a parent's weights w and vector x."""
+    return tl.sum(tl.reshape(_dot(x, w, MODE) * p, (BLOCK_B, BLOCK_I, BLOCK_K)), axis=2)
+
+
+@triton.jit
+def _couplings(agreed, stats, j, at, inside, batch, children, parents, GRADIENT_TOO: tl.constexpr):
+    """Coupling with parent j and, if wanted, the gradient of its logit, `[BLOCK_B, BLOCK_I]`; else the coupling twice.
+
+    agreed `[2, j, b, i]` and stats `[3, b, i]` as `agreements` leaves them.
+    """
+    size = batch.to(tl.int64) * children
+    c = tl.exp(tl.load(agreed + j * size + at, inside, 0.0) - tl.load(stats + at, inside, 0.0))
+    c *= tl.load(stats + size + at, inside, 0.0)
+    grad = c
+    if GRADIENT_TOO:
+        grad_c = tl.load(agreed + (parents + j) * size + at, inside, 0.0)
+        grad = c * (grad_c - tl.load(stats + 2 * size + at, inside, 0.0))
+    return c, grad
+
+
+@triton.jit(do_not_specialize=["batch"])
+def agreements(
+    pose, weight, reached, grad_s, grad_coupling, agreed, stats, batch, children, parents,
+    DIM: tl.constexpr, IN_DIM: tl.constexpr, LEAKY: tl.constexpr, BACKWARD: tl.constexpr, OUTER: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a child's poses and weights over all samples, in float32; reached and grad_s are `[t, b, j, d]`."""
-    i = tl.program_id(0)
-    j, d, k = tl.arange(0, BLOCK_J), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
-    n = tl.arange(0, BLOCK_J * BLOCK_D)
-    real = j < PARENTS
-    total = tl.zeros((BLOCK_J * BLOCK_D, BLOCK_K), tl.float32)
+    """Logits, and what makes couplings of them: an online softmax over parents; if leaky, over one more logit, of zero.
+
+    agreed `[2, j, b, i]`: logits <u, reached>; if BACKWARD, dL/dcoupling = <u, grad_s>, if OUTER + grad_coupling.
+    stats `[3, b, i]`: the largest logit, 1 / the sum of exponentials; if BACKWARD, sum_j of c dL/dcoupling.
+    """
+    first = tl.program_id(0) * BLOCK_I
+    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+    p = p.to(tl.float32)
+    at, inside = _pair_at(rows, batch, first, children, BLOCK_I)
+    size = batch.to(tl.int64) * children
+    high = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
+    total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
+    inner = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+    for j in range(parents):
+        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+        logit = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
+        tl.store(agreed + j * size + at, logit, inside)
+        higher = tl.maximum(high, logit)
+        shrunk, e = tl.exp(high - higher), tl.exp(logit - higher)
+        high, total = higher, total * shrunk + e
+        if BACKWARD:
+            x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+            grad_c = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
+            if OUTER:
+                grad_c += tl.load(grad_coupling + j * size + at, inside, 0.0)
+            tl.store(agreed + (parents + j) * size + at, grad_c, inside)
+            inner = inner * shrunk + e * grad_c
+    tl.store(stats + at, high, inside)
+    tl.store(stats + size + at, 1.0 / total, inside)
+    if BACKWARD:
+        tl.store(stats + 2 * size + at, inner / total, inside)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def sums(
+    pose, weight, agreed, stats, partial, batch, children, parents, per_split,
+    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """partial `[split, b, j, d]` = sum over the split's children of f u: f 1, the coupling or its logit's gradient."""
+    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    j = tl.program_id(2)
+    total = tl.zeros((BLOCK_B, BLOCK_D), tl.float32)
+    start = tl.program_id(0) * per_split
+    for first in range(start, tl.minimum(start + per_split, children), BLOCK_I):
+        p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+        if FACTOR != UNIFORM:
+            pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
+            _, f = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            p = _scaled(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
+        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        total += _dot(p, tl.trans(w), MODE)
+    at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
+    tl.store(partial + tl.program_id(0).to(tl.int64) * batch * parents * DIM + at, total, inside)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def weight_gradient(
+    pose, reached, grad_s, agreed, stats, grad_weight, batch, children, parents, uniform,
+    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add to dL/dW, over all samples, dL/du p': of a pass, dL/du = c grad_s and, if GRADIENT, + dL/dlogit reached."""
+    first, j = tl.program_id(0) * BLOCK_I, tl.program_id(1)
+    total = tl.zeros((BLOCK_D, BLOCK_I * BLOCK_K), tl.float32)
     for start in range(0, batch, BLOCK_B):
         rows = start + tl.arange(0, BLOCK_B).to(tl.int64)
-        row_in = rows < batch
-        at = (rows[:, None, None] * PARENTS + j[None, :, None]) * DIM + d[None, None, :]
-        inside = row_in[:, None, None] & real[None, :, None] & (d < DIM)[None, None, :]
-        pairs, pair_in = (rows[:, None] * children + i) * PARENTS + j[None, :], row_in[:, None] & real[None, :]
-        u, p, w = _votes(
-            pose, weight, rows, row_in, i, children, PARENTS, DIM, IN_DIM, BLOCK_B, BLOCK_J, BLOCK_D, BLOCK_K
-        )
-        grad_u = tl.zeros((BLOCK_B, BLOCK_J, BLOCK_D), tl.float32)
-        if ITERATIONS == 1 or not DETACH:
-            grad_u = uniform * tl.load(grad_s + at, inside, 0.0)
-        for t in tl.static_range(1, ITERATIONS):
-            if t == ITERATIONS - 1 or not DETACH:
-                before = tl.load(reached + (t - 1) * batch * PARENTS * DIM + at, inside, 0.0)
-                grad = tl.load(grad_s + t * batch * PARENTS * DIM + at, inside, 0.0)
-                c = _softmax(tl.sum(u * before, axis=2), real, LEAKY)
-                grad_u += c[:, :, None] * grad
-                if not DETACH:
-                    own = OUTER and t == ITERATIONS - 1
-                    grad_logits = _gradient_of_logits(c, u, grad, grad_coupling, pairs, pair_in, own)
-                    grad_u += grad_logits[:, :, None] * before
-        flat = tl.reshape(grad_u, (BLOCK_B, BLOCK_J * BLOCK_D))
-        found = tl.dot(flat, w, input_precision="ieee")
-        to = (rows[:, None] * children + i) * IN_DIM + k[None, :]
-        tl.store(grad_pose + to, found, row_in[:, None] & (k < IN_DIM)[None, :])
-        total += tl.dot(tl.trans(flat), p, input_precision="ieee")
-    own_j, own_d = (n // BLOCK_D).to(tl.int64), n % BLOCK_D
-    to = ((i * PARENTS + own_j[:, None]) * DIM + own_d[:, None]) * IN_DIM + k[None, :]
-    tl.store(grad_weight + to, total, ((own_j < PARENTS) & (own_d < DIM))[:, None] & (k < IN_DIM)[None, :])
+        p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+        x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+        if FACTOR == UNIFORM:
+            total += _dot(tl.trans(x), p, MODE) * uniform
+        else:
+            pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
+            c, g = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            total += _dot(tl.trans(x), _scaled(p, c, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
+            if FACTOR == GRADIENT:
+                x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+                total += _dot(tl.trans(x), _scaled(p, g, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
+    at, inside = _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+    tl.store(grad_weight + at, tl.load(grad_weight + at, inside, 0.0) + total, inside)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def pose_gradient(
+    weight, reached, grad_s, agreed, stats, grad_pose, batch, children, parents, uniform,
+    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add to dL/dp, over all parents, W' dL/du, dL/du as in `weight_gradient`."""
+    first = tl.program_id(0) * BLOCK_I
+    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
+    to, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+    total = tl.zeros((BLOCK_B, BLOCK_I * BLOCK_K), tl.float32)
+    for j in range(parents):
+        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+        if FACTOR == UNIFORM:
+            total += _dot(x, w, MODE) * uniform
+        else:
+            c, g = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            total += _scaled(_dot(x, w, MODE), c, BLOCK_B, BLOCK_I, BLOCK_K)
+            if FACTOR == GRADIENT:
+                x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+                total += _scaled(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
+    tl.store(grad_pose + to, tl.load(grad_pose + to, inside, 0.0) + total, inside)

@@ -1,8 +1,8 @@
-"""Votes and routing by agreement on a GPU: three kernels, a small sum and squash between their runs, no stored votes.
+"""Votes and routing by agreement on a GPU: a few kernels, a small sum and squash between their runs, no votes at all.
 
-Backward recomputes: a run per pass, last to first, for dL/ds of the pass before; then one run over children, which
-makes the votes and the couplings of all passes once more and from them the gradients of poses and weights. The kernels
-are in `_triton_passes.py`, which needs Triton and is imported at the first call. Letters as there.
+Backward recomputes, pass by pass, last to first: the agreements of the pass, from them its part of the gradients of
+poses and weights, and dL/ds of the passes before. The kernels are in `_triton_passes.py`, which needs Triton and is
+imported at the first call. Letters as there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,46 @@ from torch import Tensor
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.kernels.registration import connect, squash_backward
 
-# Children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
-PER_SPLIT = 32
+# Children whose votes one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
+PER_SPLIT = 128
+
+
+class Tile(NamedTuple):
+    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options."""
+
+    block_b: int
+    block_d: int
+    block_i: int
+    block_k: int
+    warps: int = 4
+    stages: int = 1
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """As the kernels take them."""
+        blocks = {"BLOCK_B": self.block_b, "BLOCK_D": self.block_d, "BLOCK_I": self.block_i, "BLOCK_K": self.block_k}
+        return blocks | {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
+def tile(dim: int, in_dim: int) -> Tile:
+    """The tile for these sizes of a parent's and of a child's pose, chosen by `python -m benchmarks.gpu --offline`.
+
+    It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
+    processes, or in the last batch of an epoch, and with it the last bits of the results.
+    """
+    block_k = max(4, power_of_two(in_dim))
+    return Tile(32, max(16, power_of_two(dim)), max(1, 128 // block_k), block_k)
+
+
+def product_mode(dtype: torch.dtype) -> str:
+    """How matrices of weights of this type are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16".
+
+    Weights in float16 are exact in TF32, which has room for their gradients.
+    """
+    if dtype == torch.bfloat16:
+        return "bf16"
+    allowed = dtype == torch.float16 or torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed else "ieee"
 
 
 @torch.library.custom_op("torchcaps::routed_dynamic_triton", mutates_args=())
@@ -28,15 +66,18 @@ def routed_dynamic(
     layer = _Layer.of(pose, weight, leaky)
     batch, (children, parents, dim) = len(pose), weight.shape[:3]
     sums = pose.new_empty((iterations, batch, parents, dim), dtype=torch.float32)
-    coupling = sums.new_full((batch, children, parents) if want_coupling else (0,), layer.uniform)
-    reached = torch.zeros_like(sums[0])
+    reached, agreed = torch.zeros_like(sums[0]), None
     for t in range(iterations):
-        keep = want_coupling and t == iterations - 1 and t > 0
-        s = layer.forward_pass(reached, coupling, uniform=t == 0, keep=keep)
+        if t > 0:
+            agreed = layer.agreements(reached)
+        s = layer.sums(agreed)
         sums[t] = s if bias is None else s + bias
         reached += squash(sums[t])
     v, length = squash_with_length(sums[-1])
-    return v, length, coupling, sums
+    if not want_coupling:
+        return v, length, sums.new_empty(0), sums
+    uniform = sums.new_full((batch, children, parents), layer.uniform)
+    return v, length, uniform if agreed is None else agreed.coupling(), sums
 
 
 @torch.library.custom_op("torchcaps::routed_dynamic_triton_backward", mutates_args=())
@@ -48,100 +89,130 @@ def routed_dynamic_backward(
     layer = _Layer.of(pose, weight, leaky)
     last = len(sums) - 1
     reached = squash(sums).cumsum(dim=0)
-    grad_s, grad_parent = torch.zeros_like(sums), torch.zeros_like(sums)
+    grad_parent, grad_bias = torch.zeros_like(sums), torch.zeros_like(sums[0, 0])
     grad_parent[last] = grad_v
-    outer = None if grad_coupling is None else grad_coupling.contiguous()
+    outer = None if grad_coupling is None else grad_coupling.permute(2, 0, 1).contiguous()
+    into = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (layer.pose, layer.weight))
     for t in range(last, -1, -1):
-        grad_s[t] = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        if detach or t == 0:
+        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
+        grad_bias += grad_s.sum(dim=0)
+        before = reached[t - 1] if t > 0 else None
+        agreed = None
+        if before is not None:
+            agreed = layer.agreements(before, None if detach else grad_s, outer if t == last else None)
+        layer.add_gradients(agreed, before, grad_s, *into)
+        if detach or agreed is None:
             break
-        grad_parent[:t] += layer.backward_pass(reached[t - 1], grad_s[t], outer if t == last else None)
-    grad_pose, grad_weight = layer.gradients(reached, grad_s, outer, detach)
-    grad_bias = grad_s.sum(dim=(0, 1)) if has_bias else grad_s.new_empty(0)
-    return grad_pose.to(pose.dtype), grad_weight.to(weight.dtype), grad_bias
+        grad_parent[:t] += layer.sums(agreed)
+    return into[0].to(pose.dtype), into[1].to(weight.dtype), grad_bias if has_bias else grad_bias.new_empty(0)
 
 
 connect(routed_dynamic, routed_dynamic_backward)
 
 
+class _Agreed(NamedTuple):
+    """What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients."""
+
+    agreed: Tensor
+    stats: Tensor
+
+    @property
+    def gradient(self) -> bool:
+        return len(self.agreed) == 2
+
+    def coupling(self) -> Tensor:
+        """`[b, i, j]`."""
+        high, inverse = self.stats[:2]
+        return ((self.agreed[0] - high).exp_() * inverse).permute(1, 2, 0).contiguous()
+
+
 class _Layer(NamedTuple):
-    """Poses and weights as the kernels take them, and the sizes that they are compiled for."""
+    """Poses and weights as the kernels take them, and what they are compiled for."""
 
     pose: Tensor
     weight: Tensor
     leaky: bool
+    tile: Tile
+    mode: str
 
     @classmethod
     def of(cls, pose: Tensor, weight: Tensor, leaky: bool) -> _Layer:
         """From poses of any type and tensors of any strides."""
-        return cls(pose.detach().to(weight.dtype).contiguous(), weight.detach().contiguous(), leaky)
+        pose, weight = pose.detach().to(weight.dtype).contiguous(), weight.detach().contiguous()
+        return cls(pose, weight, leaky, tile(*weight.shape[2:]), product_mode(weight.dtype))
 
     @property
     def uniform(self) -> float:
         return 1.0 / (self.weight.shape[1] + self.leaky)
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """Real sizes, and the powers of two that blocks of them take; a matrix product takes 16 at least."""
-        _, parents, dim, in_dim = self.weight.shape
-        blocks = {
-            "BLOCK_J": power_of_two(parents),
-            "BLOCK_D": power_of_two(dim),
-            "BLOCK_K": max(16, power_of_two(in_dim)),
-        }
-        blocks["BLOCK_J"] = max(blocks["BLOCK_J"], 16 // blocks["BLOCK_D"])
-        return {"PARENTS": parents, "DIM": dim, "IN_DIM": in_dim, "LEAKY": self.leaky, **blocks}
+    def agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
+        """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
+        batch, (children, parents) = len(self.pose), self.weight.shape[:2]
+        backward = grad_s is not None
+        made = _Agreed(
+            reached.new_empty((1 + backward, parents, batch, children)),
+            reached.new_empty((2 + backward, batch, children)),
+        )
+        unused = made.stats
+        self._launch(
+            "agreements", (self._blocks_i, self._blocks_b), self.pose, self.weight, reached,
+            grad_s if backward else unused, unused if outer is None else outer, *made,
+            LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
+        )  # fmt: skip
+        return made
 
-    @property
-    def splits(self) -> int:
-        return -(-len(self.weight) // PER_SPLIT)
-
-    def partial(self) -> Tensor:
-        """Memory for the sums of each split, `[split, b, j, d]`."""
-        return self.pose.new_empty((self.splits, len(self.pose), *self.weight.shape[1:3]), dtype=torch.float32)
-
-    def forward_pass(self, reached: Tensor, coupling: Tensor, *, uniform: bool, keep: bool) -> Tensor:
-        """s of a pass without the bias, `[b, j, d]`; fills the coupling if it is to be kept."""
-        partial = self.partial()
-        _kernels().forward_pass[self._grid](
-            self.pose, self.weight, reached, partial, coupling, len(self.pose), len(self.weight), PER_SPLIT,
-            UNIFORM=uniform, KEEP=keep, **self.sizes,
+    def sums(self, agreed: _Agreed | None) -> Tensor:
+        """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
+        children, parents, dim, _ = self.weight.shape
+        per_split = self.tile.block_i * -(-PER_SPLIT // self.tile.block_i)
+        splits = -(-children // per_split)
+        partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
+        self._launch(
+            "sums", (splits, self._blocks_b, parents), self.pose, self.weight, *(agreed or (partial, partial)), partial,
+            per_split=per_split, FACTOR=_factor(agreed),
         )  # fmt: skip
         s = partial.sum(dim=0)
-        return s * self.uniform if uniform else s
+        return s * self.uniform if agreed is None else s
 
-    def backward_pass(self, reached: Tensor, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor:
-        """dL/dreached of a pass, `[b, j, d]`."""
-        partial = self.partial()
-        outer = reached if grad_coupling is None else grad_coupling
-        _kernels().backward_pass[self._grid](
-            self.pose, self.weight, reached, grad_s, outer, partial, len(self.pose), len(self.weight), PER_SPLIT,
-            OUTER=grad_coupling is not None, **self.sizes,
+    def add_gradients(
+        self, agreed: _Agreed | None, reached: Tensor | None, grad_s: Tensor, grad_pose: Tensor, grad_weight: Tensor
+    ) -> None:
+        """Add a pass's part to the gradients of poses and weights, in float32."""
+        before = grad_s if reached is None else reached
+        options = {"uniform": self.uniform, "FACTOR": _factor(agreed)}
+        made = agreed or (grad_s, grad_s)
+        self._launch(
+            "pose_gradient", (self._blocks_i, self._blocks_b), self.weight, before, grad_s, *made, grad_pose, **options
+        )
+        self._launch(
+            "weight_gradient", (self._blocks_i, self.weight.shape[1]), self.pose, before, grad_s, *made, grad_weight,
+            **options,
         )  # fmt: skip
-        return partial.sum(dim=0)
 
-    def gradients(
-        self, reached: Tensor, grad_s: Tensor, grad_coupling: Tensor | None, detach: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of poses and weights, in float32."""
-        grad_pose, grad_weight = (torch.zeros_like(x, dtype=torch.float32) for x in (self.pose, self.weight))
-        outer = reached if grad_coupling is None else grad_coupling
-        _kernels().gradients[(len(self.weight),)](
-            self.pose, self.weight, reached, grad_s, outer, grad_pose, grad_weight, len(self.pose), len(self.weight),
-            self.uniform, ITERATIONS=len(grad_s), DETACH=detach, OUTER=grad_coupling is not None, **self.sizes,
-        )  # fmt: skip
-        return grad_pose, grad_weight
+    @property
+    def _blocks_b(self) -> int:
+        return -(-len(self.pose) // self.tile.block_b)
 
-    def _grid(self, chosen: dict[str, Any]) -> tuple[int, int]:
-        return -(-len(self.pose) // chosen["BLOCK_B"]), self.splits
+    @property
+    def _blocks_i(self) -> int:
+        return -(-len(self.weight) // self.tile.block_i)
+
+    def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
+        from torchcaps.kernels.dynamic import _triton_passes
+
+        children, parents, dim, in_dim = self.weight.shape
+        with torch.cuda.device_of(self.weight):
+            getattr(_triton_passes, kernel)[grid](
+                *tensors, batch=len(self.pose), children=children, parents=parents, DIM=dim, IN_DIM=in_dim,
+                MODE=self.mode, **self.tile.arguments, **options,
+            )  # fmt: skip
+
+
+def _factor(agreed: _Agreed | None) -> int:
+    """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
+    return 0 if agreed is None else 1 + agreed.gradient
 
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
-
-
-def _kernels() -> Any:
-    from torchcaps.kernels.dynamic import _triton_passes
-
-    return _triton_passes
