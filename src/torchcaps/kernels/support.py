@@ -19,8 +19,9 @@ NUMBA_EM_WORTH = 1 << 11  # shared over positions, each is used far more often
 NUMBA_PRODUCTS = 512
 # Kernel and channels below which the frequency domain has no chance.
 CONV_KERNEL, CONV_CHANNELS = 4, 8
-# Numbers of a GPU program's block of votes, for 16 samples: parents x dimensions, each rounded up to a power of two.
-TRITON_BLOCK, TRITON_IN_DIM = 1024, 128
+# Dimensions of a parent and of a child up to which the GPU kernels fit in registers and shared memory, as
+# `python -m benchmarks.gpu --offline` finds; parents, children and samples may be any number.
+TRITON_DIM, TRITON_IN_DIM = 64, 128
 
 
 class Support(NamedTuple):
@@ -115,17 +116,18 @@ def triton_routed_dynamic(pose: Tensor, weight: Tensor, bias: Tensor | None = No
     if reason is None and pose.dtype == torch.float64:
         reason = "pose is torch.float64; at most float32 is supported"
     if reason is None:
-        reason = _too_large(*weight.shape[1:])
+        reason = _too_large(*weight.shape[2:])
     if reason is not None:
         return Support(False, reason)
-    return Support(True, "GPU kernels: votes never leave the registers", worth_it=device == "cuda")
+    return Support(True, "GPU kernels: products of matrices over many children, no votes", worth_it=device == "cuda")
 
 
-def _too_large(parents: int, dim: int, in_dim: int) -> str | None:
-    block = (1 << (parents - 1).bit_length()) * (1 << (dim - 1).bit_length())
-    if block > TRITON_BLOCK:
-        return f"parents x dim, rounded up to powers of two, is {block}; at most {TRITON_BLOCK} fit in registers"
-    return f"in_dim is {in_dim}; at most {TRITON_IN_DIM} is supported" if in_dim > TRITON_IN_DIM else None
+def _too_large(dim: int, in_dim: int) -> str | None:
+    """Why the GPU kernels do not take poses of these sizes."""
+    for name, size, most in (("dim", dim, TRITON_DIM), ("in_dim", in_dim, TRITON_IN_DIM)):
+        if size > most:
+            return f"{name} is {size}; at most {most} fit in a GPU program's registers"
+    return None
 
 
 def _interpreting() -> bool:

@@ -123,7 +123,7 @@ def _couplings(agreed, stats, j, at, inside, batch, children, parents, GRADIENT_
     return c, grad
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "parents"])
 def agreements(
     pose, weight, reached, grad_s, grad_coupling, agreed, stats, batch, children, parents,
     DIM: tl.constexpr, IN_DIM: tl.constexpr, LEAKY: tl.constexpr, BACKWARD: tl.constexpr, OUTER: tl.constexpr,
@@ -164,7 +164,7 @@ def agreements(
         tl.store(stats + 2 * size + at, inner / total, inside)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "parents"])
 def sums(
     pose, weight, agreed, stats, partial, batch, children, parents, per_split,
     DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
@@ -187,7 +187,7 @@ def sums(
     tl.store(partial + tl.program_id(0).to(tl.int64) * batch * parents * DIM + at, total, inside)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "parents"])
 def weight_gradient(
     pose, reached, grad_s, agreed, stats, grad_weight, batch, children, parents, uniform,
     DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
@@ -213,7 +213,7 @@ def weight_gradient(
     tl.store(grad_weight + at, tl.load(grad_weight + at, inside, 0.0) + total, inside)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "parents"])
 def pose_gradient(
     weight, reached, grad_s, agreed, stats, grad_pose, batch, children, parents, uniform,
     DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.kernels.registration import connect, squash_backward
 
-# Children whose votes one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
-PER_SPLIT = 128
+# Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
+PER_SPLIT = 8
 
 
 class Tile(NamedTuple):
@@ -26,8 +26,8 @@ class Tile(NamedTuple):
     block_d: int
     block_i: int
     block_k: int
-    warps: int = 4
-    stages: int = 1
+    warps: int
+    stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
 
     @property
     def arguments(self) -> dict[str, int]:
@@ -42,8 +42,10 @@ def tile(dim: int, in_dim: int) -> Tile:
     It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
     processes, or in the last batch of an epoch, and with it the last bits of the results.
     """
-    block_k = max(4, power_of_two(in_dim))
-    return Tile(32, max(16, power_of_two(dim)), max(1, 128 // block_k), block_k)
+    block_k, block_d = max(4, power_of_two(in_dim)), max(16, power_of_two(dim))
+    columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
+    area = block_d * columns
+    return Tile(32 if area <= 4096 else 16, block_d, columns // block_k, block_k, warps=4 if area <= 2048 else 8)
 
 
 def product_mode(dtype: torch.dtype) -> str:
@@ -164,7 +166,7 @@ class _Layer(NamedTuple):
     def sums(self, agreed: _Agreed | None) -> Tensor:
         """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
         children, parents, dim, _ = self.weight.shape
-        per_split = self.tile.block_i * -(-PER_SPLIT // self.tile.block_i)
+        per_split = PER_SPLIT * self.tile.block_i
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
         self._launch(
