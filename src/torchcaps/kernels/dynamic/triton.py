@@ -48,14 +48,14 @@ def tile(dim: int, in_dim: int) -> Tile:
     return Tile(32 if area <= 4096 else 16, block_d, columns // block_k, block_k, warps=4 if area <= 2048 else 8)
 
 
-def product_mode(dtype: torch.dtype) -> str:
-    """How matrices of weights of this type are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16".
+def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
+    """How matrices of these types are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16".
 
-    Weights in float16 are exact in TF32, which has room for their gradients.
+    Numbers in float16 are exact in TF32, which has room for their gradients.
     """
-    if dtype == torch.bfloat16:
+    if torch.bfloat16 in (pose, weight):
         return "bf16"
-    allowed = dtype == torch.float16 or torch.backends.cuda.matmul.fp32_precision == "tf32"
+    allowed = torch.float16 in (pose, weight) or torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if allowed else "ieee"
 
 
@@ -139,9 +139,9 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, pose: Tensor, weight: Tensor, leaky: bool) -> _Layer:
-        """From poses of any type and tensors of any strides."""
-        pose, weight = pose.detach().to(weight.dtype).contiguous(), weight.detach().contiguous()
-        return cls(pose, weight, leaky, tile(*weight.shape[2:]), product_mode(weight.dtype))
+        """From tensors of any strides, each in float32 or half precision."""
+        pose, weight = pose.detach().contiguous(), weight.detach().contiguous()
+        return cls(pose, weight, leaky, tile(*weight.shape[2:]), product_mode(pose.dtype, weight.dtype))
 
     @property
     def uniform(self) -> float:
