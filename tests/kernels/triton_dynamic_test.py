@@ -71,13 +71,13 @@ def case(batch, children, parents, dim, in_dim, *, bias=False, dtype=torch.float
         (3, 5, 4, 8, 8),
         (1, 1, 1, 1, 1),
         (17, 7, 3, 5, 3),
-        (2, 33, 10, 16, 8),
-        (33, 150, 2, 3, 8),  # two tiles of samples, two splits of children
+        (2, 5, 10, 16, 8),
+        (33, 5, 2, 3, 8),  # two tiles of samples
+        (1, 9, 2, 3, 100),  # two splits of children
         (2, 3, 17, 16, 32),
         pytest.param((2, 3, 43, 16, 8), marks=pytest.mark.slow),
         pytest.param((1, 2, 100, 16, 8), marks=pytest.mark.slow),
-        (3, 2, 2, 64, 100),  # a tile of 16 samples
-        (20, 3, 3, 20, 40),
+        (17, 2, 2, 64, 128),  # two tiles of 16 samples
     ],
 )
 def test_value_and_gradients_equal_the_reference(sizes):
@@ -97,9 +97,8 @@ def test_value_and_gradients_equal_the_reference(sizes):
         {"leaky": True, "detach": True},
     ],
 )
-@pytest.mark.parametrize("batch", [1, 37])
-def test_options_equal_the_reference(options, batch):
-    case(batch, 6, 3, 4, 2, bias=True, **options)
+def test_options_equal_the_reference(options):
+    case(5, 6, 3, 4, 2, bias=True, **options)
 
 
 @runs_kernels
@@ -121,20 +120,6 @@ def test_half_precision(dtype, weights):
 def test_without_the_coupling_it_is_none():
     pose, weight = torch.randn(2, 3, 4, device=DEVICE), torch.randn(3, 5, 4, 4, device=DEVICE)
     assert ops.routed_dynamic(pose, weight, impl="triton").coupling is None
-
-
-@runs_kernels
-def test_a_sample_has_the_bits_that_it_has_in_any_batch():
-    pose, weight = torch.randn(33, 20, 8, device=DEVICE), torch.randn(20, 3, 16, 8, device=DEVICE)
-
-    def found(count):
-        leaf = pose[:count].clone().requires_grad_()
-        parents = ops.routed_dynamic(leaf, weight, impl="triton").pose
-        parents.square().sum().backward()
-        return parents.detach()[:3], leaf.grad[:3]
-
-    for of_few, of_all in zip(found(3), found(33), strict=True):
-        assert torch.equal(of_few, of_all)
 
 
 @runs_kernels

@@ -155,10 +155,9 @@ class _Layer(NamedTuple):
             reached.new_empty((1 + backward, parents, batch, children)),
             reached.new_empty((2 + backward, batch, children)),
         )
-        unused = made.stats
         self._launch(
             "agreements", (self._blocks_i, self._blocks_b), self.pose, self.weight, reached,
-            grad_s if backward else unused, unused if outer is None else outer, *made,
+            reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
             LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
         )  # fmt: skip
         return made
