@@ -43,7 +43,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 # (dim, in_dim). The shapes that matter are 10, 17, 43 and 100 parents of 16 from 8, and 10 of 16 from 32. Other shapes
 # are compiled without what has loads of other types or does a part of another kernel's work.
 MATTER = [(16, 8), (16, 32)]
-SHAPES = {"matter": MATTER, "grid": [*MATTER, *product((4, 32, 64), (4, 32, 128)), (16, 128), (24, 48)]}
+SHAPES = {"matter": MATTER, "grid": [*MATTER, *product((4, 32), (4, 32, 128)), (16, 128), (24, 48)]}
 LARGEST = ["agreements, backward", *(f"{name}, gradients" for name in ("sums", "pose_gradient", "weight_gradient"))]
 MAIN = ["fp32", "tf32", "bf16"]
 MOST_SHARED, MOST_SPILLED = 160 << 10, 256  # bytes

@@ -19,9 +19,9 @@ NUMBA_EM_WORTH = 1 << 11  # shared over positions, each is used far more often
 NUMBA_PRODUCTS = 512
 # Kernel and channels below which the frequency domain has no chance.
 CONV_KERNEL, CONV_CHANNELS = 4, 8
-# Dimensions of a parent and of a child up to which the GPU kernels fit in registers and shared memory, as
-# `python -m benchmarks.gpu --offline` finds; parents, children and samples may be any number.
-TRITON_DIM, TRITON_IN_DIM = 64, 128
+# Dimensions of a parent and of a child up to which the GPU kernels were compiled and fit, see
+# `python -m benchmarks.gpu --offline`; parents, children and samples may be any number.
+TRITON_DIM, TRITON_IN_DIM = 32, 128
 
 
 class Support(NamedTuple):
@@ -126,7 +126,7 @@ def _too_large(dim: int, in_dim: int) -> str | None:
     """Why the GPU kernels do not take poses of these sizes."""
     for name, size, most in (("dim", dim, TRITON_DIM), ("in_dim", in_dim, TRITON_IN_DIM)):
         if size > most:
-            return f"{name} is {size}; at most {most} fit in a GPU program's registers"
+            return f"{name} is {size}; at most {most} is supported by the GPU kernels"
     return None
 
 

@@ -44,8 +44,7 @@ def tile(dim: int, in_dim: int) -> Tile:
     """
     block_k, block_d = max(4, power_of_two(in_dim)), max(16, power_of_two(dim))
     columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
-    area = block_d * columns
-    return Tile(32 if area <= 4096 else 16, block_d, columns // block_k, block_k, warps=4 if area <= 2048 else 8)
+    return Tile(32, block_d, columns // block_k, block_k, warps=4 if block_d * columns <= 2048 else 8)
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
