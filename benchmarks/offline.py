@@ -43,7 +43,17 @@ KERNELS: dict[str, dict[str, Any]] = {
 # (dim, in_dim). The shapes that matter are 10, 17, 43 and 100 parents of 16 from 8, and 10 of 16 from 32. Other shapes
 # are compiled without what has loads of other types or does a part of another kernel's work.
 MATTER = [(16, 8), (16, 32)]
-SHAPES = {"matter": MATTER, "grid": [*MATTER, *product((4, 32), (4, 32, 128)), (16, 128), (24, 48)]}
+SHAPES = {
+    "matter": MATTER,
+    "grid": [*MATTER, *product((4, 32), (4, 32, 128)), (16, 128), (24, 48)],
+    "all": [
+        *MATTER,
+        *product((4, 8, 32), (4, 8, 16, 32, 64, 128)),
+        *product((16,), (4, 16, 64, 128)),
+        (3, 5),
+        (24, 48),
+    ],
+}
 LARGEST = ["agreements, backward", *(f"{name}, gradients" for name in ("sums", "pose_gradient", "weight_gradient"))]
 MAIN = ["fp32", "tf32", "bf16"]
 MOST_SHARED, MOST_SPILLED = 160 << 10, 256  # bytes
@@ -125,6 +135,8 @@ def main(shapes: str, command: str) -> int:
     """Print and write the figures; 1 where a kernel exceeds what it may take."""
     found = []
     for row in rows(SHAPES[shapes]):
+        if not found:
+            print(*row, sep=", ")
         found.append(row)
         print(*row.values(), sep="  ", flush=True)
     print("\nWorst of all kernels:")

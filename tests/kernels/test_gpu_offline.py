@@ -55,7 +55,7 @@ def test_shapes_that_matter_fit_an_h100(shape, precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", offline.SHAPES["grid"])
+@pytest.mark.parametrize("shape", offline.SHAPES["all"])
 def test_all_shapes_fit(shape):
     for row in offline.rows([shape]):
         hold(row)
