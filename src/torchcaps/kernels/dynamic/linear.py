@@ -52,10 +52,14 @@ def other_votes(votes: Votes) -> str | None:
     return watched(votes, equal=True)
 
 
-def route(op: Callable[[Linear], tuple[Tensor, ...]], votes: Any, iterations: int, leaky: bool, detach: bool) -> Routed:
-    """Run the operator on linear votes, whose couplings are those of their field."""
+def route(
+    op: Callable[[Linear], tuple[Tensor, ...]], votes: Any, iterations: int, leaky: bool, detach: bool,
+    cast: torch.dtype | None = None,
+) -> Routed:  # fmt: skip
+    """Run the operator on linear votes, whose couplings are those of their field; with poses of the type `cast`."""
     lead = votes.pose.shape[:-2]
     pose, weight = votes.pose.flatten(0, -3), votes.matrices.transpose(2, 3)
+    pose = pose if cast is None else pose.to(cast)
     bias = None if votes.bias is None else votes.bias.to(full_precision(weight).dtype)
     passes = iterations if votes.fixed is None else 1
     v, length, coupling, _ = op(Linear(pose, weight, bias, passes, leaky, detach, votes.wanted))
