@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchcaps.functional import Everything, ProductVotes
-from torchcaps.kernels.dynamic import triton as kernel
+from torchcaps.kernels.dynamic import triton as path
 from torchcaps.types import Capsules
 
 pytest.importorskip("triton.backends.nvidia.compiler", reason="Triton is not installed (pip install triton)")
@@ -37,11 +37,11 @@ def hold(row):
 
 @pytest.mark.parametrize("sizes", THAT_MATTER)
 def test_shapes_that_matter_are_accepted_and_among_those_compiled(sizes, monkeypatch):
-    monkeypatch.setattr(kernel, "_interpreting", lambda: True)  # takes tensors on the CPU
+    monkeypatch.setattr(path, "_interpreting", lambda: True)  # takes tensors on the CPU
     children, parents, dim, in_dim = sizes
     weight = torch.zeros(()).expand(children, parents, in_dim, dim)
     some = Capsules(torch.zeros(2, children, in_dim), torch.zeros(2, children))
-    found = kernel.supports(ProductVotes(some, Everything(), weight))
+    found = path.supports(ProductVotes(some, Everything(), weight))
     assert found.usable, found.reason
     assert (dim, in_dim) in offline.MATTER
 

@@ -21,7 +21,7 @@ from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import HALF, HAS_TRITON, unfit
+from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
 from torchcaps.types import Routed
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
@@ -79,9 +79,8 @@ def supports(votes: Votes) -> Support:
     device = weight.device.type
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
-    reason = unfit(votes, (torch.float32, *HALF), weight.device)
-    if reason is None and votes.children.pose.dtype == torch.float64:
-        reason = "pose is torch.float64; at most float32 is supported"
+    reason, types = elsewhere(operands(votes), weight.device), (torch.float32, *HALF)
+    reason = reason or other_type("weight", weight, types) or other_type("pose", votes.children.pose, types)
     for name, size, most in (("dim", votes.dim, MOST_DIM), ("in_dim", weight.shape[2], MOST_IN_DIM)):
         if reason is None and size > most:
             reason = f"{name} is {size}; at most {most} is supported by the GPU kernels"
