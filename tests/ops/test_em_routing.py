@@ -51,17 +51,16 @@ def test_the_papers_matrices_in_float32(iterations):
 
 
 def test_children_of_no_activation_in_float32():
-    """Their gradient is that of the reference in float64: it once lost half of its digits."""
-    for seed in range(6):
-        layer = Layer(Windows(4, 4, 3), 2, 2, 3, MATRICES, (1, 1), seed=seed)
-        tensors = layer.tensors()
-        tensors["activation"] = torch.where(tensors["activation"] < 0.5, 0.0, tensors["activation"]).detach()
-        tensors["activation"].requires_grad_()
-        truth = outcome(layer, "em", "reference", tensors)
-        single = {n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()}
-        for impl in FAST:
-            found = outcome(layer, "em", impl, single)["gradient of activation"]
-            assert_close(f"{impl}: activation", found.double(), truth["gradient of activation"], 1e-3)
+    """Sums of squares around the mean of all children lost half of the digits of their gradient."""
+    layer = Layer(Windows(4, 4, 3), 2, 2, 3, MATRICES, (1, 1), seed=9)
+    tensors = layer.tensors()
+    few = torch.where(tensors["activation"] < 0.97, 0.0, tensors["activation"])
+    tensors["activation"] = few.detach().requires_grad_()
+    truth = outcome(layer, "em", "reference", tensors)["gradient of activation"]
+    single = {n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()}
+    for impl in FAST:
+        found = outcome(layer, "em", impl, single)["gradient of activation"]
+        assert_close(f"{impl}: gradient of activation", found.double(), truth, 1e-5)
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])

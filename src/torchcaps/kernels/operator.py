@@ -7,6 +7,7 @@ own, autograd its gradient, and a caller's autocast does not reach inside. It ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import torch
@@ -78,10 +79,10 @@ def operator(
         )
 
     out, back = (", ".join(["Tensor"] * count) for count in (outcomes, len(tensors)))
-    forward = _custom(name, run, f"({shown}) -> ({out})")
-    backward = _custom(
-        f"{name}_backward", run_backward, f"({shown}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({back})"
-    )
+    define = partial(torch.library.custom_op, mutates_args=())
+    forward = define(f"torchcaps::{name}", run, schema=f"({shown}) -> ({out})")
+    schema = f"({shown}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({back})"
+    backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
     forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
     backward.register_fake(fake_backward)
 
@@ -98,10 +99,6 @@ def operator(
     forward.register_autograd(pass_on, setup_context=remember)
     backward.register_autograd(_refuse)
     return lambda given: _several(forward(*given))
-
-
-def _custom(name: str, run: Callable[..., Any], schema: str) -> Any:
-    return torch.library.custom_op(f"torchcaps::{name}", run, mutates_args=(), schema=schema)
 
 
 def _one(made: tuple[Tensor, ...]) -> Any:
