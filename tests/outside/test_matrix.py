@@ -105,7 +105,7 @@ def compiled(case):
     return pytest.param(*case.values, id=case.id, marks=rest)
 
 
-@pytest.mark.parametrize(("name", "kind", "field"), map(compiled, CASES))
+@pytest.mark.parametrize(("name", "kind", "field"), [compiled(case) for case in CASES])
 def test_compiles_whole(name, kind, field, request):
     if request.config.getoption("--typecheck"):
         pytest.skip("compiled functions cannot be type-checked")
