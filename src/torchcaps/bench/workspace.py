@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; dynamic.numba.FACTORS_BYTES and LANES;
 # conv2d.frequency.BLOCK_BYTES and MOST_WINDOWS.
-VOTES_BYTES, FACTORS_BYTES, LANES = 4 << 20, 24 << 20, 16
+VOTES_BYTES, FACTORS_BYTES, LANES = 3 << 20, 20 << 20, 16
 POINTS_BYTES, MOST_WINDOWS = 10 << 20, 256
 
 LARGE = 32 << 20

@@ -79,7 +79,7 @@ def operator(
         )
 
     out, back = (", ".join(["Tensor"] * count) for count in (outcomes, len(tensors)))
-    define = partial(torch.library.custom_op, mutates_args=())
+    define: Any = partial(torch.library.custom_op, mutates_args=())
     forward = define(f"torchcaps::{name}", run, schema=f"({shown}) -> ({out})")
     schema = f"({shown}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({back})"
     backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)

@@ -17,7 +17,7 @@ from torchcaps.functional.votes import ProductVotes
 from torchcaps.types import Capsules, Routed
 
 # Votes of one block, in bytes: what fits in a core's share of the last-level cache. A GPU needs more work at a time.
-BLOCK_BYTES, GPU_BLOCK_BYTES = 4 << 20, 256 << 20
+BLOCK_BYTES, GPU_BLOCK_BYTES = 3 << 20, 256 << 20
 
 
 def block_bytes(x: Tensor) -> int:
