@@ -170,8 +170,8 @@ def test_transforms_of_torch_func(routing):
         return torch.func.functional_call(layer, parameters, (pose,)).activation.square().sum()
 
     expected = torch.autograd.grad(layer(pose).activation.square().sum(), layer.weight)[0]
-    torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["weight"], expected)
-    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["weight"]
+    torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["votes.weight"], expected)
+    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["votes.weight"]
     torch.testing.assert_close(each.sum(dim=0), expected)
     whole = torch.func.vmap(lambda x: layer(x.unsqueeze(0)).activation[0])(pose)
     torch.testing.assert_close(whole, layer(pose).activation)

@@ -180,8 +180,9 @@ class Windows(Field):
         for name in ("kernel", "stride"):
             check_range(name, getattr(self, name), low=1)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
+        least = 1 if self.gap > 1 else max(1, self.kernel - 2 * self.edge)
         for name in ("height", "width"):
-            check_range(name, getattr(self, name), low=max(1, self.kernel - 2 * self.padding))
+            check_range(name, getattr(self, name), low=least)
         if self.convention not in CONVENTIONS:
             raise UnknownNameError("convention", self.convention, CONVENTIONS)
 
@@ -191,29 +192,47 @@ class Windows(Field):
         return self.convention == "type"
 
     @property
+    def edge(self) -> int:
+        """Rows and columns of absent children on each side."""
+        return self.padding
+
+    @property
+    def step(self) -> int:
+        """Positions from one window to the next."""
+        return self.stride
+
+    @property
+    def gap(self) -> int:
+        """Positions from one place of the map to the next."""
+        return 1
+
+    @property
     def padded(self) -> tuple[int, int]:
-        """Height and width with padding."""
-        return self.height + 2 * self.padding, self.width + 2 * self.padding
+        """Height and width with what is absent."""
+        height, width = ((side - 1) * self.gap + 1 + 2 * self.edge for side in (self.height, self.width))
+        return height, width
 
     @property
     def positions(self) -> tuple[int, int]:  # type: ignore[override]
         """Rows and columns of windows."""
         height, width = self.padded
-        return (height - self.kernel) // self.stride + 1, (width - self.kernel) // self.stride + 1
+        return (height - self.kernel) // self.step + 1, (width - self.kernel) // self.step + 1
 
     def count(self, types: int) -> int:
         """i: K * K * types."""
         return self.kernel**2 * types
 
     def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
-        """The map with zeros around it."""
-        sides = [0, 0] * (x.dim() - 3) + [self.padding] * 4
-        return F.pad(x, sides) if self.padding else x
+        """The map with zeros where there is no child."""
+        if self.gap == 1:
+            return F.pad(x, [0, 0] * (x.dim() - 3) + [self.edge] * 4) if self.edge else x
+        wide = x.new_zeros(len(x), *self.padded, *x.shape[3:])
+        self._inside(wide).copy_(x)
+        return wide
 
     def gather(self, x: Float[Tensor, "batch height width n *rest"]) -> Float[Tensor, "batch rows columns i *rest"]:
         """Each window's capsules: `[batch, height, width, n, ...]` -> `[batch, rows, columns, K * K * n, ...]`."""
-        cut = self.pad(x).unfold(1, self.kernel, self.stride).unfold(2, self.kernel, self.stride)
-        return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
+        return self._unfold(self.pad(x))
 
     def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
         """Sum over windows with a child: `[batch, rows, columns, K * K * n]` -> `[batch, height, width, n]`.
@@ -224,7 +243,7 @@ class Windows(Field):
 
     def present(self, types: int) -> Tensor | None:
         """1 for each child that is on the map and 0 for padding, `[1, rows, columns, K * K * types]`."""
-        if not self.padding:
+        if self.edge == 0 and self.gap == 1:
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
 
@@ -258,7 +277,7 @@ class Windows(Field):
 
     def _unfold(self, x: Tensor) -> Tensor:
         """Like `gather`, of what is there for every place of the padded map."""
-        cut = x.unfold(1, self.kernel, self.stride).unfold(2, self.kernel, self.stride)
+        cut = x.unfold(1, self.kernel, self.step).unfold(2, self.kernel, self.step)
         return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
 
     def _fold(self, x: Tensor) -> Tensor:
@@ -267,7 +286,7 @@ class Windows(Field):
         if len(x) == 0:  # torch's own refuses it
             return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
         by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
-        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.stride).permute(0, 2, 3, 1)
+        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.step).permute(0, 2, 3, 1)
 
     def _largest(self, x: Tensor) -> Tensor:
         """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
@@ -276,17 +295,20 @@ class Windows(Field):
         best = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
-                reached = best[:, ky :: self.stride, kx :: self.stride][:, :rows, :columns]
+                reached = best[:, ky :: self.step, kx :: self.step][:, :rows, :columns]
                 reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
         return best
 
     def _inside(self, x: Tensor) -> Tensor:
-        edge = self.padding
-        return x[:, edge : edge + self.height, edge : edge + self.width]
+        """The places of the map, of the padded map."""
+        rows, columns = (
+            slice(self.edge, self.edge + (n - 1) * self.gap + 1, self.gap) for n in (self.height, self.width)
+        )
+        return x[:, rows, columns]
 
 
 @dataclass(frozen=True)
-class Transposed(Field):
+class Transposed(Windows):
     """Windows over a map whose places stand `stride` apart, with absent children between: a transposed convolution.
 
     A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
@@ -304,70 +326,20 @@ class Transposed(Field):
         ValueError: for sizes out of range, or another convention.
     """
 
-    height: int
-    width: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-    convention: Convention = "all"
-
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        for name in ("height", "width", "kernel", "stride"):
-            check_range(name, getattr(self, name), low=1)
-        check_range("padding", self.padding, low=0, high=self.kernel - 1)
-        self.windows  # noqa: B018 (checks the rest)
+    @property
+    def edge(self) -> int:
+        """Rows and columns of absent children on each side."""
+        return self.kernel - 1 - self.padding
 
     @property
-    def windows(self) -> Windows:
-        """The same field over the spread-out map."""
-        height, width = ((side - 1) * self.stride + 1 for side in (self.height, self.width))
-        return Windows(height, width, self.kernel, 1, self.kernel - 1 - self.padding, self.convention)
+    def step(self) -> int:
+        """Positions from one window to the next."""
+        return 1
 
     @property
-    def local(self) -> bool:  # type: ignore[override]
-        """Whether only the types of one window compete."""
-        return self.windows.local
-
-    @property
-    def positions(self) -> tuple[int, int]:  # type: ignore[override]
-        """Rows and columns of parents."""
-        return self.windows.positions
-
-    def count(self, types: int) -> int:
-        """i: K * K * types."""
-        return self.kernel**2 * types
-
-    def spread(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch tall wide *rest"]:
-        """The map with zeros between its places."""
-        wide = x.new_zeros(len(x), self.windows.height, self.windows.width, *x.shape[3:])
-        wide[:, :: self.stride, :: self.stride] = x
-        return wide
-
-    def gather(self, x: Float[Tensor, "batch height width n *rest"]) -> Float[Tensor, "batch rows columns i *rest"]:
-        """Each window's capsules, with zeros for absent ones."""
-        return self.windows.gather(self.spread(x))
-
-    def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
-        """Sum over windows with a child."""
-        return self.windows.scatter(x)[:, :: self.stride, :: self.stride]
-
-    def present(self, types: int) -> Tensor | None:
-        """1 for each child that is on the map and 0 for absent ones, `[1, rows, columns, K * K * types]`."""
-        ones = self.gather(torch.ones(1, self.height, self.width, 1))
-        return ones.repeat_interleave(types, dim=-1)
-
-    def total(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Sum over the parents that compete for a child; see `Windows`."""
-        return self.windows.total(x)
-
-    def most(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Like `total`, with the maximum in place of the sum. No gradient."""
-        return self.windows.most(x)
-
-    def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Equal couplings; see `Windows`."""
-        return self.windows.first(like)
+    def gap(self) -> int:
+        """Positions from one place of the map to the next."""
+        return self.stride
 
 
 def _by_type(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torchcaps.functional.fields import Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import outcome
-from torchcaps.kernels.fields import padded_map, padded_windows
+from torchcaps.kernels.fields import padded_windows
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
@@ -96,7 +96,7 @@ def run(votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatu
         pose, activation = (x.flatten(0, len(lead) - 1)[:, None, None] for x in (votes.pose, votes.activation))
         windows = Windows(1, 1, 1, convention=votes.field.convention)
     else:
-        pose, activation = (padded_map(votes.field, x) for x in votes.children)
+        pose, activation = (votes.field.pad(x) for x in votes.children)
     if votes.bias is not None:
         added = full_precision(votes.bias).unsqueeze(0)
         shift = added if shift is None else full_precision(shift) + added
