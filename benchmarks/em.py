@@ -1,4 +1,4 @@
-"""A training step of the small matrix-capsule network: compiled loops, blocked operations, and every vote stored.
+"""A training step of the small matrix-capsule network: compiled loops, blocks of samples, and every vote stored.
 
     python -m benchmarks.em [--batch 32] [--repeats 5]
 
@@ -20,7 +20,7 @@ from torchcaps.bench.subject import training_step
 from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "em.json"
-IMPLS, ITERATIONS, PRECISION = ("numba", "cpu", "reference"), (2, 3), "bf16"
+IMPLS, ITERATIONS, PRECISION = ("numba", "blocked", "reference"), (2, 3), "bf16"
 
 
 def measure(iterations: int, batch: int, repeats: int) -> list[Row]:

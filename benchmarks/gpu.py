@@ -1,6 +1,14 @@
-"""Every GPU figure, by one command; it needs a CUDA device and Triton. Nothing in this file has been run on a GPU yet.
+"""Every GPU figure, by one command; it needs a CUDA device and Triton. Nothing has been run on a GPU yet.
 
     python -m benchmarks.gpu [--batches 128 1024] [--repeats 20]
+    python -m benchmarks.gpu --offline [--shapes matter|grid|all]
+
+The second needs Triton and no GPU, no CUDA. It compiles every kernel for sm_80 and sm_90 in the tile that is chosen for
+each shape, and tells registers, spills, shared memory and tensor-core instructions: evidence that the kernels would
+launch, none that they are fast. 220 compilations for the shapes that matter, 412 for the grid, 796 for all sizes, a
+second or two each.
+
+The first measures:
 
 1. The kernels against the reference, in value and gradient: without that, no figure.
 2. The class-capsule layer of the MNIST network, forward and backward: textbook, einsum, torch.compile of the reference,
@@ -16,6 +24,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -161,11 +170,26 @@ def verify(batch: int = 37) -> float:
     return checked({"triton": largest_error(found, truth)})["triton"]
 
 
-def main() -> None:
+def offline(shapes: str, command: str) -> int:
+    """What the compiler makes of the kernels, here where there is no GPU."""
+    if find_spec("triton") is None:
+        raise SystemExit("benchmarks.gpu: --offline needs Triton (pip install triton)")
+    from benchmarks.offline import main as compile_all
+
+    return compile_all(shapes, command)
+
+
+def main() -> int:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--offline", action="store_true", help="compile for sm_80 and sm_90 and run nothing")
+    parser.add_argument("--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline")
     chosen = parser.parse_args()
+    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    if chosen.offline:
+        return offline(chosen.shapes, command)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -174,11 +198,11 @@ def main() -> None:
     steps = [row for batch in chosen.batches for row in step_rows(batch, chosen.repeats)]
     print_table(cells(layers))
     print_table(cells(steps))
-    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
     found = {"error": error, "rates": measured, "layers": layers, "steps": steps}
     RESULT.write_text(json.dumps({"command": command, "machine": machine(), **found}, indent=2) + "\n")
     print(f"written to {RESULT}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

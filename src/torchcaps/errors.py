@@ -33,6 +33,10 @@ class TrainingError(TorchcapsError):
     """Training that cannot go on: a non-finite loss, or a write that failed."""
 
 
+class NoAblationError(TorchcapsError, ValueError):
+    """A router whose couplings cannot be fixed, because it makes them by itself."""
+
+
 class UnknownNameError(TorchcapsError, ValueError):
     """A name that no registry holds."""
 

@@ -20,16 +20,56 @@ class Capsules(NamedTuple):
     activation: Float[Tensor, "batch *space capsules"]
 
 
+class LayerSizes(NamedTuple):
+    """What a router learns from the layer that builds it.
+
+    Attributes:
+        children: that have matrices of their own, at each position of the parents.
+        in_dim: dimensions of a child's pose.
+        parents: at each position.
+        dim: dimensions of a vote.
+    """
+
+    children: int
+    in_dim: int
+    parents: int
+    dim: int
+
+
 class Routed(NamedTuple):
     """What a routing function returns.
 
     Attributes:
         pose: `[batch, *space, parents, pose_dim]`.
-        activation: `[batch, *space, parents]`, in [0, 1].
-        coupling: `[batch, *space, children, parents]`, in [0, 1]; sums to one over parents (to at most one where a
-            routing has a "none of the above" parent). None where a fast path was not asked for it.
+        activation: `[batch, *space, parents]`, in [0, 1] where the router says that it means something.
+        coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one over the parents that
+            compete for a child (at most one where a routing has a "none of the above" parent). None where a fast path
+            was not asked for it.
+        more: what else a router tells, by name: logits, couplings before they are normalised; see `and_more`.
     """
 
     pose: Float[Tensor, "batch *space parents dim"]
     activation: Float[Tensor, "batch *space parents"]
     coupling: Float[Tensor, "batch *space children parents"] | None
+
+    @property
+    def more(self) -> dict[str, Tensor]:
+        """What else a router tells, by name; nothing unless it said so."""
+        return {}
+
+    def and_more(self, **more: Tensor) -> Routed:
+        """The same three, with tensors of other names beside them; `record_routing` keeps them."""
+        found = _RoutedAndMore(*self)
+        found.told = {**self.more, **more}
+        return found
+
+
+class _RoutedAndMore(Routed):
+    """A subclass of its own, so that unpacking gives three tensors."""
+
+    told: dict[str, Tensor]
+
+    @property
+    def more(self) -> dict[str, Tensor]:
+        """What else a router tells, by name."""
+        return self.told

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchcaps import create_model, ops
+from torchcaps import create_model, functional, ops
 from torchcaps import nn as caps
 from torchcaps.types import Capsules
 
@@ -45,11 +45,13 @@ def transformed(kind: str, op: str) -> None:
     pose, weight = torch.randn(2, 5, 3, generator=draw), torch.randn(5, 4, 6, 3, generator=draw)
     layers = {impl: caps.CapsuleLinear(5, 3, 4, 6, "em", impl=impl) for impl in ("reference", "auto", "cpu")}
     for layer in layers.values():
-        layer.load_state_dict({"weight": weight, **{f"router.beta_{k}": torch.zeros(1) for k in "ua"}})
+        layer.load_state_dict({"votes.weight": weight, **{f"router.beta_{k}": torch.zeros(4) for k in "ua"}})
 
     def value(x: torch.Tensor, impl: str = "auto") -> torch.Tensor:
         if op == "routed dynamic":
-            return ops.routed_dynamic(x, weight, impl=impl).pose.square().sum()
+            children = Capsules(x, x.square().sum(dim=-1))
+            votes = functional.ProductVotes(children, functional.Everything(), weight.transpose(2, 3))
+            return ops.dynamic_routing(votes, impl=impl).pose.square().sum()
         if op == "given votes":
             return ops.dynamic_routing(torch.einsum("bik,ijdk->bijd", x, weight), impl=impl).pose.square().sum()
         return layers[impl](x).pose.square().sum()

@@ -1,24 +1,12 @@
 from __future__ import annotations
 
-from math import comb
+import json
 
 import pytest
 import torch
+from torch import Tensor
 
 from torchcaps.evaluation import compare, compare_answers, mcnemar, score
-
-
-@pytest.mark.parametrize(("one", "two"), [(0, 0), (1, 0), (3, 3), (2, 9), (10, 1), (0, 12)])
-def test_mcnemar_is_a_toss_of_coins(one: int, two: int) -> None:
-    n = one + two
-    tail = sum(comb(n, k) for k in range(min(one, two) + 1)) / 2**n
-    assert mcnemar(one, two) == pytest.approx(min(1.0, 2 * tail))
-    assert mcnemar(one, two) == mcnemar(two, one)
-
-
-def test_mcnemar_of_thousands() -> None:
-    assert mcnemar(5000, 5000) == pytest.approx(1)
-    assert 0 < mcnemar(5300, 4700) < 1e-8
 
 
 def test_only_images_on_which_models_differ_count() -> None:
@@ -31,7 +19,57 @@ def test_only_images_on_which_models_differ_count() -> None:
     assert found.p_value == pytest.approx(mcnemar(3, 1))
     low, high = found.interval
     assert low < 0.25 < high
-    assert "do not tell" in found.verdict
+    assert found.outcome == "undecided"
+
+
+def answers(only_first: int, only_second: int, n: int) -> tuple[Tensor, Tensor]:
+    """Two models of which one alone is right on so many of n images."""
+    first, second = torch.ones(2, n, dtype=torch.bool)
+    second[:only_first] = False
+    first[only_first : only_first + only_second] = False
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "n", "outcome", "verdict"),
+    [
+        (2, 0, 256, "undecided", "These images do not tell the two models apart, nor show that they are equally good "
+         "within 1 point (+0.78 points, 95 % from +0.00 to +1.95, p = 0.5). On so many images, only a difference of "
+         "3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
+        (0, 0, 256, "undecided", "The two models give the same answers, right or wrong, on all 256 images; these do "
+         "not show that they are equally good within 1 point (p = 0.077 for a larger difference). On so many images, "
+         "only a difference of 3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
+        (0, 0, 1000, "equivalent", "The two models give the same answers, right or wrong, on all 1,000 images, and are "
+         "equally good within 1 point (p = 0.001 for a larger difference)."),
+        (3, 4, 1000, "equivalent", "The two models are equally good within 1 point (-0.10 points, 95 % from -0.60 to "
+         "+0.40, p = 0.0059 for a larger difference)."),
+        (40, 9, 1000, "first", "The first model is better on these images (+3.10 points, 95 % from +1.70 to +4.50, "
+         "p = 9.3e-06)."),
+        (2, 20, 10_000, "second", "The second model is better on these images, by less than 1 point (-0.18 points, "
+         "95 % from -0.28 to -0.09, p = 0.00012)."),
+        (1, 0, 4, "undecided", "These images do not tell the two models apart, nor show that they are equally good "
+         "within 1 point (+25.00 points, 95 % from +0.00 to +75.00, p = 1). On so many images, no difference would be "
+         "seen, however large."),
+    ],
+)  # fmt: skip
+def test_there_are_three_answers_and_each_gives_its_figures(
+    only_first: int, only_second: int, n: int, outcome: str, verdict: str
+) -> None:
+    found = compare_answers(*answers(only_first, only_second, n))
+    assert found.outcome == outcome
+    assert found.verdict == verdict
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (told["outcome"], told["verdict"], told["margin"]) == (outcome, verdict, 0.01)
+    assert [row[0] for row in found.table()] == ["model", "first", "second"]
+
+
+def test_a_large_p_never_says_that_there_is_no_difference() -> None:
+    """Whether two models pass as equal depends on the margin."""
+    first, second = answers(6, 4, 400)
+    assert compare_answers(first, second).outcome == "undecided"
+    assert compare_answers(first, second, margin=0.03).outcome == "equivalent"
+    assert "within 3 points" in compare_answers(first, second, margin=0.03).verdict
+    assert "within 0.5 points" in compare_answers(first, second, margin=0.005).verdict
 
 
 def test_the_interval_is_that_of_the_difference() -> None:
@@ -62,5 +100,5 @@ def test_arguments_that_do_not_fit() -> None:
         compare_answers(some, some[:2])
     with pytest.raises(ValueError, match="resamples: expected at least 100, got 5"):
         compare_answers(some, some, resamples=5)
-    with pytest.raises(ValueError, match="only_second: expected at least 0, got -1"):
-        mcnemar(0, -1)
+    with pytest.raises(ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 0"):
+        compare_answers(some, some, margin=0)

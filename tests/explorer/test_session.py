@@ -82,7 +82,7 @@ def test_places_look_at_their_receptive_fields():
     model = Session(small(size=(20, 20)), "square")
     found = model.routing(torch.zeros(1, 20, 20, dtype=torch.uint8), 0)
     assert found.steps[0].amount.shape == (2, 2)
-    assert found.field == ((8.0, 8.0), 2, 17)
+    assert found.sight == ((8.0, 8.0), 2, 17)
 
 
 def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
@@ -95,7 +95,7 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     assert torch.allclose(found.steps[-1].activation, look.activation, atol=1e-5)
     rows, columns = found.steps[0].amount.shape
     assert found.children == rows * columns * 2
-    assert found.field.first[0] + found.field.step * (rows - 1) <= 21
+    assert found.sight.first[0] + found.sight.step * (rows - 1) <= 21
     assert look.reconstructions is None
     assert model.pose_dim == 16
     assert model.describe()["lengths"] is False  # activations of their own, not lengths of poses

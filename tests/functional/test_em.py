@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.functional import Windows, em_routing
+from torchcaps.functional import em_routing
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.testing import assert_close, random_votes, seeded
 
@@ -191,14 +191,3 @@ def test_wrong_arguments():
         em_routing(votes, activation[:, :8], 0.0, 0.0)
     with pytest.raises(ValueError, match=r"beta_u: expected \[parents=3\], got \[parents=4\]"):
         em_routing(votes, activation, torch.zeros(4), 0.0)
-
-
-def test_normalise_and_start_are_used():
-    votes, activation = random_votes(2, 9, 3, 4), torch.rand(2, 9, generator=seeded(1))
-    start = torch.rand(2, 9, 3, generator=seeded(2)).softmax(dim=-1)
-    torch.testing.assert_close(em_routing(votes, activation, 0.0, 0.0, 1, start=start).coupling, start)
-    windows = Windows(1, 1, 1)
-    conv = em_routing(
-        votes[:, None, None], activation[:, None, None], 0.0, 0.0, normalise=windows.share,
-    )  # fmt: skip
-    torch.testing.assert_close(conv.pose[:, 0, 0], em_routing(votes, activation, 0.0, 0.0).pose)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from torchcaps.functional import random_coupling, random_routing, squash, uniform_routing
-from torchcaps.nn import CapsuleLinear, create_router
+from torchcaps.nn import CapsuleLinear, create_router, record_routing
 from torchcaps.testing import random_capsules, random_votes
+from torchcaps.types import Capsules
 
 
 def test_equals_the_weighted_sum():
@@ -69,11 +70,13 @@ def test_moves_with_its_couplings():
 def test_one_operator_gives_what_stored_votes_give(bias, impl):
     layer = CapsuleLinear(6, 4, 5, 3, "random", seed=3, scale=2.0, bias=bias, impl=impl)
     pose, activation = random_capsules(3, 6, 4)
-    whole = layer.router.linear(pose, activation, layer.weight, layer.bias)
-    stored = super(type(layer.router), layer.router).linear(pose, activation, layer.weight, layer.bias)
-    for found, expected in zip(whole, stored, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert layer.router.linear(pose, activation, layer.weight, want_coupling=False).coupling is None
+    children = Capsules(pose, activation)
+    with record_routing(layer) as record:
+        layer(children)
+    truth = random_routing(layer.ask(children), 3, scale=2.0)
+    found = record[""][0]
+    for one, expected in zip((found.pose, found.activation, found.coupling), truth, strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

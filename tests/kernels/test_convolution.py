@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from torchcaps import ops
-from torchcaps.kernels.cpu import fourier
-from torchcaps.kernels.cpu.convolution import at_points, at_points_backward
-from torchcaps.testing import relative_rms
+from torchcaps.kernels.conv2d import _fourier as fourier
+from torchcaps.kernels.conv2d.frequency import at_points, at_points_backward
+from torchcaps.testing.compare import relative_rms
 from torchcaps.testing.random import seeded
 
 
@@ -67,7 +67,7 @@ def test_precision_of_the_papers_layer(dtype, tolerance):
 
 
 def test_many_samples_and_channels_are_cut_into_parts(monkeypatch):
-    from torchcaps.kernels.cpu import convolution
+    from torchcaps.kernels.conv2d import frequency as convolution
 
     monkeypatch.setattr(convolution, "BLOCK_BYTES", 1)
     monkeypatch.setattr(convolution, "MOST_WINDOWS", 9)

@@ -7,12 +7,13 @@ import torchcaps as tc
 from torchcaps import functional, ops
 from torchcaps.functional import Windows
 from torchcaps.functional.bounds import bounded
-from torchcaps.kernels import support
 from torchcaps.nn import CapsuleLinear, ConvCaps, PrimaryCaps, create_router
 from torchcaps.testing import PropertyError, assert_close, seeded
 from torchcaps.types import Capsules
 
-IMPLS = ["reference", "cpu", pytest.param("numba", marks=pytest.mark.skipif(not support.HAS_NUMBA, reason="no numba"))]
+from .makers import FAST, Layer, routed
+
+IMPLS = ["reference", *FAST]
 LARGEST = torch.finfo(torch.float32).max
 SCALES = (1e7, 1e10, 1e15, 1e19, 1e25, 1e30, LARGEST)
 
@@ -36,10 +37,10 @@ def some(*shape, scale=1.0, seed=0):
     "route",
     [
         functional.dynamic_routing, functional.uniform_routing, functional.random_routing,
-        lambda votes: ops.dynamic_routing(votes, impl="cpu", want_coupling=True),
+        lambda votes: ops.dynamic_routing(votes, impl="blocked", want_coupling=True),
         lambda votes: functional.em_routing(votes, torch.rand(2, 5, generator=seeded(1)), 0.0, 0.0),
     ],
-    ids=["dynamic", "uniform", "random", "dynamic, cpu", "em"],
+    ids=["dynamic", "uniform", "random", "dynamic, blocked", "em"],
 )  # fmt: skip
 def test_votes_of_any_size(route, scale):
     for seed in range(3):
@@ -53,34 +54,36 @@ def test_votes_of_any_size(route, scale):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_linear_layers_of_any_size(routing, impl, scale):
-    layer = CapsuleLinear(6, 4, 5, 4, routing, impl=impl)
     for seed in range(3):
-        pose = some(3, 6, 4, scale=scale, seed=seed)
-        all_finite(layer(pose), [pose, *layer.parameters()])
-    with torch.no_grad():
-        layer.weight.copy_(some(*layer.weight.shape, scale=scale, seed=7))
-    all_finite(layer(pose), [pose, *layer.parameters()])
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("seed", range(4))
-def test_windows_of_any_size(impl, seed):
-    """Outliers among ordinary numbers, children of no activation, all conventions."""
-    windows, parents, n = Windows(4, 4, 3), 3, 2
-    convention = ("all", "type", "space", "patch")[seed]
-    for scale in SCALES:
-        pose = some(2, 4, 4, n, 4, seed=seed).detach()
-        rare = torch.rand(pose.shape[:-1], generator=seeded(seed + 9)) < 0.2
-        pose = torch.where(rare.unsqueeze(-1), pose * scale, pose)
-        activation = torch.rand(2, 4, 4, n, generator=seeded(seed))
-        activation = torch.where(activation < 0.4, activation**30, activation)
-        weight, shift = (
-            some(9 * n, parents, 2, 2).detach(),
-            some(9 * n, parents, 4, scale=scale if seed else 1).detach(),
+        layer = Layer(
+            types=6, matrices=(1, 4, 5) if routing == "dynamic" else (2, 2, 2), dtype=torch.float32, seed=seed
         )
-        leaves = [x.requires_grad_() for x in (pose, activation, weight, *torch.zeros(2, parents), shift)]
-        options = {"windows": windows, "convention": convention, "want_coupling": True, "impl": impl}
-        all_finite(ops.routed_em(*leaves, **options), leaves)
+        tensors = layer.tensors()
+        for name in ("pose", "weight"):
+            tensors[name] = some(*tensors[name].shape, scale=scale, seed=seed)
+            leaves = [x for x in tensors.values() if x is not None]
+            all_finite(routed(routing, layer.votes(tensors), tensors, impl), leaves)
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("convention", ["all", "type", "space", "patch"])
+def test_windows_of_any_size(convention, routing):
+    """Outliers among ordinary numbers, children of no activation, all conventions."""
+    for impl in IMPLS if routing == "em" else ("reference", "blocked"):
+        for seed, scale in enumerate(SCALES):
+            where = Windows(4, 4, 3, convention=convention)
+            layer = Layer(
+                where, 2, 2, 3, (2, 2, 2), (1, 1) if routing == "em" else None, dtype=torch.float32, seed=seed
+            )
+            tensors = {n: None if x is None else x.detach() for n, x in layer.tensors().items()}
+            rare = torch.rand(tensors["pose"].shape[:-1], generator=seeded(seed + 9)) < 0.2
+            tensors["pose"] = torch.where(rare.unsqueeze(-1), tensors["pose"].clamp(-1, 1) * scale, tensors["pose"])
+            weak = tensors["activation"] < 0.4
+            tensors["activation"] = torch.where(weak, tensors["activation"] ** 30, tensors["activation"])
+            if tensors["shift"] is not None:
+                tensors["shift"] = tensors["shift"].clamp(-1, 1) * scale
+            leaves = [x.requires_grad_() for x in tensors.values() if x is not None]
+            all_finite(routed(routing, layer.votes(tensors), tensors, impl), leaves)
 
 
 def test_bounds_leave_ordinary_numbers_as_they_are():
@@ -118,7 +121,7 @@ def test_other_than_floating_point_is_named(dtype):
         ],
         "activation": [lambda: functional.em_routing(torch.ones(2, 5, 4, 3), activation.to(dtype), 0.0, 0.0)],
         "pose": [
-            lambda: functional.linear_votes(pose, weight), lambda: ops.routed_dynamic(pose, weight),
+            lambda: functional.linear_votes(pose, weight),
             lambda: ConvCaps(2, 3, 1, pose_size=2)(Capsules(space, torch.ones(2, 3, 3, 2))),
         ],
         "weight": [lambda: functional.linear_votes(torch.ones(2, 5, 3), weight.to(dtype))],
@@ -167,8 +170,8 @@ def test_transforms_of_torch_func(routing):
         return torch.func.functional_call(layer, parameters, (pose,)).activation.square().sum()
 
     expected = torch.autograd.grad(layer(pose).activation.square().sum(), layer.weight)[0]
-    torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["weight"], expected)
-    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["weight"]
+    torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["votes.weight"], expected)
+    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["votes.weight"]
     torch.testing.assert_close(each.sum(dim=0), expected)
     whole = torch.func.vmap(lambda x: layer(x.unsqueeze(0)).activation[0])(pose)
     torch.testing.assert_close(whole, layer(pose).activation)
@@ -178,13 +181,13 @@ def test_transforms_of_torch_func(routing):
 
 
 def test_a_transform_of_a_fast_path_asked_for_by_name_says_why():
-    layer, conv = CapsuleLinear(6, 4, 5, 3, impl="cpu"), PrimaryCaps(8, 4, 4, kernel_size=9).conv
+    layer, conv = CapsuleLinear(6, 4, 5, 3, impl="blocked"), PrimaryCaps(8, 4, 4, kernel_size=9).conv
     conv.impl = "cpu"
     for call, x in (
         (lambda x: layer(x).activation.sum(), some(3, 6, 4)),
         (lambda x: conv(x).sum(), some(1, 8, 20, 20)),
     ):
-        with pytest.raises(ValueError, match=r"^impl: 'cpu' cannot run \w+ within torch.func transforms; 'auto' takes"):
+        with pytest.raises(ValueError, match=r"^impl: '\w+' cannot run \w+ within torch.func transforms; 'auto' takes"):
             torch.func.grad(call)(x)
 
 

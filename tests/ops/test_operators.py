@@ -1,14 +1,72 @@
-"""The fast paths as PyTorch operators: schema, fake version, autograd, compilation; found by watching what runs."""
+"""The factory of fused operators, on a small one of its own; and what every fast path made by it promises."""
+
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps import ops
-from torchcaps.nn import CapsuleLinear
-from torchcaps.testing import random_capsules, random_votes
+from torchcaps.functional import Everything, Windows
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.testing.random import random_votes
 
-from .test_routed_dynamic import FAST
+from .makers import FAST, Layer, gradients, routed
+
+
+class Scaled(NamedTuple):
+    x: Tensor
+    factor: Tensor
+    missing: Tensor | None
+    times: int
+    powers: list[float]
+
+
+def forward(given):
+    assert not torch.is_autocast_enabled("cpu")
+    exponential = (given.x @ given.factor).exp() * given.times
+    return exponential, given.x.sum(dim=0), exponential.clone()
+
+
+def backward(given, kept, grads, wanted):
+    inner = grads[0] * kept[0]
+    whole = (inner @ given.factor.t() + grads[1]).expand(2, *given.x.shape)[:1]  # sums to the shape of x
+    return whole, given.x.t() @ inner if wanted[1] else None, None
+
+
+def shapes(given):
+    y = given.x.new_empty(given.x.shape[0], given.factor.shape[1])
+    return y, given.x.new_empty(given.x.shape[1]), torch.empty_like(y)
+
+
+scaled = operator("test_scaled", Scaled, 3, Parts(forward, backward, shapes, kept=1))
+
+
+def test_value_gradients_and_what_is_not_wanted():
+    x, factor = torch.rand(4, 3, requires_grad=True), torch.rand(3, 2, requires_grad=True)
+
+    def outcome(factor):
+        with torch.autocast("cpu", torch.bfloat16):
+            y, total, _ = scaled(Scaled(x, factor, None, 2, [1.0]))
+        return y.square().sum() + total.sum()
+
+    truth = (2 * (x @ factor).exp()).square().sum() + x.sum()
+    torch.testing.assert_close(outcome(factor), truth)
+    expected = torch.autograd.grad(truth, (x, factor))
+    torch.testing.assert_close(torch.autograd.grad(outcome(factor), (x, factor)), expected)
+    torch.testing.assert_close(torch.autograd.grad(outcome(factor.detach()), x)[0], expected[0])
+
+
+def test_as_pytorch_sees_it():
+    given = (torch.rand(4, 3, requires_grad=True), torch.rand(3, 2, requires_grad=True), None, 2, [1.0, 2.0])
+    utils = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.torchcaps.test_scaled.default, given, test_utils=utils)
+    schema = str(torch.ops.torchcaps.test_scaled_backward.default._schema)
+    assert schema == (
+        "torchcaps::test_scaled_backward(Tensor x, Tensor factor, Tensor? missing, SymInt times, float[] powers, "
+        "Tensor[] kept, Tensor[] grads, bool[] wanted) -> (Tensor, Tensor, Tensor)"
+    )
 
 
 class Watch(TorchDispatchMode):
@@ -24,92 +82,124 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run(op, impl, bias, **options):
-    bias = torch.full((5, 3), 0.1, requires_grad=True) if bias else None
-    if op == "dynamic_routing":
-        return ops.dynamic_routing(random_votes(2, 6, 5, 3).requires_grad_(), bias=bias, impl=impl, **options)
-    pose, weight = random_capsules(2, 6, 4).pose.requires_grad_(), torch.randn(6, 5, 3, 4, requires_grad=True)
-    return ops.routed_dynamic(pose, weight, bias, impl=impl, **options)
-
-
-CASES = [("dynamic_routing", "cpu"), *(("routed_dynamic", impl) for impl in FAST)]
-
-
-@pytest.mark.parametrize(("op", "impl"), CASES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("options", [{}, {"want_coupling": True, "leaky": True}, {"detach": True, "iterations": 1}])
-def test_schema_fake_and_autograd(op, impl, bias, options):
-    with Watch() as watch:
-        routed = run(op, impl, bias, **options)
-        loss = routed.pose.sum() + routed.activation.sum()
-        loss = loss + (routed.coupling**2).sum() if options.get("want_coupling") else loss
-        loss.backward()
-    forward, backward = watch.calls
-    torch.library.opcheck(*forward)
+def opcheck(forward, backward):
+    """Hold a pair of calls against all that PyTorch can check."""
+    op, args, kwargs = forward
+    leaves = [x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in args]
+    torch.library.opcheck(op, tuple(leaves), kwargs)
     torch.library.opcheck(*backward, test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize(("op", "impl"), CASES)
-def test_no_second_derivative_is_said(op, impl):
-    routed = run(op, impl, bias=True)
-    bias = torch.rand(5, 3, requires_grad=True)
-    votes = random_votes(2, 6, 5, 3).requires_grad_()
-    pose, weight = random_capsules(2, 6, 4).pose.requires_grad_(), torch.randn(6, 5, 3, 4, requires_grad=True)
-    routed = (
-        ops.dynamic_routing(votes, bias=bias, impl=impl)
-        if op == "dynamic_routing"
-        else ops.routed_dynamic(pose, weight, bias, impl=impl)
-    )
-    (gradient,) = torch.autograd.grad(routed.pose.square().sum(), bias, create_graph=True)
+LINEAR = Layer(types=6, bias=True, dtype=torch.float32)
+CONVOLUTION = Layer(Windows(4, 4, 3, padding=1), types=2, bias=True, dtype=torch.float32)
+MATRICES = Layer(Windows(4, 4, 3), types=2, matrices=(2, 2, 2), shift=(1, 1))
+CASES = [
+    ("dynamic", "blocked", LINEAR), ("dynamic", "blocked", CONVOLUTION),
+    *([("dynamic", "numba", LINEAR), ("em", "numba", MATRICES)] if "numba" in FAST else []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("routing", "impl", "layer"), CASES)
+@pytest.mark.parametrize("wanted", [False, True])
+def test_schema_fake_and_autograd(routing, impl, layer, wanted):
+    tensors = layer.tensors()
+    votes = layer.votes(tensors)
+    votes.wanted = wanted
+    with Watch() as watch:
+        found = routed(routing, votes, tensors, impl)
+        gradients([x for x in found if x is not None], tensors)
+    opcheck(*watch.calls)
+
+
+def test_given_votes_as_an_operator():
+    votes, bias = random_votes(2, 6, 5, 3).requires_grad_(), torch.full((5, 3), 0.1, requires_grad=True)
+    with Watch() as watch:
+        ops.dynamic_routing(votes, bias=bias, impl="blocked", leaky=True).pose.sum().backward()
+    opcheck(*watch.calls)
+
+
+@pytest.mark.parametrize(("routing", "impl", "layer"), CASES)
+def test_no_second_derivative_is_said(routing, impl, layer):
+    tensors = layer.tensors()
+    pose = routed(routing, layer.votes(tensors), tensors, impl).pose
+    (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["weight"], create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative; impl='reference' has one"):
         gradient.sum().backward()
 
 
-def test_the_reference_has_a_second_derivative():
-    pose = random_capsules(1, 3, 2, dtype=torch.float64).pose.requires_grad_()
-    weight = torch.randn(3, 2, 2, 2, dtype=torch.float64)
-    assert torch.autograd.gradgradcheck(lambda p: ops.routed_dynamic(p, weight, impl="reference").pose, (pose,))
-
-
-@pytest.mark.parametrize("impl", FAST)
-def test_a_batch_of_none(impl):
-    pose, weight = torch.rand(0, 6, 4, requires_grad=True), torch.rand(6, 5, 3, 4, requires_grad=True)
-    routed = ops.routed_dynamic(pose, weight, impl=impl, want_coupling=True)
-    assert [tuple(t.shape) for t in routed] == [(0, 5, 3), (0, 5), (0, 6, 5)]
-    gradients = torch.autograd.grad(routed.pose.sum(), (pose, weight))
-    assert gradients[0].shape == pose.shape
-    assert (gradients[1] == 0).all()
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_where_there_is_a_second_derivative(impl):
+    tensors = MATRICES.tensors()
+    pose = routed("em", MATRICES.votes(tensors), tensors, impl).pose
+    (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["weight"], create_graph=True)
+    gradient.sum().backward()
+    assert tensors["weight"].grad.isfinite().all()
 
 
 @pytest.mark.parametrize("impl", ["reference", *FAST])
-def test_frozen_weights_and_frozen_inputs(impl):
-    children = random_capsules(2, 6, 4).pose
-    layer = CapsuleLinear(6, 4, 5, 3, impl=impl)
-    layer(children).activation.sum().backward()
-    expected = layer.weight.grad
-    layer.weight.requires_grad_(False)
-    children.requires_grad_()
-    layer(children).activation.sum().backward()
-    both = CapsuleLinear(6, 4, 5, 3, impl=impl)
-    both.load_state_dict(layer.state_dict())
-    given = children.detach().requires_grad_()
-    both(given).activation.sum().backward()
-    torch.testing.assert_close(given.grad, children.grad)
-    torch.testing.assert_close(both.weight.grad, expected)
+@pytest.mark.parametrize("frozen", ["pose", "weight"])
+def test_frozen_weights_and_frozen_inputs(impl, frozen):
+    tensors = LINEAR.tensors()
+    whole = gradients(routed("dynamic", LINEAR.votes(tensors), tensors, impl), tensors)
+    tensors[frozen] = tensors[frozen].detach()
+    part = gradients(routed("dynamic", LINEAR.votes(tensors), tensors, impl), tensors)
+    for name, grad in part.items():
+        torch.testing.assert_close(grad, whole[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("impl", ["reference", *FAST])
-def test_compiles_whole_with_gradients(impl):
-    layer, children = CapsuleLinear(6, 4, 5, 3, impl=impl, bias=True), random_capsules(3, 6, 4).pose
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for given in (children, children.repeat(2, 1, 1)):
-        layer.zero_grad()
-        expected = layer(given)
-        expected.activation.sum().backward()
-        gradient = layer.weight.grad.clone()
-        layer.zero_grad()
-        found = compiled(given)
-        found.activation.sum().backward()
-        torch.testing.assert_close(found.pose, expected.pose)
-        torch.testing.assert_close(layer.weight.grad, gradient)
+@pytest.mark.parametrize(
+    ("routing", "impl", "layer"), [*CASES, ("dynamic", "auto", LINEAR), ("em", "blocked", MATRICES)]
+)
+def test_compiles_whole_with_gradients(routing, impl, layer):
+    def outcome(*given):
+        named = dict(zip(tensors, given, strict=True))
+        return tuple(routed(routing, layer.votes(named), named, impl))
+
+    torch._dynamo.reset()  # all cases share the code of `outcome`
+    compiled = torch.compile(outcome, fullgraph=True, backend="aot_eager")
+    for repeats in (1, 2):
+        tensors = layer.tensors()
+        for name in ("pose", "activation"):
+            tensors[name] = tensors[name].detach().repeat_interleave(repeats, dim=0).requires_grad_()
+        expected, found = outcome(*tensors.values()), compiled(*tensors.values())
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(found, tensors), gradients(expected, tensors))
+
+
+def test_explain_and_survey():
+    votes = LINEAR.votes(LINEAR.tensors())
+    name, reason = ops.choose("dynamic_routing", votes)
+    assert name == "blocked"
+    assert ops.explain("dynamic_routing", votes) == f"dynamic_routing runs as {name!r} ({reason})"
+    assert "asked for by name" in ops.explain("dynamic_routing", votes, impl="reference")
+    assert ops.operators() == ["conv2d", "dynamic_routing", "em_routing"]
+    fast = FAST[-1]
+    found = {op: name for op, (name, _) in ops.survey(torch.device("cpu")).items()}
+    assert found == {"conv2d": "cpu", "dynamic_routing": fast, "em_routing": fast}
+    assert {name for name, _ in ops.survey(torch.device("meta")).values()} == {"reference"}
+    assert ops.implementations("conv2d") == ["auto", "reference", "cpu"]
+    assert {"blocked", "cpu", "numba"} < set(ops.implementations("em_routing"))
+
+
+@pytest.mark.slow
+def test_an_exported_program_has_no_operators_of_its_own():
+    class Routing(torch.nn.Module):
+        def forward(self, pose, weight):
+            named = LINEAR.tensors() | {"pose": pose, "weight": weight, "activation": pose[..., 0], "bias": None}
+            return ops.dynamic_routing(LINEAR.votes(named)).pose
+
+    tensors = LINEAR.tensors()
+    program = torch.export.export(Routing(), (tensors["pose"].detach(), tensors["weight"].detach()))
+    assert "torchcaps" not in str(program.graph)
+
+
+def test_transforms_of_torch_func_are_for_the_reference():
+    tensors = {n: None if x is None else x.detach() for n, x in Layer(Everything()).tensors().items()}
+
+    def loss(pose, impl):
+        return ops.dynamic_routing(Layer().votes(tensors | {"pose": pose}), impl=impl).activation.sum()
+
+    assert torch.func.grad(loss)(tensors["pose"], "auto").isfinite().all()
+    with pytest.raises(ValueError, match=r"^impl: 'cpu' cannot run \w+ within torch.func transforms; 'auto' takes"):
+        torch.func.grad(loss)(tensors["pose"], "cpu")

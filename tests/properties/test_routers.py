@@ -3,46 +3,47 @@
 import pytest
 import torch
 
+from outside.routers import VOTES
 from torchcaps import functional, testing
-from torchcaps.nn import create_router
+from torchcaps.nn import Router, create_router
+from torchcaps.nn.routers import RandomRouting
 from torchcaps.testing import PropertyError, check_router
 from torchcaps.types import Routed
 
-from .variants import ROUTERS, WITHOUT_LENGTHS, named
+from .variants import ROUTERS, named
 
 CHECKS = [
-    testing.check_permutations,
-    testing.check_batch_independence,
-    testing.check_purity,
-    testing.check_extremes,
-    testing.check_gradients,
-    testing.check_precision,
-    testing.check_copies,
-]
+    testing.check_ranges, testing.check_permutations, testing.check_batch_independence, testing.check_purity,
+    testing.check_extremes, testing.check_gradients, testing.check_precision, testing.check_copies,
+    testing.check_ablations,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_router(name, options, check):
-    if options.get("detach") and check is testing.check_gradients:
-        with pytest.raises(PropertyError, match="finite differences"):
-            check(create_router(name, **options))
-    elif not create_router(name, **options).exchangeable and check is testing.check_permutations:
-        with pytest.raises(PropertyError, match="parents: "):  # batch and positions, which come first, do hold
-            check(create_router(name, **options))
-    else:
-        check(create_router(name, **options))
+    check(name, **options)
 
 
-@pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
-def test_ranges(name, options):
-    router, lengths = create_router(name, **options), name not in WITHOUT_LENGTHS
-    testing.check_ranges(router, leaky=options.get("leaky", False), lengths=lengths)
+@pytest.mark.parametrize("name", VOTES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_router_of_somebody_else(name, check):
+    check(name)
 
 
 def test_all_checks_at_once():
     check_router(create_router("dynamic"))
-    check_router(create_router("dynamic", leaky=True, detach=True), leaky=True, detached=True)
+    check_router("dynamic", leaky=True, detach=True)
+
+
+def test_what_is_declared_is_what_is_checked():
+    """Random couplings belong to places: said to be exchangeable, they are caught."""
+
+    class Careless(RandomRouting):
+        exchangeable = True
+
+    with pytest.raises(PropertyError, match="parents: pose"):
+        testing.check_permutations(Careless())
 
 
 def children_softmax(votes, activation):
@@ -88,16 +89,19 @@ class Hoarder(torch.nn.Module):
         return Routed(v, length, c)
 
 
-def overwriting(votes, activation):
+class Overwriting(Router):
     """Scales the caller's votes in place."""
-    with torch.no_grad():
-        return functional.uniform_routing(votes.mul_(1.5))
+
+    any_size = True
+
+    def route(self, votes, parents):
+        with torch.no_grad():
+            return functional.uniform_routing(votes.dense().mul_(1.5))
 
 
 def half_way(votes, activation):
-    """Stays in half precision."""
-    routed = functional.dynamic_routing(votes)
-    return Routed(*(t.to(votes.dtype) for t in routed))
+    """Gives half precision."""
+    return Routed(*(t.bfloat16() for t in functional.dynamic_routing(votes)))
 
 
 def cut_off(votes, activation):
@@ -126,10 +130,10 @@ class Copied(torch.nn.Module):
         (parents_apart, testing.check_permutations, "parents: pose"),
         (batch_mixed, testing.check_batch_independence, "batch of one: pose"),
         (Hoarder(), testing.check_purity, "second call"),
-        (overwriting, testing.check_purity, "votes after the call"),
+        (Overwriting(), testing.check_purity, "votes after the call"),
         (bare_root, testing.check_extremes, "votes of size 0: .* not finite"),
         (cut_off, testing.check_gradients, "gradient against finite differences"),
-        (half_way, testing.check_precision, "torch.bfloat16: pose: expected torch.float32, got torch.bfloat16"),
+        (half_way, testing.check_precision, "pose: expected torch.float32, got torch.bfloat16"),
         (Copied(), testing.check_copies, "deepcopy: pose"),
     ],
 )

@@ -21,10 +21,9 @@ def named(value):
     return ",".join(f"{key}={setting}" for key, setting in value.items()) or "default"
 
 
-ROUTERS = [(name, options) for name in list_routers() for options in variants(name)]
+# The library's own: files of tests register others.
+OWN = [name for name in list_routers() if type(create_router(name)).__module__.startswith("torchcaps.")]
+ROUTERS = [(name, options) for name in OWN for options in variants(name)]
 
 # Options of models whose published size costs seconds and proves nothing more; their counts are checked elsewhere.
 SMALLER = {"cnn_baseline": {"channels": (16, 16, 8)}, "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)}}
-
-# Routers whose activation is a probability of its own, not the length of the pose.
-WITHOUT_LENGTHS = {"em"}

@@ -317,7 +317,7 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
     said = check(path.read_text(encoding="utf-8")).text
     path.unlink()
     for words in (f"{trained.parent.name}/run", "other/run", "Parameters", "Right there alone",
-                  "Training time", "Accuracy by class", "model_options", "These images do not tell"):  # fmt: skip
+                  "Training time", "Accuracy by class", "model_options", "give the same answers"):  # fmt: skip
         assert words in said, words
 
 
@@ -330,7 +330,7 @@ def test_runs_on_other_images_are_not_tested_against_each_other(subject, run, tm
     assert comparison.same_images(runs["a"], runs["c"])
     body = comparison.difference(runs).body
     assert body.count("not tested on the same images.") == 1
-    assert "do not tell the two models apart" in body
+    assert "The two models give the same answers, right or wrong, on all" in body
 
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(subject):

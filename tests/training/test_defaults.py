@@ -38,8 +38,8 @@ def test_the_rule_of_batches_holds_for_any_number_of_images():
         assert size == LARGEST_BATCH or images / (2 * size) < ENOUGH_STEPS
 
 
-@pytest.mark.parametrize(("loss", "expected"), [("margin", 1.0), ("spread", 0.0), ("cross_entropy", 0.0)])
-def test_only_the_margin_loss_is_clipped_by_itself(loss, expected):
+@pytest.mark.parametrize(("loss", "expected"), [("margin", 1.0), ("spread", 0.0), ("cross_entropy", 1.0)])
+def test_all_but_the_spread_loss_are_clipped_by_themselves(loss, expected):
     assert clip(loss) == expected
 
 

@@ -73,7 +73,7 @@ def refused(path, read=load):
         ({"classes": "cat"}, "classes: expected a list of names, got 'cat'"),
         ({"classes": []}, "classes: expected a list of names, got []"),
         ({"classes": ["cat", 2]}, "classes: expected a list of names"),
-        ({"classes": ["cat"] * 1_000_000}, "missing weights: class_capsules.bias"),
+        ({"classes": ["cat"] * 1_000_000}, "missing weights: class_capsules.votes.bias"),
         ({"classes": ["cat"] * 3_000_000}, "expected a header of at most"),
         ({"preprocess": 5}, "preprocess: expected img_size [height, width] and in_chans, got 5"),
         ({"preprocess": {"img_size": [20.5, 18], "in_chans": 3}}, "preprocess: expected"),
@@ -119,9 +119,9 @@ def test_a_header_that_describes_nothing(path, state, text):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers(path, state, value):
-    state["class_capsules.weight"][3, 1, 2, 0] = value
+    state["class_capsules.votes.weight"][3, 1, 2, 0] = value
     save_tensors(path, state, ABOUT)
-    assert "class_capsules.weight holds infinite numbers or NaN" in refused(path)
+    assert "class_capsules.votes.weight holds infinite numbers or NaN" in refused(path)
 
 
 def test_weights_of_other_names_and_types(path, state):

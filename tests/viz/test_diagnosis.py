@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -55,9 +57,18 @@ def test_each_panel_shows_the_figures() -> None:
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    figure = diagnosis(found(6, 3, routing="em"))
-    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["as trained", "uniform"]
+    plain = found(6, 3, routing="em")
+    figure = diagnosis(plain)
+    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["as trained", "uniform", "random"]
     assert figure.axes[3].get_xlim()[1] < 3  # no room is kept for a baseline
+    assert_nothing_cut(figure)
+    silent = replace(plain.layers[0], entropy=None, dynamics=None, tree=None, parents=None, sign=None)
+    iterations = replace(plain.iterations, entropy={}, shift={})
+    decay = replace(plain.decay, layers=plain.decay.layers[:1], median=(0.5,), strongest=(0.5,))
+    figure = diagnosis(
+        replace(plain, ablation=None, refused="no", layers=(silent,), iterations=iterations, decay=decay)
+    )
+    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["as trained"]
     assert_nothing_cut(figure)
 
 

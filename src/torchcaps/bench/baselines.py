@@ -148,7 +148,7 @@ def unusable(layer: CapsuleLinear) -> dict[str, str]:
     reasons = {}
     for name in set(ops.IMPLS) & set(VARIANTS):
         try:
-            ops.choose("routed_dynamic", pose, layer.weight, layer.bias, impl=name)
+            ops.choose("dynamic_routing", layer.ask(pose), impl=name)
         except ValueError as error:
             reasons[name] = str(error)
     if not any(map(which, COMPILERS)):

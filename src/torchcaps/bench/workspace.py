@@ -1,6 +1,6 @@
 """What the fake tensors of `estimate.py` do not show, in one place: memory inside of kernels, and resident code.
 
-Sizes follow `torchcaps.kernels.cpu`, which this room does not import: a test holds the constants together. Those of
+Sizes follow `torchcaps.kernels`, which this room does not import: a test holds the constants together. Those of
 torch's own kernels, and of code, were measured on Linux with torch 2.13.
 """
 
@@ -15,11 +15,10 @@ from torch import Tensor
 
 MIB = 1 << 20
 
-# Constants of torchcaps.kernels.cpu: blocks.BLOCK_BYTES; dynamic_numba.FACTORS_BYTES and LANES; convolution.BLOCK_BYTES
-# and MOST_WINDOWS; em.BLOCK_BYTES.
-VOTES_BYTES, FACTORS_BYTES, LANES = 6 << 20, 24 << 20, 16
+# Constants of torchcaps.kernels: samples.BLOCK_BYTES; dynamic.numba.FACTORS_BYTES and LANES;
+# conv2d.frequency.BLOCK_BYTES and MOST_WINDOWS.
+VOTES_BYTES, FACTORS_BYTES, LANES = 3 << 20, 20 << 20, 16
 POINTS_BYTES, MOST_WINDOWS = 10 << 20, 256
-EM_BYTES = 4 << 20
 
 LARGE = 32 << 20
 """Bytes from which glibc always maps a block of its own; smaller ones lie on the heap, which does not shrink."""
@@ -28,7 +27,7 @@ GAPS = 1.1
 TORCH, STEP = 160 * MIB, 8 * MIB
 """Bytes of torch's code and tables that a first forward pass makes resident, and what a training step adds to them."""
 RESIDENT = {
-    "torchcaps::routed_dynamic_numba": 103 * MIB, "torchcaps::routed_em_numba": 103 * MIB,
+    "torchcaps::dynamic_routing_numba": 103 * MIB, "torchcaps::em_routing_numba": 103 * MIB,
     "torchcaps::conv2d_cpu": 20 * MIB,
 }  # fmt: skip
 """The same for an operator's first run."""
@@ -39,25 +38,31 @@ def resident(operators: Collection[str], training: bool) -> int:
     return TORCH + (STEP if training else 0) + sum(RESIDENT.get(name, 0) for name in operators)
 
 
-def _blocked(pose: Tensor, weight: Tensor, *_: Any) -> int:
-    """`dynamic.routed_dynamic`: three buffers of the votes of a block."""
-    per_sample = math.prod(weight.shape[:3]) * weight.element_size()
+# Operators take (operands, settings); their gradients (operands, settings, kept, gradients, which are wanted).
+
+
+def _blocked(pose: Tensor, weight: Tensor | None, *_: Any) -> int:
+    """`dynamic.blocked`: three buffers of the votes of a block."""
+    sizes = pose.shape[1:] if weight is None else weight.shape[:3]
+    per_sample = math.prod(sizes) * pose.element_size()
     return 3 * per_sample * max(1, min(len(pose), VOTES_BYTES // max(1, per_sample)))
 
 
-def _blocked_backward(pose: Tensor, weight: Tensor, sums: Tensor, *_: Any) -> int:
+def _blocked_backward(pose: Tensor, weight: Tensor | None, *rest: Any) -> int:
     """The same, and a block's factors: 2 (T - 1) + 1 numbers for each pair, in a list and stacked."""
-    dim, factors = weight.shape[2], 2 * len(sums) - 1
+    (sums,) = rest[-3]
+    dim, factors = sums.shape[-1], 2 * len(sums) - 1
     return _blocked(pose, weight) * (3 * dim + 2 * factors + 2) // (3 * dim)
 
 
 def _compiled(pose: Tensor, weight: Tensor, *_: Any) -> int:
-    """`dynamic_numba.routed_dynamic`: the poses once more, a sample to a lane."""
+    """`dynamic.numba`: the poses once more, a sample to a lane."""
     return _lanes(pose) * weight.element_size()
 
 
-def _compiled_backward(pose: Tensor, weight: Tensor, sums: Tensor, *_: Any) -> int:
+def _compiled_backward(pose: Tensor, weight: Tensor, *rest: Any) -> int:
     """Poses and their gradients by lane, and the factors of a block of groups."""
+    (sums,) = rest[-3]
     groups = -(-len(pose) // LANES)
     per_group = max(1, 2 * (len(sums) - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size())
     taken = min(groups, max(torch.get_num_threads(), FACTORS_BYTES // per_group))
@@ -69,7 +74,7 @@ def _lanes(pose: Tensor) -> int:
 
 
 def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int]) -> int:
-    """`convolution.conv2d`: the outcome at its points, and four shared buffers of a block of channels."""
+    """`conv2d.frequency`: the outcome at its points, and four shared buffers of a block of channels."""
     outputs, channels, *kernel = weight.shape
     window = [(n - k) // s + 1 + -(-k // s) - 1 for n, k, s in zip(x.shape[2:], kernel, stride, strict=True)]
     points = 3 * math.prod(window) // 2
@@ -80,22 +85,13 @@ def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence
     return points * rows * outputs * x.element_size() + buffers
 
 
-def _frequency_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], *_: Any) -> int:
-    return _frequency(x, weight, None, stride) + grad.numel() * grad.element_size()
-
-
-def _em(*_: Any) -> int:
-    """`em.routed_em`: a block's votes with their squares, and half as much for couplings and sums (an estimate)."""
-    return EM_BYTES * 3 // 2
-
-
-def _em_backward(*_: Any) -> int:
-    """The same of every pass, and the gradient of the votes (an estimate)."""
-    return 4 * EM_BYTES
+def _frequency_backward(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], *rest: Any) -> int:
+    (grad,) = rest[-2]
+    return _frequency(x, weight, None, stride) + int(grad.numel() * grad.element_size())
 
 
 def _em_compiled(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
-    """`em_numba.routed_em`: poses and activations once more, a sample to a lane."""
+    """`em.numba`: poses and activations once more, a sample to a lane."""
     return (_lanes(pose) + _lanes(activation)) * weight.element_size()
 
 
@@ -115,14 +111,12 @@ def _direct_backward(_grad: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
 
 
 WORKSPACE: dict[str, Callable[..., int]] = {
-    "torchcaps::routed_dynamic_cpu": _blocked,
-    "torchcaps::routed_dynamic_cpu_backward": _blocked_backward,
-    "torchcaps::routed_dynamic_numba": _compiled,
-    "torchcaps::routed_dynamic_numba_backward": _compiled_backward,
-    "torchcaps::routed_em_cpu": _em,
-    "torchcaps::routed_em_cpu_backward": _em_backward,
-    "torchcaps::routed_em_numba": _em_compiled,
-    "torchcaps::routed_em_numba_backward": _em_compiled_backward,
+    "torchcaps::dynamic_routing_blocked": _blocked,
+    "torchcaps::dynamic_routing_blocked_backward": _blocked_backward,
+    "torchcaps::dynamic_routing_numba": _compiled,
+    "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
+    "torchcaps::em_routing_numba": _em_compiled,
+    "torchcaps::em_routing_numba_backward": _em_compiled_backward,
     "torchcaps::conv2d_cpu": _frequency,
     "torchcaps::conv2d_cpu_backward": _frequency_backward,
     "aten::convolution": _direct,

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import bench, data, doctor, explore, inspect, lists, measure, report, reproduce, train
+from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists, measure, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.signals import settle, unwinding
 
@@ -20,6 +20,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": measure.predict,
     "reconstruct": inspect.reconstruct,
     "perturb": inspect.perturb,
+    "compare": compare.compare,
     "report": report.report,
     "explore": explore.explore,
     "models": lists.models,

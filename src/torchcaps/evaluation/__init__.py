@@ -27,7 +27,8 @@ from torchcaps.evaluation.carlini_wagner import carlini_wagner as carlini_wagner
 from torchcaps.evaluation.compare import Comparison as Comparison
 from torchcaps.evaluation.compare import compare as compare
 from torchcaps.evaluation.compare import compare_answers as compare_answers
-from torchcaps.evaluation.compare import mcnemar as mcnemar
+from torchcaps.evaluation.compare_runs import RunsComparison as RunsComparison
+from torchcaps.evaluation.compare_runs import compare_runs as compare_runs
 from torchcaps.evaluation.coupling_maps import CouplingMaps as CouplingMaps
 from torchcaps.evaluation.coupling_maps import coupling_maps as coupling_maps
 from torchcaps.evaluation.couplings import CouplingDynamics as CouplingDynamics
@@ -77,6 +78,10 @@ from torchcaps.evaluation.multilabel import MultiLabel as MultiLabel
 from torchcaps.evaluation.multilabel import evaluate_multilabel as evaluate_multilabel
 from torchcaps.evaluation.multilabel import score_multilabel as score_multilabel
 from torchcaps.evaluation.multilabel import top_labels as top_labels
+from torchcaps.evaluation.paired import equivalence_test as equivalence_test
+from torchcaps.evaluation.paired import mcnemar as mcnemar
+from torchcaps.evaluation.paired import mcnemar_power as mcnemar_power
+from torchcaps.evaluation.paired import smallest_visible as smallest_visible
 from torchcaps.evaluation.predict import Prediction as Prediction
 from torchcaps.evaluation.predict import predict as predict
 from torchcaps.evaluation.recording import recorded_routing as recorded_routing

@@ -8,58 +8,69 @@ without routing (a recipe with `routing = "uniform"`) is the harder comparison, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from typing import Any
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
 from torchcaps.evaluation.checks import check_labels
-from torchcaps.evaluation.compare import LEVEL, mcnemar
+from torchcaps.evaluation.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.couplings import coupling_entropy, coupling_shift
 from torchcaps.evaluation.recording import recorded_routing, routers_of, swapped_routers
 from torchcaps.evaluation.tensors import BATCH, check_labelled, image_activations, share
-from torchcaps.nn import DynamicRouting, EMRouting, Recorded, Router, UniformRouting, create_router
+from torchcaps.nn import Recorded, Router
+
+STORED = 8  # images whose votes are in memory at once
 
 
 @dataclass(frozen=True)
 class RoutingAblation:
-    """Accuracy of one trained model with its own routing and with none; accuracies are in [0, 1].
+    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1].
 
     Attributes:
-        routed: as trained.
-        uniform: with every coupling equal, at test time only.
-        random: with fixed random couplings, at test time only; None where a layer's routing has no such variant (EM).
-        changed: share of images whose answer routing changes, against uniform couplings.
-        p_value: of McNemar's exact test that the model does equally well without its routing.
-        num_samples: n.
+        comparison: as trained, against the same routers with every coupling equal, at test time only.
+        random: accuracy with fixed random couplings, at test time only.
+        changed: share of images whose answer routing changes, against equal couplings.
     """
 
-    routed: float
-    uniform: float
-    random: float | None
+    comparison: Comparison
+    random: float
     changed: float
-    p_value: float
-    num_samples: int
+
+    @property
+    def routed(self) -> float:
+        """Accuracy as trained."""
+        return self.comparison.first
+
+    @property
+    def uniform(self) -> float:
+        """Accuracy with every coupling equal."""
+        return self.comparison.second
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """One sentence; where nothing is decided, a second one on what would have been seen."""
+        found = self.comparison
         figures = (
             f"{self.routed:.1%} with it, {self.uniform:.1%} without; it changes {self.changed:.1%} of the answers; "
-            f"p = {self.p_value:.2g}"
+            f"{found.evidence}"
         )
-        if self.p_value >= LEVEL:
-            return f"These images do not show that this model needs its routing ({figures})."
-        if self.routed < self.uniform:
-            return f"This model does better without its routing ({figures})."
-        return f"This model needs its routing at test time; one trained without may not ({figures})."
+        match found.outcome:
+            case "first":
+                return f"This model needs its routing at test time; one trained without may not ({figures})."
+            case "second":
+                return f"This model does better without its routing ({figures})."
+            case "equivalent":
+                return f"This model does as well without its routing, within {points(found.margin)} ({figures})."
+            case _:
+                return f"These images do not show that this model needs its routing ({figures}). {found.power}"
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return asdict(self) | {"verdict": self.verdict}
+        figures = {"routed": self.routed, "uniform": self.uniform, "random": self.random, "changed": self.changed}
+        return figures | {"comparison": self.comparison.to_dict(), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class IterationDynamics:
         iterations: 1 to T.
         accuracy: in [0, 1], after each.
         changed: share of images whose answer differs from that after one iteration.
-        entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`.
+        entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings
+            are no shares are left out, here and in `shift`.
         shift: layer name -> share of each child that moved since the iteration before; 0 for the first.
     """
 
@@ -102,40 +114,35 @@ def routing_ablation(
     seed: int = 0,
     batch_size: int = BATCH,
 ) -> RoutingAblation:
-    """The model as it is, with uniform couplings and with random ones, on the same images.
+    """The model as it is, with equal couplings and with random ones, on the same images.
 
-    An EM router is stopped after the one iteration that starts from uniform couplings, at its last temperature.
+    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`.
 
     Args:
         model: holds routed layers; its routers are back in place afterwards, and so is its mode.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` class indices.
-        seed: of the random couplings.
-        batch_size: images at a time.
+        seed: of the random couplings and of the bootstrap.
+        batch_size: images at a time; random couplings are tried on at most 8, as all their votes are stored.
 
     Raises:
         ValueError: for a model without routed layers, or arguments that do not fit.
+        NoAblationError: for a router that makes its couplings by itself.
     """
     check_labelled(images, labels)
 
-    def answers(change: Callable[[Router], Router]) -> Tensor:
+    def answers(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
         with swapped_routers(model, change):
-            found = image_activations(model, images, batch_size=batch_size)
+            found = image_activations(model, images, batch_size=size)
         check_labels(labels, found.shape[1])
         return found.argmax(dim=1)
 
-    true, routed, uniform = labels.cpu(), answers(lambda router: router), answers(uniform_router)
-    plain = not any(isinstance(router, EMRouting) for router in routers_of(model))
-    random = share(answers(lambda router: random_router(router, seed)) == true) if plain else None
+    true, routed, uniform = labels.cpu(), answers(lambda router: router), answers(Router.uniform)
+    random = answers(lambda router: router.random(seed), min(batch_size, STORED))
     return RoutingAblation(
-        routed=share(routed == true),
-        uniform=share(uniform == true),
-        random=random,
+        comparison=compare_answers(routed == true, uniform == true, seed=seed),
+        random=share(random == true),
         changed=share(routed != uniform),
-        p_value=mcnemar(
-            int(((routed == true) & (uniform != true)).sum()), int(((uniform == true) & (routed != true)).sum())
-        ),
-        num_samples=len(images),
     )
 
 
@@ -159,15 +166,18 @@ def iteration_dynamics(
         ValueError: for a model without routed layers, or arguments that do not fit.
     """
     check_labelled(images, labels)
-    most = max(map(_iterations, routers_of(model)))
+    routers = routers_of(model)
+    most = max(router.passes for router in routers.values())
     answers: list[Tensor] = []
     entropy, shift = dict[str, list[float]](), dict[str, list[float]]()
     before: dict[str, Recorded] = {}
     for count in range(1, most + 1):
-        with swapped_routers(model, lambda router, count=count: stopped_router(router, count)):  # type: ignore[misc]
+        with swapped_routers(model, methodcaller("stopped", count)):
             found, recorded, _ = recorded_routing(model, images, batch_size=batch_size)
         answers.append(found.argmax(dim=1))
         for name, layer in recorded.items():
+            if routers[name].coupling == "free":
+                continue
             entropy.setdefault(name, []).append(coupling_entropy(layer).mean)
             shift.setdefault(name, []).append(coupling_shift(before[name], layer) if name in before else 0.0)
         before = recorded
@@ -178,47 +188,3 @@ def iteration_dynamics(
         entropy={name: tuple(values) for name, values in entropy.items()},
         shift={name: tuple(values) for name, values in shift.items()},
     )
-
-
-def uniform_router(router: Router) -> Router:
-    """A router that gives every parent the same share of every child, with what else `router` has learned."""
-    if not isinstance(router, DynamicRouting | EMRouting):
-        return UniformRouting(impl=_impl(router))
-    copy = deepcopy(router)
-    copy.iterations = 1
-    if isinstance(copy, EMRouting):
-        copy.inverse_temperature = copy.inverse_temperature[-1:]
-    return copy
-
-
-def random_router(router: Router, seed: int = 0) -> Router:
-    """A router with fixed random couplings, by the same implementation."""
-    return create_router("random", seed=seed, impl=_impl(router))
-
-
-def stopped_router(router: Router, iterations: int) -> Router:
-    """A copy of `router` that stops after so many iterations, or after its own number where that is less.
-
-    Raises:
-        ValueError: for fewer than one iteration.
-    """
-    check_range("iterations", iterations, low=1)
-    count = min(iterations, _iterations(router))
-    if count == _iterations(router):
-        return router
-    copy: Any = deepcopy(router)
-    copy.iterations = count
-    if isinstance(router, EMRouting):
-        copy.inverse_temperature = router.inverse_temperature[:count]
-        # The learned cost is kept as a multiple of the last temperature, which is another one now.
-        ratio = copy.inverse_temperature[-1] / router.inverse_temperature[-1]
-        copy.beta_a.data.mul_(ratio)
-    return copy
-
-
-def _impl(router: Router) -> Any:
-    return getattr(router, "impl", "auto")
-
-
-def _iterations(router: Router) -> int:
-    return int(getattr(router, "iterations", 1))

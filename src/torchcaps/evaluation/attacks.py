@@ -16,13 +16,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.ablation import uniform_router
 from torchcaps.evaluation.accuracy import Loss
 from torchcaps.evaluation.checks import check_labels
 from torchcaps.evaluation.forward import device_of, still
 from torchcaps.evaluation.recording import swapped_routers
 from torchcaps.evaluation.tensors import BATCH, check_labelled
 from torchcaps.functional import margin_loss
+from torchcaps.nn import Router
 
 SMALLEST = 1e-6
 
@@ -164,7 +164,7 @@ def vote_attack(
     Raises:
         ValueError: as `pgd`, or for a model without routed layers.
     """
-    with swapped_routers(model, uniform_router):
+    with swapped_routers(model, Router.uniform):
         return pgd(model, images, labels, eps, **options)
 
 

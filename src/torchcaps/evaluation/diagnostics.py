@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import NoAblationError, check_range
 from torchcaps.evaluation.ablation import IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation
 from torchcaps.evaluation.accuracy import Loss
 from torchcaps.evaluation.checks import check_labels
@@ -38,8 +38,9 @@ from torchcaps.evaluation.health import (
     sign_test,
     starvation,
 )
-from torchcaps.evaluation.recording import recorded_routing
+from torchcaps.evaluation.recording import recorded_routing, routers_of
 from torchcaps.evaluation.tensors import right_answers, share
+from torchcaps.nn import Recorded, Router
 
 FEW = 64  # images for the test of signs
 
@@ -56,19 +57,22 @@ class LayerDiagnosis:
         parents: whether its parents live (5).
         starvation: of its children (6).
         sign: whether it sees the sign of poses (8).
+
+    Measures 1 to 3 are None where couplings are no shares, 5 and 8 where activations mean nothing; see `Router`.
     """
 
     name: str
-    entropy: CouplingEntropy
-    dynamics: CouplingDynamics
-    tree: ParseTree
-    parents: CapsuleActivity
+    entropy: CouplingEntropy | None
+    dynamics: CouplingDynamics | None
+    tree: ParseTree | None
+    parents: CapsuleActivity | None
     starvation: Starvation
-    sign: SignTest
+    sign: SignTest | None
 
     def verdicts(self) -> dict[str, str]:
-        """Measure -> one sentence."""
-        return {name: measure.verdict for name, measure in vars(self).items() if name != "name"}
+        """Measure -> one sentence, for those that say something of this layer."""
+        measures = {name: measure for name, measure in vars(self).items() if name != "name"}
+        return {name: measure.verdict for name, measure in measures.items() if measure is not None}
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Diagnosis:
         parameters: numbers that training can change.
         layers: one for each routed layer, in the order of the model.
         iterations: what routing iterations change (2).
-        ablation: what is left without routing (4).
+        ablation: what is left without routing (4); None where a router has no ablation.
+        refused: why not, or an empty text.
         children: whether the children of the first routed layer live (5).
         decay: activations from these children to the last parents (7).
         baseline: against a model without routing, on the same images (9); None where none was given.
@@ -93,7 +98,8 @@ class Diagnosis:
     parameters: int
     layers: tuple[LayerDiagnosis, ...]
     iterations: IterationDynamics
-    ablation: RoutingAblation
+    ablation: RoutingAblation | None
+    refused: str
     children: CapsuleActivity
     decay: ActivationDecay
     baseline: Comparison | None
@@ -101,7 +107,8 @@ class Diagnosis:
 
     def verdicts(self) -> dict[str, str]:
         """What -> one sentence: for the whole model, then layer by layer."""
-        found = {name: getattr(self, name).verdict for name in ("ablation", "iterations", "decay", "children")}
+        found = {"ablation": self.refused if self.ablation is None else self.ablation.verdict}
+        found |= {name: getattr(self, name).verdict for name in ("iterations", "decay", "children")}
         found["baseline"] = "No baseline was given, so the accuracy stands alone."
         if self.baseline is not None:
             sizes = f"{self.parameters:,} parameters against {self.baseline_parameters:,}"
@@ -112,7 +119,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return asdict(self) | {"verdicts": self.verdicts()}
+        ablation = None if self.ablation is None else self.ablation.to_dict()
+        return asdict(self) | {"ablation": ablation, "verdicts": self.verdicts()}
 
 
 def diagnose(
@@ -148,31 +156,52 @@ def diagnose(
     starved = starvation(model, images, labels, loss=loss, batch_size=batch_size)
     signs = sign_test(model, images[:FEW])
     first = next(iter(children.values()))
-    course = {"children": first} | {name: layer.activation for name, layer in recorded.items()}
+    routers = routers_of(model)
+    course = {name: layer.activation for name, layer in recorded.items() if routers[name].activation != "none"}
     base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
+    ablation, refused = _ablated(model, images, labels, seed, batch_size)
     return Diagnosis(
         accuracy=share(right),
         num_samples=len(images),
         parameters=_parameters(model),
         layers=tuple(
-            LayerDiagnosis(
-                name=name,
-                entropy=coupling_entropy(layer),
-                dynamics=coupling_dynamics(layer, labels),
-                tree=parse_tree(layer, labels, seed=seed),
-                parents=capsule_activity(layer.activation),
-                starvation=starved[name],
-                sign=signs[name],
-            )
+            _of_layer(name, routers[name], layer, labels, seed, starved[name], signs[name])
             for name, layer in recorded.items()
         ),
         iterations=iteration_dynamics(model, images, labels, batch_size=batch_size),
-        ablation=routing_ablation(model, images, labels, seed=seed, batch_size=batch_size),
+        ablation=ablation,
+        refused=refused,
         children=capsule_activity(first),
-        decay=activation_decay(course),
+        decay=activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
         baseline_parameters=None if baseline is None else _parameters(baseline),
     )
+
+
+def _of_layer(
+    name: str, router: Router, layer: Recorded, labels: Tensor, seed: int, starved: Starvation, sign: SignTest
+) -> LayerDiagnosis:
+    """The measures that mean something for what this router declares."""
+    shares, present = router.coupling == "shares", router.activation != "none"
+    return LayerDiagnosis(
+        name=name,
+        entropy=coupling_entropy(layer) if shares else None,
+        dynamics=coupling_dynamics(layer, labels) if shares else None,
+        tree=parse_tree(layer, labels, seed=seed) if shares else None,
+        parents=capsule_activity(layer.activation) if present else None,
+        starvation=starved,
+        sign=sign if present else None,
+    )
+
+
+def _ablated(
+    model: nn.Module, images: Tensor, labels: Tensor, seed: int, batch_size: int
+) -> tuple[RoutingAblation | None, str]:
+    """The ablation, or why there is none."""
+    try:
+        return routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
+    except NoAblationError as error:
+        return None, str(error)
 
 
 def _some(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -53,14 +53,20 @@ def recorded_routing(
         for batch in images.split(batch_size):
             with record_routing(model) as record, children_of(model) as seen:
                 activation = model(batch.to(place)).float().cpu()
-            layers = {name: Recorded(*(t.cpu() for t in layer)) for name, layer in record.last().items()}
+            layers = {name: layer.map(Tensor.cpu) for name, layer in record.last().items()}
             parts.append(RoutedImages(activation, layers, {name: seen[name].activation.cpu() for name in layers}))
     names = parts[0].layers
     return RoutedImages(
         torch.cat([part.activation for part in parts]),
-        {name: Recorded(*map(torch.cat, zip(*(part.layers[name] for part in parts), strict=True))) for name in names},
+        {name: _joined([part.layers[name] for part in parts]) for name in names},
         {name: torch.cat([part.children[name] for part in parts]) for name in names},
     )
+
+
+def _joined(parts: Sequence[Recorded]) -> Recorded:
+    """Recordings of parts of the images, as one; without what else routers tell."""
+    coupling, activation, child_activation, pose = map(torch.cat, zip(*(part[:4] for part in parts), strict=True))
+    return Recorded(coupling, activation, child_activation, pose)
 
 
 @contextmanager
@@ -90,32 +96,25 @@ def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Ite
     """Put `change(router)` in the place of every routed layer's router while the block runs.
 
     Raises:
-        ValueError: if the model has no routed layer, or one without a router.
+        ValueError: if the model has no routed layer.
     """
-    layers: list[Any] = list(routed_layers(model).values())
-    before = routers_of(model)
+    before = {layer: layer.router for layer in routed_layers(model).values()}
     try:
-        for layer, router in zip(layers, before, strict=True):
+        for layer, router in before.items():
             layer.router = change(router)
         yield
     finally:
-        for layer, router in zip(layers, before, strict=True):
+        for layer, router in before.items():
             layer.router = router
 
 
-def routers_of(model: nn.Module) -> list[Router]:
-    """The router of every routed layer, in the order of the model.
+def routers_of(model: nn.Module) -> dict[str, Router]:
+    """Layer name -> its router, in the order of the model.
 
     Raises:
-        ValueError: if the model has no routed layer, or one without a router.
+        ValueError: if the model has no routed layer.
     """
-    found = []
-    for name, layer in routed_layers(model).items():
-        router = getattr(layer, "router", None)
-        if not isinstance(router, Router):
-            raise ValueError(f"model: expected a router in every routed layer, got {name!r} without one")
-        found.append(router)
-    return found
+    return {name: layer.router for name, layer in routed_layers(model).items()}
 
 
 def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:

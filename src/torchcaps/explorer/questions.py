@@ -86,8 +86,8 @@ def steps(sessions: Sessions, body: Body) -> dict[str, Any]:
         {name: value if isinstance(value, float) else plain(value) for name, value in step._asdict().items()}
         for step in found.steps
     ]
-    field = None if found.field is None else found.field._asdict()
-    return {"layer": found.layer, "children": found.children, "steps": shown, "field": field}
+    sight = None if found.sight is None else found.sight._asdict()
+    return {"layer": found.layer, "children": found.children, "steps": shown, "field": sight}
 
 
 def sweep(sessions: Sessions, body: Body) -> dict[str, Any]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from operator import methodcaller
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.ablation import stopped_router
-from torchcaps.evaluation.recording import recorded_routing, routed_layers, routers_of, swapped_routers
-from torchcaps.functional import linear_votes, matrix_votes
-from torchcaps.nn import CapsuleLinear, ClassCaps, ConvCaps, Recorded, RoutedLayer
-from torchcaps.types import Capsules
+from torchcaps.evaluation.places import CapsuleMap, places_of
+from torchcaps.evaluation.recording import children_of, recorded_routing, routed_layers, routers_of, swapped_routers
+from torchcaps.functional import Everything
+from torchcaps.functional.geometry import receptive_field
+from torchcaps.nn import Recorded, RoutedLayer
 
 MOST_STEPS = 10  # iterations shown
 TINY = 1e-12
@@ -42,7 +40,7 @@ class Step(NamedTuple):
     agreement: Float[Tensor, "rows columns"]
 
 
-class Field(NamedTuple):
+class Sight(NamedTuple):
     """Where the places of a map look: receptive fields in pixels of the image.
 
     Attributes:
@@ -63,13 +61,13 @@ class RoutingSteps(NamedTuple):
         layer: name of the class capsules' layer.
         children: how many there are.
         steps: one for each iteration; one alone for routing without iterations.
-        field: where the places of the maps look; None where it cannot be told from the layers below.
+        sight: where the places of the maps look; None where it cannot be told from the layers below.
     """
 
     layer: str
     children: int
     steps: tuple[Step, ...]
-    field: Field | None
+    sight: Sight | None
 
 
 def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height width"], label: int) -> RoutingSteps:
@@ -84,25 +82,27 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
         ValueError: for a model without routed layers, or whose class capsules are of no kind known here.
     """
     name, layer = list(routed_layers(model).items())[-1]
-    count = max(int(getattr(router, "iterations", 1)) for router in routers_of(model))
-    steps, children, field = [], 0, None
-    for iterations in _counts(count):
+    most = max(router.passes for router in routers_of(model).values())
+    steps, children, sight = [], 0, None
+    for iterations in _counts(most):
         # Layers below are stopped too, so that the children and their votes are others at each step.
-        stopped = partial(stopped_router, iterations=iterations)
-        with swapped_routers(model, stopped), _watched(model, layer) as seen:
+        stopped = methodcaller("stopped", iterations)
+        with swapped_routers(model, stopped), places_of(model) as seen, children_of(model) as given:
             found = recorded_routing(model, image)
-        pose, activation, size = _children(seen)
-        votes = _votes(layer, pose)  # [children, classes, dim]
-        weight = None if isinstance(layer, CapsuleLinear) else activation
-        steps.append(_step(found.layers[name], votes, weight, label, size))
-        children, field = len(pose), _field(seen, image, size)
-    return RoutingSteps(name, children, tuple(steps), field)
+        votes, own = layer.ask(given[name]), seen.map_of(given[name])
+        children = votes.count
+        size = (1, children) if own is None else tuple(own.capsules.pose.shape[1:3])
+        weight = votes.activation[0].float() if layer.router.activation == "probability" else None
+        with torch.inference_mode():
+            steps.append(_step(found.layers[name], votes.dense()[0].float(), weight, label, size))
+        sight = None if own is None else _sight(own)
+    return RoutingSteps(name, children, tuple(steps), sight)
 
 
 def can_step(model: nn.Module) -> bool:
     """Whether the votes for the class capsules of this model can be told."""
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
-    return bool(layers) and isinstance(layers[-1], CapsuleLinear | ClassCaps)
+    return bool(layers) and layers[-1].router.coupling == "shares" and layers[-1].field is Everything
 
 
 def _counts(iterations: int) -> list[int]:
@@ -111,7 +111,7 @@ def _counts(iterations: int) -> list[int]:
 
 
 def _step(
-    recorded: Recorded, votes: Tensor, child_activation: Tensor | None, label: int, size: tuple[int, int]
+    recorded: Recorded, votes: Tensor, child_activation: Tensor | None, label: int, size: tuple[int, ...]
 ) -> Step:
     coupling = recorded.coupling[0].float()  # [children, classes]
     vote, parent = votes[:, label], recorded.pose[0, label].float()  # [children, dim], [dim]
@@ -135,78 +135,10 @@ def _step(
     )
 
 
-class _Seen(NamedTuple):
-    maps: list[Tensor]  # poses [height, width, types, dim], in the order in which they came about
-    windows: list[tuple[int, int]]  # (kernel, stride) of every layer below them that slides over a map
-    given: list[Capsules]  # what went into the class capsules
-
-
-@contextmanager
-def _watched(model: nn.Module, last: RoutedLayer) -> Iterator[_Seen]:
-    """Keep maps of capsules, and the windows that made them, while the model runs."""
-    seen = _Seen([], [], [])
-
-    def leave(module: nn.Module, _: Any, output: Any) -> None:
-        kernel = getattr(module, "kernel_size", None)
-        if module is not last and isinstance(module, nn.Conv2d | ConvCaps):
-            stride: Any = module.stride
-            seen.windows.append((_one(kernel), _one(stride)) if _plain(module) else (0, 0))
-        if isinstance(output, Capsules) and output.pose.dim() == 5:
-            seen.maps.append(output.pose[0])
-
-    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        children = inputs[0]
-        seen.given.append(children if isinstance(children, Capsules) else Capsules(children, children.norm(dim=-1)))
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            stack.callback(module.register_forward_hook(leave).remove)
-        stack.callback(last.register_forward_pre_hook(enter).remove)
-        yield seen
-
-
-def _children(seen: _Seen) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Poses `[children, dim]` and activations of the class capsules' children, and (rows, columns) of their map."""
-    pose, activation = seen.given[-1].pose[0], seen.given[-1].activation[0]
-    if pose.dim() == 4:
-        size = pose.shape[:2]
-    else:
-        fitting = [m.shape[:2] for m in seen.maps if m.shape[:3].numel() == len(pose)]
-        size = fitting[-1] if fitting else torch.Size((1, len(pose)))
-    return pose.flatten(0, -2).float(), activation.flatten().float(), (size[0], size[1])
-
-
-def _votes(layer: RoutedLayer, pose: Float[Tensor, "children dim"]) -> Float[Tensor, "children classes dim"]:
-    if isinstance(layer, CapsuleLinear):
-        return linear_votes(pose.unsqueeze(0), layer.weight)[0]
-    if isinstance(layer, ClassCaps):
-        positions = len(pose) // layer.in_types
-        votes = matrix_votes(pose.unsqueeze(0), layer.weight.repeat(positions, 1, 1, 1))[0]
-        places = layer._places(positions)
-        return votes if places is None else votes + places
-    raise ValueError(f"model: expected CapsuleLinear or ClassCaps as its last routed layer, got {type(layer).__name__}")
-
-
-def _field(seen: _Seen, image: Tensor, size: tuple[int, int]) -> Field | None:
-    """Receptive fields, from kernels and strides, if they explain the size of the map."""
-    sides, reach, step = list(image.shape[2:]), 1, 1
-    for kernel, stride in seen.windows:
-        if kernel < 1 or stride < 1:
-            return None
-        reach += step * (kernel - 1)
-        step *= stride
-        sides = [(side - kernel) // stride + 1 for side in sides]
-    if tuple(sides) != size:
+def _sight(own: CapsuleMap) -> Sight | None:
+    """Receptive fields, if they are square."""
+    if own.slides is None:
         return None
-    return Field(((reach - 1) / 2, (reach - 1) / 2), step, reach)
-
-
-def _one(value: Any) -> int:
-    if isinstance(value, int):
-        return value
-    return int(value[0]) if value[0] == value[1] else 0
-
-
-def _plain(module: nn.Module) -> bool:
-    padding, dilation = getattr(module, "padding", 0), getattr(module, "dilation", 1)
-    return padding in (0, (0, 0), "valid") and dilation in (1, (1, 1))
+    down, right = (receptive_field(own.slides, axis) for axis in (0, 1))
+    same = down.step == right.step and down.size == right.size
+    return Sight((down.first, right.first), down.step, down.size) if same else None

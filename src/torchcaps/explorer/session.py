@@ -21,12 +21,11 @@ from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
-from torchcaps.evaluation.ablation import uniform_router
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.evaluation.recording import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
 from torchcaps.explorer.transform import Motion, move
-from torchcaps.nn import RoutedLayer
+from torchcaps.nn import RoutedLayer, Router
 from torchcaps.report import open_run
 from torchcaps.training import load
 from torchcaps.training.optim import resolve_device
@@ -291,7 +290,7 @@ class Session:
             return nullcontext()
         if not self.routes:
             raise ValueError("routing: this model has no routing to take out")
-        return swapped_routers(self.model, uniform_router)
+        return swapped_routers(self.model, Router.uniform)
 
     def _check_class(self, label: int) -> None:
         check_range("class", label, low=0, high=len(self.classes) - 1)

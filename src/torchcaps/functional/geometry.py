@@ -6,6 +6,7 @@ A pose is a matrix, 4 x 4 in the paper, stored flat and row-major.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -67,6 +68,45 @@ def coordinate_addition(
     return votes + place
 
 
+class Slide(NamedTuple):
+    """How a layer slides over a map, down and right.
+
+    Attributes:
+        kernel: sides of its window, in positions.
+        stride: positions from one window to the next.
+        padding: positions added on each side.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+
+class ReceptiveField(NamedTuple):
+    """What the positions of a map see along one axis, in pixels.
+
+    Attributes:
+        first: the centre of the first position's field; the first pixel is 0.
+        step: from one position to the next.
+        size: of a field.
+    """
+
+    first: float
+    step: int
+    size: int
+
+
+def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:
+    """Of the last of these layers, from the image on, along one axis: 0 is down, 1 is right."""
+    first, step, size = 0.0, 1, 1
+    for slide in slides:
+        kernel, stride, padding = (side[axis] for side in slide)
+        first += step * ((kernel - 1) / 2 - padding)
+        size += step * (kernel - 1)
+        step *= stride
+    return ReceptiveField(first, step, size)
+
+
 def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
     """Where the receptive fields of the last of these layers have their centres, in pixels from the image's centre.
 
@@ -84,9 +124,9 @@ def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[floa
         >>> receptive_centres(32, [(5, 2), (3, 2), (3, 1)])
         [-8.0, -4.0, 0.0, 4.0]
     """
-    positions, first, step = size, 0.0, 1
+    positions = size
     for kernel, stride in layers:
         check_range("size of the map", positions, low=kernel)
-        first += step * (kernel - 1) / 2
-        positions, step = (positions - kernel) // stride + 1, step * stride
-    return [first + step * k - size / 2 for k in range(positions)]
+        positions = (positions - kernel) // stride + 1
+    seen = receptive_field([Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers])
+    return [seen.first + seen.step * k - size / 2 for k in range(positions)]

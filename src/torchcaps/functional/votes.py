@@ -1,29 +1,253 @@
-"""Votes: each child's prediction of each parent's pose."""
+"""Votes: each child's prediction of each parent's pose, computed when a router asks for it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_shape
-from torchcaps.functional.bounds import multiplied
+from torchcaps.errors import check_floating, check_shape
+from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
+from torchcaps.functional.chance import random_logits
+from torchcaps.functional.fields import Field, Gathered
+from torchcaps.functional.geometry import matrix_votes
+from torchcaps.functional.squash import full_precision
+from torchcaps.types import Capsules
 
 
 def linear_votes(
-    pose: Float[Tensor, "batch children in_dim"], weight: Float[Tensor, "children parents dim in_dim"]
-) -> Float[Tensor, "batch children parents dim"]:
+    pose: Float[Tensor, "*batch children in_dim"], weight: Float[Tensor, "children parents dim in_dim"]
+) -> Float[Tensor, "*batch children parents dim"]:
     """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
 
     Args:
-        pose: `[batch, children, in_dim]`; taken in the type of the weight, as squash gives float32 for half precision.
+        pose: `[batch, *space, children, in_dim]`; taken in the type of the weight, as squash gives float32 for half
+            precision.
         weight: `[children, parents, dim, in_dim]`.
 
     Returns:
-        `[batch, children, parents, dim]`; float32 for weights in float16, which has no room for products.
+        `[batch, *space, children, parents, dim]`; float32 for weights in float16, which has no room for products.
 
     Raises:
         ValueError: if the shapes do not fit, or for other than floating point.
     """
     children, _, _, in_dim = weight.shape
-    check_shape("pose", pose, ("batch", "children", "in_dim"), children=children, in_dim=in_dim)
-    return multiplied("bid,ijkd->bijk", pose, weight)
+    check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=in_dim)
+    return multiplied("...id,ijkd->...ijk", pose, weight)
+
+
+class Votes(ABC):
+    """What the children of a layer say about their parents. Nothing is computed before it is asked for.
+
+    Letters: i children of one position, j parents, d dimensions of a vote.
+
+    Args:
+        children: pose `[batch, *space, n, in_dim]`, activation `[batch, *space, n]`: of the map.
+        field: which of them vote for which parents.
+        parents: j, at each position.
+        dim: d.
+        bias: `[parents, dim]` that the router adds to each parent's sum of votes, or None.
+
+    Attributes:
+        bound: whether stored votes beyond 2^32 (2^256 in float64) are taken for that, so that squares stay finite.
+        wanted: whether somebody asked for the couplings; a fast path may leave them out otherwise.
+        trace: a list that takes the couplings of every iteration, or None.
+        fixed: (seed, scale) of couplings that are fixed at random in an ablation, equal ones for scale 0; or None.
+        shares: how often couplings were asked for.
+        cast: the type of matrix products under the caller's autocast, or None; all else is in full precision.
+    """
+
+    def __init__(self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None) -> None:
+        self.children, self.field, self.parents, self.dim, self.bias = children, field, parents, dim, bias
+        self.bound, self.wanted = False, True
+        self.trace: list[Tensor] | None = None
+        self.fixed: tuple[int, float] | None = None
+        self.shares = 0
+        device = children.pose.device.type
+        cast = device != "meta" and torch.is_autocast_enabled(device)
+        self.cast = torch.get_autocast_dtype(device) if cast else None
+        self._dense: Tensor | None = None
+        self._pose: Tensor | None = None
+        self._activation: Tensor | None = None
+
+    @property
+    def pose(self) -> Float[Tensor, "batch *positions i in_dim"]:
+        """Poses of each position's children; zeros for absent ones."""
+        if self._pose is None:
+            self._pose = self.field.gather(self.children.pose)
+        return self._pose
+
+    @property
+    def activation(self) -> Float[Tensor, "batch *positions i"]:
+        """Activations of each position's children, in full precision; 0 for absent ones."""
+        if self._activation is None:
+            self._activation = self.field.gather(full_precision(self.children.activation))
+        return self._activation
+
+    @property
+    def present(self) -> Float[Tensor, "#batch *positions i"] | None:
+        """1 for children that are there, 0 for padding; None where all are. A router that counts children needs it."""
+        found = self.field.present(self.children.activation.shape[-1])
+        return None if found is None else found.to(self.children.activation.device)
+
+    def dense(self) -> Float[Tensor, "batch *positions i j d"]:
+        """Every vote, stored; in full precision."""
+        if self._dense is None:
+            votes = full_precision(self._made())
+            self._dense = bounded(votes, FACTOR) if self.bound else votes
+        return self._dense
+
+    def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
+        """What a router has learned for each child, repeated where several children share a matrix."""
+        times = self.count // len(x)
+        return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
+
+    @property
+    def equal(self) -> bool:
+        """Whether an ablation asks for equal couplings."""
+        return self.fixed is not None and self.fixed[1] == 0
+
+    def settled(self) -> None:
+        """Said by a router that has made its couplings equal by itself, in a single pass."""
+        self.fixed, self.shares = None, self.shares + 1
+
+    def weighted(self, coefficients: Float[Tensor, "batch *positions i j"]) -> Float[Tensor, "batch *positions j d"]:
+        """Each parent's sum of votes with these coefficients; without the bias."""
+        return summed("...ij,...ijd->...jd", coefficients, self.dense())
+
+    def agreement(self, pose: Float[Tensor, "batch *positions j d"]) -> Float[Tensor, "batch *positions i j"]:
+        """The inner product of each vote with the parent that it is for."""
+        return summed("...jd,...ijd->...ij", pose, self.dense())
+
+    def share(
+        self, logits: Float[Tensor, "batch *positions i j"] | None = None, *, leaky: bool = False
+    ) -> Float[Tensor, "batch *positions i j"]:
+        """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
+
+        In an ablation they do not depend on the logits: they are equal, or fixed at random.
+
+        Args:
+            logits: log weights; None before anything is known, which gives equal couplings.
+            leaky: let one more parent compete, "none of the above", whose logit is 0.
+        """
+        like = logits if logits is not None else self._like()
+        if self.equal:
+            logits = None
+        elif self.fixed is not None:
+            seed, scale = self.fixed
+            logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
+            logits = logits.to(like).expand(like.shape)
+        if logits is None:
+            coupling = self.field.share(like, leaky) if leaky else self.field.first(like)
+        else:
+            coupling = self.field.share(logits, leaky)
+        present = self.present
+        if present is not None:
+            coupling = coupling * present.to(coupling).unsqueeze(-1)
+        self.shares += 1
+        if self.trace is not None:
+            self.trace.append(coupling)
+        return coupling
+
+    @property
+    def count(self) -> int:
+        """i."""
+        return self.field.count(self.children.activation.shape[-1])
+
+    def _like(self) -> Tensor:
+        """Zeros in the shape of couplings."""
+        lead = (len(self.children.pose), *self.field.positions)
+        activation = full_precision(self.children.activation)
+        return activation.new_zeros(*lead, self.count, self.parents)
+
+    @abstractmethod
+    def _made(self) -> Tensor:
+        """`[batch, *positions, i, j, d]`."""
+
+
+class GivenVotes(Votes):
+    """Votes that exist already, with what is known of the children.
+
+    Args:
+        votes: `[batch, *positions, i, j, d]`.
+        activation: `[batch, *positions, i]` in [0, 1]; 1 unless given.
+        pose: `[batch, *positions, i, in_dim]`; without dimensions unless given.
+        bias: see `Votes`.
+
+    Raises:
+        ValueError: for shapes that do not fit, or other than floating point.
+    """
+
+    def __init__(
+        self,
+        votes: Float[Tensor, "*batch i j d"],
+        activation: Float[Tensor, "*batch i"] | None = None,
+        pose: Float[Tensor, "*batch i in_dim"] | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
+        check_floating(votes=votes, bias=bias)
+        if activation is None:
+            activation = torch.ones_like(votes[..., 0, 0])
+        check_floating(activation=activation)
+        if activation.shape != votes.shape[:-2]:
+            raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
+        pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
+        field = Gathered(positions=tuple(votes.shape[1:-3]))
+        super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
+        self.given = votes
+
+    def _made(self) -> Tensor:
+        return self.given
+
+
+class ProductVotes(Votes):
+    """Products of poses, as matrices, and matrices of weights: `V_ij = M_i W_ij + shift_ij`.
+
+    A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed weights.
+
+    Args:
+        children: see `Votes`.
+        field: see `Votes`.
+        weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where the matrices repeat for k children in turn.
+        shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
+        bias: see `Votes`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+
+    def __init__(
+        self, children: Capsules, field: Field, weight: Float[Tensor, "i j inner outer"],
+        shift: Tensor | None = None, bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        inner, outer = weight.shape[2:]
+        self.rows = children.pose.shape[-1] // inner
+        super().__init__(children, field, weight.shape[1], self.rows * outer, bias)
+        self.weight, self.shift = weight, shift
+
+    @property
+    def matrices(self) -> Float[Tensor, "i j inner outer"]:
+        """The matrices of every child."""
+        return self.per_child(self.weight)
+
+    def _made(self) -> Tensor:
+        device = self.weight.device.type
+        with torch.autocast(device, self.cast) if self.cast else nullcontext():
+            if self.rows == 1:
+                votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
+            else:
+                votes = matrix_votes(self.pose, self.matrices)
+        return votes if self.shift is None else full_precision(votes) + full_precision(self.shift)
+
+
+def as_votes(votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None) -> Votes:
+    """Votes as they are, or given ones as such.
+
+    Raises:
+        ValueError: for given votes whose shapes do not fit.
+    """
+    return votes if isinstance(votes, Votes) else GivenVotes(votes, activation, bias=bias)

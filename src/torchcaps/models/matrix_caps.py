@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional import receptive_centres, standardise
+from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.functional.windows import Convention
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.functional.windows import Windows
-from torchcaps.nn.recording import RoutedLayer
-from torchcaps.nn.routers import _ROUTERS, FunctionRouter, Router
+from torchcaps.functional.votes import Votes
+from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routers import Router
 from torchcaps.types import Capsules, Routed
 
 MOST_CLASSES = 12  # names in the line on classes
@@ -135,23 +135,10 @@ def measured_stages(model: nn.Module) -> list[Stage]:
 class _Shapes(Router):
     """In place of any router: parents that are all zeros."""
 
-    def linear(self, pose: Tensor, *inputs: Any, **options: Any) -> Routed:
-        del options
-        _, weight, *_ = inputs
-        return self._parents(pose, *weight.shape[1:3])
-
-    def matrices(self, pose: Tensor, *inputs: Any, **options: Any) -> Routed:
-        del options
-        _, weight, *_ = inputs
-        return self._parents(pose, weight.shape[1], weight.shape[2] ** 2)
-
-    def windowed(self, pose: Tensor, *inputs: Any, windows: Windows, **options: Any) -> Routed:
-        del options
-        _, weight, *_ = inputs
-        return self._parents(pose, *windows.positions, weight.shape[1], weight.shape[2] ** 2)
-
-    def _parents(self, pose: Tensor, *sizes: int) -> Routed:
-        return Routed(pose.new_zeros(1, *sizes), pose.new_zeros(1, *sizes[:-1]), None)
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        del parents
+        pose = votes.children.pose.new_zeros(1, *votes.field.positions, votes.parents, votes.dim)
+        return Routed(pose, pose[..., 0], None)
 
 
 def _keep(shapes: dict[str, str], name: str) -> Callable[[nn.Module, Any, Tensor | Capsules], None]:
@@ -206,7 +193,7 @@ def _kind(module: nn.Module) -> str:
         stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
         name += f" {_square(conv.kernel_size)}, stride {stride}"
     if isinstance(module, RoutedLayer):
-        name += f", {routing_in_words(module.router)}"  # type: ignore[arg-type]
+        name += f", {routing_in_words(module.router)}"
     return name
 
 
@@ -216,14 +203,9 @@ def _square(kernel: int | tuple[int, ...]) -> str:
 
 def routing_in_words(router: Router) -> str:
     """`dynamic routing, 3 iterations`, or the name of a function."""
-    if isinstance(router, FunctionRouter):
-        function = router.function
-        name = getattr(function, "__name__", type(function).__name__)
-    else:
-        name = next((name for name, kind in _ROUTERS.items() if kind is type(router)), type(router).__name__)
     iterations = getattr(router, "iterations", None)
     count = "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
-    return f"{name} routing{count}"
+    return f"{router.describe()} routing{count}"
 
 
 def _facts(model: Any) -> list[tuple[str, str]]:

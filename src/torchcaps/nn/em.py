@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps import functional, ops
+from torchcaps import ops
+from torchcaps.errors import check_range
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.windows import Convention, Windows
+from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, check_iterations, register_router
-from torchcaps.types import Routed
+from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("em")
 class EMRouting(Router):
     """`functional.em_routing` with learned `beta_u` and `beta_a` (Hinton, Sabour, Frosst, ICLR 2018).
 
+    Each parent of a layer has costs of its own, as in the authors' code; a router without a layer has one pair.
     `beta_a` is kept multiplied by lambda, so that a step of the optimiser moves the argument of the sigmoid by as much:
     the published values are in the thousands, out of the reach of steps of 0.001.
 
     Args:
         iterations: from 1 to 100; the paper uses 3.
-        parents: number of parent types, which then have costs of their own, as in the authors' code; None for one pair
-            of costs that all parents share.
         inverse_temperature: lambda after many iterations, or one for each; see `functional.em_routing`.
         beta_u: value at the start.
         beta_a: value of `lambda * beta_a` at the start; 0 is an activation of 1/2 for a parent without data.
-        impl: "auto", "reference", "numba" or "cpu"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked" or "numba"; see `torchcaps.ops`.
 
     Raises:
         ValueError: for iterations out of range, or another number of temperatures.
     """
 
-    operators = ("routed_em",)
+    operators = ("em_routing",)
+    activation = "probability"
+    any_size = True
 
     def __init__(
         self,
         iterations: int = 3,
         *,
-        parents: int | None = None,
         inverse_temperature: float | Sequence[float] = 0.01,
         beta_u: float = 0.0,
         beta_a: float = 0.0,
@@ -49,60 +52,59 @@ class EMRouting(Router):
     ) -> None:
         super().__init__()
         check_iterations(iterations)
-        schedule = temperatures(iterations, inverse_temperature)
         self.iterations, self.impl = iterations, impl
-        self.inverse_temperature = tuple(schedule)
+        self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
         self.start = (beta_u, beta_a)
-        self.beta_u, self.beta_a = (nn.Parameter(torch.empty(parents or 1)) for _ in range(2))
+        self.beta_u, self.beta_a = (nn.Parameter(torch.empty(1)) for _ in range(2))
         self.reset_parameters()
+
+    def build(self, sizes: LayerSizes) -> None:
+        """One pair of costs for each parent."""
+        if self.sizes is None:
+            self.beta_u, self.beta_a = (
+                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in self.costs
+            )
+        super().build(sizes)
+
+    @property
+    def costs(self) -> tuple[Tensor, Tensor]:
+        """The two parameters."""
+        return self.beta_u, self.beta_a
 
     def reset_parameters(self) -> None:
         """Set both costs to where they start."""
-        for beta, value in zip((self.beta_u, self.beta_a), self.start, strict=True):
+        for beta, value in zip(self.costs, self.start, strict=True):
             nn.init.constant_(beta, value)
 
-    def costs(self, parents: int) -> tuple[Tensor, Tensor]:
-        """beta_u and beta_a of the paper, `[parents]` each."""
-        beta_a = full_precision(self.beta_a) / self.inverse_temperature[-1]
-        return self.beta_u.expand(parents), beta_a.expand(parents)
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Procedure 1 of the paper."""
+        del parents
+        heat = self.inverse_temperature
+        if votes.equal:  # every M-step is the first one, and the last one's temperature tells
+            votes.settled()
+            heat = heat[-1:]
+        beta_u, beta_a = (beta.expand(votes.parents) for beta in self.costs)
+        beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
+        return ops.em_routing(votes, None, beta_u, beta_a, len(heat), heat, impl=self.impl)
 
-    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
-        """Route votes `[batch, *space, children, parents, dim]`; a bias `[parents, dim]` is added to them."""
-        if bias is not None:
-            votes = full_precision(votes) + full_precision(bias)
-        costs = self.costs(votes.shape[-2])
-        return functional.em_routing(votes, activation, *costs, self.iterations, self.inverse_temperature)
+    def stopped(self, iterations: int) -> Router:
+        """This router, stopped after so many iterations where it has more."""
+        check_range("iterations", iterations, low=1)
+        if iterations >= self.passes:
+            return self
+        copy = deepcopy(self)
+        copy.iterations, copy.inverse_temperature = iterations, self.inverse_temperature[:iterations]
+        # The learned cost is kept as a multiple of the last temperature, which is another one now.
+        copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
+        return copy
 
-    def linear(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-        want_coupling: bool = True,
-    ) -> Routed:  # fmt: skip
-        """Votes of a linear layer and their routing as one operator."""
-        shift = None if bias is None else bias.unsqueeze(0)
-        return self.matrices(pose, activation, weight.transpose(2, 3), shift, want_coupling=want_coupling)
-
-    def matrices(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, shift: Tensor | None = None, *,
-        want_coupling: bool = True,
-    ) -> Routed:  # fmt: skip
-        """Matrix votes of children `[batch, children, in_dim]` and their routing: a map of one position."""
-        children = pose[:, None, None], activation[:, None, None]
-        routed = self.windowed(
-            *children, weight, shift, windows=Windows(1, 1, 1), convention="type", want_coupling=want_coupling
-        )
-        coupling = None if routed.coupling is None else routed.coupling[:, 0, 0]
-        return Routed(routed.pose[:, 0, 0], routed.activation[:, 0, 0], coupling)
-
-    def windowed(
-        self, pose: Tensor, activation: Tensor, weight: Tensor, shift: Tensor | None = None, *, windows: Windows,
-        convention: Convention = "all", want_coupling: bool = True,
-    ) -> Routed:  # fmt: skip
-        """Matrix votes within windows and their routing as one operator; see `functional.routed_em`."""
-        return ops.routed_em(
-            pose, activation, weight, *self.costs(weight.shape[1]), shift, windows=windows,
-            iterations=self.iterations, inverse_temperature=self.inverse_temperature, convention=convention,
-            want_coupling=want_coupling, impl=self.impl,
-        )  # fmt: skip
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Earlier files have one pair of costs for all parents of a fully connected layer."""
+        for name, beta in (("beta_u", self.beta_u), ("beta_a", self.beta_a)):
+            kept = state.get(prefix + name)
+            if isinstance(kept, Tensor) and kept.shape == (1,):
+                beta.data = beta.data[:1].clone()
+        super()._load_from_state_dict(state, prefix, *others)
 
     def extra_repr(self) -> str:
         """The options."""

@@ -1,12 +1,15 @@
-"""Primary capsules: a convolution with a large kernel, whose channels at one pixel are grouped into vectors."""
+"""Primary capsules: a convolution whose channels at one pixel are grouped into vectors, or into matrices."""
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import ops
+from torchcaps.errors import check_range
 from torchcaps.functional import squash_with_length
+from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
 
 
@@ -66,6 +69,39 @@ class PrimaryCaps(nn.Module):
         """Primary capsules of a feature map."""
         features = self.conv(x).permute(0, 2, 3, 1)  # [batch, height, width, types * dim]
         return Capsules(*squash_with_length(features.unflatten(-1, (self.types, self.dim))))
+
+
+class MatrixPrimaryCaps(nn.Module):
+    """A 1x1 convolution that gives each position `types` capsules: a linear pose and a sigmoid activation.
+
+    Args:
+        in_channels: channels of the feature map.
+        types: B, capsule types.
+        pose_size: P; a pose is a P x P matrix.
+
+    Shapes:
+        input `[batch, in_channels, height, width]`; output Capsules with pose
+        `[batch, height, width, types, P * P]` and activation `[batch, height, width, types]` in [0, 1].
+    """
+
+    def __init__(self, in_channels: int, types: int, pose_size: int = 4) -> None:
+        super().__init__()
+        for name, value in (("in_channels", in_channels), ("types", types), ("pose_size", pose_size)):
+            check_range(name, value, low=1)
+        self.types, self.pose_dim = types, pose_size**2
+        self.pose = nn.Conv2d(in_channels, types * self.pose_dim, 1, bias=False)
+        self.activation = nn.Conv2d(in_channels, types, 1, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: poses start twice as large as features, activations about 1/2."""
+        nn.init.normal_(self.pose.weight, std=2 * self.pose.in_channels**-0.5)
+        self.activation.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Primary capsules of a feature map."""
+        pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
+        return Capsules(full_precision(pose), torch.sigmoid(full_precision(self.activation(x))).permute(0, 2, 3, 1))
 
 
 def flatten_space(capsules: Capsules) -> Capsules:

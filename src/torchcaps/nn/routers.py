@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from copy import deepcopy
+from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops
-from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.types import Routed
+from torchcaps.errors import NoAblationError, UnknownNameError, check_range
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.fields import Convention
+from torchcaps.functional.votes import ProductVotes, Votes, as_votes
+from torchcaps.types import Capsules, LayerSizes, Routed
 
 RouteFunction = Callable[..., Routed]
 _ROUTERS: dict[str, type[Router]] = {}
@@ -20,7 +24,7 @@ R = TypeVar("R", bound="type[Router]")
 
 
 def register_router(name: str) -> Callable[[R], R]:
-    """Class decorator: makes a router known as `name` to `CapsuleLinear`, the shared tests and the command line."""
+    """Class decorator: makes a router known as `name` to every routed layer, the shared tests and the command line."""
 
     def register(cls: R) -> R:
         _ROUTERS[name] = cls
@@ -68,50 +72,134 @@ def check_iterations(iterations: int) -> None:
 
 
 class Router(nn.Module):
-    """Base of routers. A subclass writes `forward`; one with a path that skips the votes also writes `linear`.
+    """Base of routers. A subclass writes `route`, and `learn` if it has parameters whose sizes its layer knows.
+
+    Couplings come from `votes.share(logits)`: a softmax over the parents that compete for a child. A router that takes
+    them from there works in every layer, and has its ablations for nothing: `uniform()` and `random()`.
 
     Attributes:
+        activation: what the activation of a parent is: the "length" of its pose, a "probability" of its own, or
+            "none", where nothing tells whether a parent is present.
+        coupling: "shares" sum to one over the parents that compete for a child (to less with an option `leaky`);
+            "free" couplings are any numbers.
         exchangeable: children and parents may be numbered in any order: the outcome moves with them. Not so where
-            couplings belong to their places, as fixed random ones do.
+            couplings or parameters belong to their places, as fixed random ones do.
+        convention: which parents compete in a convolution unless its layer says otherwise; see `functional.Windows`.
+        any_size: finite for votes of any size. Others see votes beyond 2^32 (2^256 in float64) as that, so that squares
+            of them stay finite.
+        sizes: of the layer, once it has built the router.
     """
 
+    activation: Literal["length", "probability", "none"] = "length"
+    coupling: Literal["shares", "free"] = "shares"
     exchangeable: bool = True
+    convention: Convention = "all"
+    any_size: bool = False
+    sizes: LayerSizes | None = None
+    fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
+
+    def build(self, sizes: LayerSizes) -> None:
+        """Take the sizes of the layer that this router belongs to; a layer calls it once.
+
+        Raises:
+            ValueError: if the router belongs to a layer of other sizes.
+        """
+        if self.sizes is not None and self.sizes != sizes:
+            raise ValueError(
+                f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
+            )
+        if self.sizes is None:
+            self.sizes = sizes
+            self.learn(sizes)
+
+    def learn(self, sizes: LayerSizes) -> None:
+        """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
         self,
-        votes: Float[Tensor, "*batch children parents dim"],
-        activation: Float[Tensor, "*batch children"],
-        bias: Float[Tensor, "parents dim"] | None = None,
+        votes: Votes | Float[Tensor, "*batch children parents dim"],
+        activation: Float[Tensor, "*batch children"] | None = None,
+        parents: Capsules | None = None,
     ) -> Routed:
-        """Route votes `[batch, *space, children, parents, dim]`; activation is the children's, in [0, 1]."""
+        """Route, in full precision under any autocast.
+
+        Args:
+            votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
+            activation: of the children of given votes, `[batch, *space, children]` in [0, 1]; 1 unless given.
+            parents: of the pass before, where layers route together.
+
+        Raises:
+            ValueError: for votes that do not fit.
+            NoAblationError: for an ablation of a router that does not take its couplings from the votes.
+            RuntimeError: for a router with parameters that no layer has built.
+        """
+        votes = as_votes(votes, activation)
+        if self.sizes is None and type(self).learn is not Router.learn:
+            raise RuntimeError(f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)")
+        votes.fixed, votes.bound = self.fixed, not self.any_size
+        with without_autocast(votes.children.pose):
+            routed = self.route(votes, parents)
+        if self.fixed is not None and votes.shares == 0:
+            raise NoAblationError(
+                f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
+                "let it take them from votes.share(logits)"
+            )
+        return routed
+
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """The parents of these votes; `votes` has the poses and activations of the children too."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it routes")
 
-    def linear(
-        self,
-        pose: Tensor,
-        activation: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        want_coupling: bool = True,
-    ) -> Routed:
-        """Linear votes of `pose` by `weight`, then this routing. `want_coupling=False` lets a fast path omit it."""
-        del want_coupling  # votes that are stored give the coupling for nothing
-        return self(functional.linear_votes(pose, weight), activation, *(() if bias is None else (bias,)))
+    def uniform(self) -> Router:
+        """This router with every coupling equal, and all else as it has learned it: its own ablation."""
+        return self._ablated((0, 0.0))
+
+    def random(self, seed: int = 0, *, scale: float = 1.0) -> Router:
+        """This router with fixed random couplings: a softmax of normal numbers of this seed and standard deviation."""
+        functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
+        return self._ablated((seed, scale))
+
+    def stopped(self, iterations: int) -> Router:
+        """This router, stopped after so many iterations where it has more.
+
+        Raises:
+            ValueError: for fewer than one iteration.
+        """
+        check_range("iterations", iterations, low=1)
+        if iterations >= self.passes:
+            return self
+        copy = deepcopy(self)
+        copy.iterations = iterations  # type: ignore[assignment]
+        return copy
+
+    @property
+    def passes(self) -> int:
+        """How many iterations a call makes; 1 for a router that does not iterate, or whose couplings are fixed."""
+        return 1 if self.fixed is not None else int(getattr(self, "iterations", 1))
+
+    def describe(self) -> str:
+        """Name in words."""
+        return next((name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__)
+
+    def _ablated(self, fixed: tuple[int, float]) -> Router:
+        copy = deepcopy(self)
+        copy.fixed = fixed
+        return copy
 
 
 @register_router("dynamic")
 class DynamicRouting(Router):
-    """`functional.dynamic_routing` with its options; with a fast path, it never stores the votes of a linear layer.
+    """`functional.dynamic_routing` with its options; by a fast path it never stores the votes of a batch.
 
     Args:
         iterations: from 1 to 100; the paper uses 3.
         leaky: give each child a "none of the above" parent.
         detach: send no gradient through the coupling.
-        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
     """
 
-    operators = ("routed_dynamic", "dynamic_routing")
+    operators = ("dynamic_routing",)
+    any_size = True
 
     def __init__(
         self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
@@ -120,28 +208,14 @@ class DynamicRouting(Router):
         check_iterations(iterations)
         self.iterations, self.leaky, self.detach, self.impl = iterations, leaky, detach, impl
 
-    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
-        """Route votes `[batch, *space, children, parents, dim]`; the children's lengths are in the votes already."""
-        del activation
-        return ops.dynamic_routing(
-            votes, self.iterations, bias=bias, leaky=self.leaky, detach=self.detach, want_coupling=True, impl=self.impl
-        )
-
-    def linear(
-        self,
-        pose: Tensor,
-        activation: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        want_coupling: bool = True,
-    ) -> Routed:
-        """Votes and routing as one operator."""
-        del activation
-        return ops.routed_dynamic(
-            pose, weight, bias, iterations=self.iterations, leaky=self.leaky, detach=self.detach,
-            want_coupling=want_coupling, impl=self.impl,
-        )  # fmt: skip
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Procedure 1; the children's lengths are in the votes already."""
+        del parents
+        iterations = self.iterations
+        if votes.equal:  # the first pass has equal couplings
+            votes.settled()
+            iterations = 1
+        return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
 
     def extra_repr(self) -> str:
         """The options."""
@@ -153,32 +227,22 @@ class UniformRouting(Router):
     """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
 
     Args:
-        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
     """
 
-    operators = ("routed_dynamic",)
+    operators = ("dynamic_routing",)
+    any_size = True
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__()
         self.impl = impl
 
-    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
-        """Average votes `[batch, *space, children, parents, dim]`."""
-        del activation
-        return functional.uniform_routing(votes, bias=bias)
-
-    def linear(
-        self,
-        pose: Tensor,
-        activation: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        want_coupling: bool = True,
-    ) -> Routed:
-        """Votes and their average as one operator."""
-        del activation
-        return ops.routed_dynamic(pose, weight, bias, iterations=1, want_coupling=want_coupling, impl=self.impl)
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Averages of votes, squashed."""
+        del parents
+        if votes.equal:
+            votes.settled()
+        return ops.dynamic_routing(votes, 1, impl=self.impl)
 
 
 @register_router("random")
@@ -188,39 +252,32 @@ class RandomRouting(Router):
     Args:
         seed: of the couplings, from 0 to 2^32 - 1. Layers of equal sizes and seeds have equal couplings.
         scale: standard deviation of their logits, at least 0; 0 is uniform.
-        impl: "auto", "reference", "cpu", "numba" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
     """
 
-    operators = ("routed_dynamic",)
+    operators = ("dynamic_routing",)
+    any_size = True
     exchangeable = False
 
     def __init__(self, seed: int = 0, *, scale: float = 1.0, impl: ops.Impl = "auto") -> None:
         super().__init__()
-        functional.random_coupling(1, 1, seed, scale=scale)  # refuses what is out of range
+        functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
         self.seed, self.scale, self.impl = seed, scale, impl
 
-    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
-        """Weighted sums of votes `[batch, *space, children, parents, dim]`."""
-        del activation
-        return functional.random_routing(votes, self.seed, scale=self.scale, bias=bias)
-
-    def linear(
-        self,
-        pose: Tensor,
-        activation: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        want_coupling: bool = True,
-    ) -> Routed:
-        """Votes and their weighted sums as one operator: uniform coupling of matrices scaled by `parents * c_ij`."""
-        del activation
-        children, parents = weight.shape[:2]
-        c = functional.random_coupling(children, parents, self.seed, scale=self.scale, device=weight.device)
-        scaled = weight * (parents * c).to(weight.dtype)[:, :, None, None]
-        routed = ops.routed_dynamic(pose, scaled, bias, iterations=1, impl=self.impl)
-        coupling = c.to(routed.pose.dtype).expand(len(pose), -1, -1) if want_coupling else None
-        return Routed(routed.pose, routed.activation, coupling)
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
+        del parents
+        plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
+        if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
+            return functional.random_routing(votes, self.seed, scale=self.scale)
+        weight, count, many = votes.matrices, votes.count, votes.parents
+        c = functional.random_coupling(count, many, self.seed, scale=self.scale, device=weight.device)
+        scaled = weight * (many * c).to(weight.dtype)[:, :, None, None]  # then couplings may be equal
+        routed = ops.dynamic_routing(
+            ProductVotes(votes.children, votes.field, scaled, bias=votes.bias), 1, impl=self.impl
+        )
+        shape = (*routed.activation.shape[:-1], *c.shape)
+        return routed._replace(coupling=c.to(routed.pose.dtype).expand(shape))
 
     def extra_repr(self) -> str:
         """The options."""
@@ -228,12 +285,20 @@ class RandomRouting(Router):
 
 
 class FunctionRouter(Router):
-    """Any function `(votes, activation) -> Routed` (or module without a bias of its own) as a router."""
+    """Any function `(votes, activation) -> Routed` of stored votes (or module that takes these) as a router.
+
+    A bias of the layer is passed on as a third argument. Nothing is known of its couplings, so it has no ablations.
+    """
 
     def __init__(self, function: RouteFunction) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, votes: Tensor, activation: Tensor, bias: Tensor | None = None) -> Routed:
-        """Call the function; a bias is passed on as a third argument where the layer has one."""
-        return self.function(votes, activation) if bias is None else self.function(votes, activation, bias)
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Call the function."""
+        del parents
+        return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
+
+    def describe(self) -> str:
+        """The function's name."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))

@@ -15,5 +15,6 @@ from torchcaps.report.run import finish_run as finish_run
 from torchcaps.report.run import measure as measure
 from torchcaps.report.run import open_run as open_run
 from torchcaps.report.run import write_evaluation as write_evaluation
+from torchcaps.report.runs import compare_folders as compare_folders
 from torchcaps.report.transforming import finish_transforming as finish_transforming
 from torchcaps.report.transforming import plot_transforming as plot_transforming

@@ -68,8 +68,10 @@ def difference(runs: Runs) -> Section:
         verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: {text(verdict)}")))
     about = Html(
         f"Each run beside {name(first)}, the reference, image by image: only images that one gets right and the other "
-        "wrong say anything (McNemar's exact test). One run a model is one seed a model: a difference between two "
-        "trainings is not yet one between two methods."
+        "wrong say which is better (McNemar's exact test). A difference that is not seen may still be there: the "
+        "sentences say how large one must be to be seen, and only an equivalence test calls two models equally good. "
+        "One run a model is one seed a model: a difference between two trainings is not yet one between two methods. "
+        "Several runs of each are compared by <code>torchcaps compare</code>."
     )
     heads = [text(t) for t in ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")]
     counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"

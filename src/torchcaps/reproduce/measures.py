@@ -14,6 +14,7 @@ from torch import nn
 
 from torchcaps import evaluation
 from torchcaps.data import ImageSet, PairSet, load_dataset
+from torchcaps.errors import NoAblationError
 from torchcaps.report import open_run
 from torchcaps.training import RunFolder, TrainConfig, load
 from torchcaps.training.sampling import cropped, split
@@ -116,7 +117,10 @@ def ablation(trained: Trained) -> Figures:
     if not _routed(trained.model):
         return {}
     some = trained.some(ABLATED)
-    found = evaluation.routing_ablation(trained.model, some.float_images(), some.labels)
+    try:
+        found = evaluation.routing_ablation(trained.model, some.float_images(), some.labels)
+    except NoAblationError:
+        return {}
     return {"uniform_at_test_error": 1 - found.uniform, "changed_by_routing": found.changed}
 
 
@@ -126,8 +130,10 @@ def diagnostics(trained: Trained) -> Figures:
         return {}
     found = evaluation.diagnose(trained.model, trained.images)
     last = found.layers[-1]
-    return {
-        "coupling_entropy": last.entropy.mean, "coupling_std": last.dynamics.mean,
+    shares: Figures = {}
+    if last.entropy is not None and last.dynamics is not None:
+        shares = {"coupling_entropy": last.entropy.mean, "coupling_std": last.dynamics.mean}
+    return shares | {
         "diagnosis": found.to_dict(),
     }  # fmt: skip
 

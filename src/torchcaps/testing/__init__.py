@@ -18,6 +18,7 @@ from torchcaps.testing.modules import check_module_parameters as check_module_pa
 from torchcaps.testing.modules import check_module_precision as check_module_precision
 from torchcaps.testing.modules import check_module_rows as check_module_rows
 from torchcaps.testing.modules import check_module_zeros as check_module_zeros
+from torchcaps.testing.properties import check_ablations as check_ablations
 from torchcaps.testing.properties import check_batch_independence as check_batch_independence
 from torchcaps.testing.properties import check_copies as check_copies
 from torchcaps.testing.properties import check_extremes as check_extremes

@@ -1,156 +1,250 @@
-"""What every router must keep, as checks that a router of one's own can be put to."""
+"""What every router must keep, as checks that a router of one's own can be put to.
+
+A router is checked as a layer builds it, and in what it declares: the meaning of its activation, what its couplings sum
+to, whether children and parents are exchangeable. Sizes are drawn at random.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
+from torchcaps.errors import NoAblationError
+from torchcaps.functional.votes import GivenVotes
+from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routers import RouteFunction, Router, create_router
+from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_same_routing
 from torchcaps.testing.random import random_votes, seeded
-from torchcaps.types import Routed
+from torchcaps.types import LayerSizes, Routed
 
-Route = Callable[[Tensor, Tensor], Routed]
+Routing = str | nn.Module | RouteFunction
+SHAPES = 3  # drawn for each check
 
 
-def check_router(router: Route, *, leaky: bool = False, lengths: bool = True, detached: bool = False) -> None:
+class _Inputs(NamedTuple):
+    """Votes `[batch, *space, i, j, h]`, activation `[batch, *space, i]` and pose `[batch, *space, i, d]`."""
+
+    votes: Tensor
+    activation: Tensor
+    pose: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Inputs:
+        return _Inputs(*map(change, self))
+
+
+def check_router(routing: Routing, **options: Any) -> None:
     """Put a router to every check of this file.
 
     Args:
-        router: maps votes `[batch, *space, children, parents, dim]` and the children's activation
-            `[batch, *space, children]` to Routed; a module or a plain function.
-        leaky: couplings may sum to less than one over parents.
-        lengths: the activation is the length of the pose, as for vector capsules.
-        detached: the gradient is cut on purpose, so `check_gradients` is left out.
+        routing: as `CapsuleLinear(routing=...)` takes it: a name, a router or another module, or a function
+            `(votes, activation) -> Routed`, which is taken to give lengths and couplings that sum to one.
+        options: of the router of that name. Where it has options `leaky` or `detach` that are set, couplings may sum to
+            less than one, and gradients need not be those of finite differences.
 
     Raises:
         PropertyError: naming the property's tensor and the size of the error.
 
     Example:
-        >>> from torchcaps.functional import dynamic_routing
         >>> from torchcaps.testing import check_router
-        >>> check_router(lambda votes, activation: dynamic_routing(votes, 2))
+        >>> check_router("dynamic", iterations=2)
     """
-    check_ranges(router, leaky=leaky, lengths=lengths)
-    check_permutations(router)
-    check_batch_independence(router)
-    check_purity(router)
-    check_extremes(router)
-    if not detached:
-        check_gradients(router)
-    check_precision(router)
-    check_copies(router)
+    for check in (
+        check_ranges, check_permutations, check_batch_independence, check_purity, check_extremes, check_gradients,
+        check_precision, check_copies, check_ablations,
+    ):  # fmt: skip
+        check(routing, **options)
 
 
-def check_ranges(router: Route, *, leaky: bool = False, lengths: bool = True) -> None:
-    """Couplings lie in [0, 1] and sum to one over parents; activations lie in [0, 1] and are the poses' lengths."""
-    routed = router(*_inputs(space=(2, 3)))
-    coupling = _coupling(routed)
-    assert_between("coupling", coupling, 0.0, 1.0, slack=1e-6)
-    share = coupling.sum(dim=-1)
-    if leaky:
-        assert_between("sum of couplings over parents", share, 0.0, 1.0, slack=1e-6)
-    else:
-        assert_close("sum of couplings over parents", share, torch.ones_like(share), 1e-6)
-    assert_between("activation", routed.activation, 0.0, 1.0, slack=1e-6)
-    if lengths:
-        assert_close("activation against length of pose", routed.activation, routed.pose.norm(dim=-1), 1e-6)
+def check_ranges(routing: Routing, **options: Any) -> None:
+    """Couplings and activations are what the router declares them to be."""
+    for router, inputs in _cases(routing, options, space=(2, 3)):
+        routed = _route(router, inputs)
+        share = _coupling(routed).sum(dim=-1)
+        if router.coupling == "shares":
+            assert_between("coupling", _coupling(routed), 0.0, 1.0, slack=1e-6)
+            if getattr(router, "leaky", False):
+                assert_between("sum of couplings over parents", share, 0.0, 1.0, slack=1e-6)
+            else:
+                assert_close("sum of couplings over parents", share, torch.ones_like(share), 1e-6)
+        if router.activation != "none":
+            assert_between("activation", routed.activation, 0.0, 1.0, slack=1e-6)
+        if router.activation == "length":
+            assert_close("activation against length of pose", routed.activation, routed.pose.norm(dim=-1), 1e-6, 1e-3)
 
 
-def check_permutations(router: Route) -> None:
-    """Permuting batch, positions or parents permutes the outcome; permuting children permutes the coupling alone."""
-    votes, activation = _inputs(space=(2, 3))
-    routed = router(votes, activation)
-    for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
-        order = _order(votes.shape[axis])
-        moved = router(votes.index_select(axis, order), activation.index_select(axis, order))
-        _same(f"{name}: ", moved, Routed(*(t.index_select(axis, order) for t in _whole(routed))))
-    order = _order(votes.shape[-2])
-    moved = router(votes.index_select(-2, order), activation)
-    pose, length, coupling = _whole(routed)
-    expected = Routed(pose[..., order, :], length[..., order], coupling[..., order])
-    _same("parents: ", moved, expected)
-    order = _order(votes.shape[-3])
-    moved = router(votes.index_select(-3, order), activation.index_select(-1, order))
-    _same("children: ", moved, Routed(pose, length, coupling[..., order, :]))
+def check_permutations(routing: Routing, **options: Any) -> None:
+    """Permuting batch or positions permutes the outcome; and so it is with children and parents, if exchangeable."""
+    for router, inputs in _cases(routing, options, space=(2, 3), stirred=False):
+        routed = _route(router, inputs)
+        for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
+            order = _order(inputs.votes.shape[axis])
+            moved = _route(router, inputs.map(lambda x, axis=axis, order=order: x.index_select(axis, order)))  # type: ignore[misc]
+            _same(f"{name}: ", moved, Routed(*(t.index_select(axis, order) for t in _whole(routed))))
+        if not router.exchangeable:
+            continue
+        pose, length, coupling = _whole(routed)
+        order = _order(inputs.votes.shape[-2])
+        moved = _route(router, inputs._replace(votes=inputs.votes[..., order, :]))
+        _same("parents: ", moved, Routed(pose[..., order, :], length[..., order], coupling[..., order]))
+        order = _order(inputs.votes.shape[-3])
+        votes, activation, poses = inputs.votes[..., order, :, :], inputs.activation[..., order], inputs.pose
+        moved = _route(router, _Inputs(votes, activation, poses[..., order, :]))
+        _same("children: ", moved, Routed(pose, length, coupling[..., order, :]))
 
 
-def check_batch_independence(router: Route) -> None:
-    """A batch of one gives the row that it has in a batch."""
-    votes, activation = _inputs()
-    whole = router(votes, activation)
-    alone = router(votes[1:2], activation[1:2])
-    _same("batch of one: ", alone, Routed(*(t[1:2] for t in _whole(whole))))
+def check_batch_independence(routing: Routing, **options: Any) -> None:
+    """A batch of one gives the row that it has in a batch, and a batch of none gives none."""
+    for router, inputs in _cases(routing, options):
+        whole = _route(router, inputs)
+        alone = _route(router, inputs.map(lambda x: x[1:2]))
+        _same("batch of one: ", alone, Routed(*(t[1:2] for t in _whole(whole))))
 
 
-def check_purity(router: Route) -> None:
+def check_purity(routing: Routing, **options: Any) -> None:
     """The inputs stay as they were, and nothing is kept from one call to the next."""
-    votes, activation = _inputs()
-    before = votes.clone(), activation.clone()
-    first = router(votes, activation)
-    assert_close("votes after the call", votes, before[0], 0.0)
-    assert_close("activation after the call", activation, before[1], 0.0)
-    router(votes.flip(0) * 3.0, activation)
-    _same("second call: ", router(votes, activation), first)
+    for router, inputs in _cases(routing, options):
+        before = inputs.map(Tensor.clone)
+        first = _route(router, inputs)
+        for name, now, then in zip(("votes", "activation", "pose"), inputs, before, strict=True):
+            assert_close(f"{name} after the call", now, then, 0.0)
+        _route(router, inputs._replace(votes=inputs.votes.flip(0) * 3.0))
+        _same("second call: ", _route(router, inputs), first)
 
 
-def check_extremes(router: Route) -> None:
+def check_extremes(routing: Routing, **options: Any) -> None:
     """Zero, tiny and huge votes, one child and one parent: finite values and finite gradients, activations in range."""
-    for scale in (0.0, 1e-30, 1.0, 1e18, 1e30, 1e37):
-        for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
-            votes = (random_votes(2, children, parents, 3) * scale).requires_grad_()
-            routed = router(votes, votes.new_full((2, children), 0.5))
-            for name, tensor in zip(("pose", "activation", "coupling"), _whole(routed), strict=True):
-                assert_finite(f"{name} of votes of size {scale:g}", tensor)
-            assert_between(f"activation of votes of size {scale:g}", routed.activation, 0.0, 1.0, slack=1e-6)
-            upstream = torch.rand(votes.shape[:-1], generator=seeded(2))  # the sum of couplings alone is constant
-            outcome = routed.pose.sum() + routed.activation.sum() + (_coupling(routed) * upstream).sum()
-            (gradient,) = torch.autograd.grad(outcome, votes)
-            assert_finite(f"gradient of votes of size {scale:g}", gradient)
+    for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
+        sizes = LayerSizes(children, 2, parents, 3)
+        router = _built(routing, options, sizes)
+        for scale in (0.0, 1e-30, 1.0, 1e18, 1e30, 1e37):
+            votes, activation, pose = _inputs(sizes, batch=2)
+            _check_finite(router, _Inputs(votes * scale, activation.fill_(0.5), pose), f"of votes of size {scale:g}")
+        for value in (0.0, 1.0):
+            votes, activation, pose = _inputs(sizes, batch=2)
+            _check_finite(router, _Inputs(votes, activation.fill_(value), pose), f"of children of activation {value:g}")
 
 
-def check_gradients(router: Route) -> None:
-    """In float64 the gradients of pose, activation and coupling equal finite differences.
+def check_gradients(routing: Routing, **options: Any) -> None:
+    """In float64 the gradients of pose, activation, coupling equal finite differences: of inputs and of parameters.
 
-    Routers that cut the gradient on purpose (detached coupling) must not be put to this check.
+    Routers that cut the gradient on purpose (an attribute `detach` that is set) are not put to it.
     """
-    router = copy.deepcopy(router).double() if isinstance(router, torch.nn.Module) else router
-    votes = random_votes(2, 4, 3, 2, dtype=torch.float64).requires_grad_()
-    activation = torch.rand(2, 4, generator=seeded(1), dtype=torch.float64).requires_grad_()
-    try:
-        torch.autograd.gradcheck(lambda v, a: _whole(router(v, a)), (votes, activation), atol=1e-6)
-    except GradcheckError as error:
-        raise PropertyError(f"gradient against finite differences: {error}") from None
+    for router, inputs in _cases(routing, options, batch=2, most=3):
+        if getattr(router, "detach", False):
+            return
+        router = router.double()
+        names = [name for name, _ in router.named_parameters()]
+        leaves = [x.detach().double().requires_grad_() for x in (*inputs, *router.parameters())]
+
+        def outcome(*tensors: Tensor, router: Router = router, names: list[str] = names) -> tuple[Tensor, ...]:
+            parameters = dict(zip(names, tensors[3:], strict=True))
+            routed = torch.func.functional_call(router, parameters, (GivenVotes(*tensors[:3]),))
+            return _whole(routed)
+
+        try:
+            torch.autograd.gradcheck(outcome, leaves, atol=1e-6)
+        except GradcheckError as error:
+            raise PropertyError(f"gradient against finite differences: {error}") from None
 
 
-def check_precision(router: Route) -> None:
+def check_precision(routing: Routing, **options: Any) -> None:
     """Under bfloat16 autocast, and for half-precision votes, the outcome is that of float32, in float32."""
-    votes, activation = _inputs()
-    expected = router(votes, activation)
-    with torch.autocast("cpu", torch.bfloat16):
-        _same("under autocast: ", router(votes, activation), expected)
-    for dtype in (torch.bfloat16, torch.float16):
-        half = votes.to(dtype)
-        routed = router(half, activation)
-        _same(f"{dtype}: ", routed, router(half.float(), activation))
+    for router, inputs in _cases(routing, options):
+        expected = _route(router, inputs)
+        for name, tensor in zip(Routed._fields, _whole(expected), strict=True):
+            if tensor.dtype != torch.float32:
+                raise PropertyError(f"{name}: expected torch.float32, got {tensor.dtype}")
+        with torch.autocast("cpu", torch.bfloat16):
+            _same("under autocast: ", _route(router, inputs), expected)
+        for dtype in (torch.bfloat16, torch.float16):
+            half = inputs.votes.to(dtype)
+            routed = _route(router, inputs._replace(votes=half))
+            _same(f"{dtype}: ", routed, _route(router, inputs._replace(votes=half.float())))
 
 
-def check_copies(router: Route) -> None:
-    """A deep copy routes alike, and so does one that went through pickle (modules only)."""
-    inputs = _inputs()
-    expected = router(*inputs)
-    _same("deepcopy: ", copy.deepcopy(router)(*inputs), expected)
-    if isinstance(router, torch.nn.Module):
-        _same("pickle: ", pickle.loads(pickle.dumps(router))(*inputs), expected)
+def check_copies(routing: Routing, **options: Any) -> None:
+    """A deep copy routes alike, and so does one that went through pickle (a router of a function need not)."""
+    for router, inputs in _cases(routing, options, stirred=False):
+        if isinstance(routing, nn.Module) and not isinstance(routing, Router):
+            router = create_router(routing)  # itself, and not the copy that other checks change
+        expected = _route(router, inputs)
+        _same("deepcopy: ", _route(copy.deepcopy(router), inputs), expected)
+        if isinstance(routing, str | nn.Module):
+            _same("pickle: ", _route(pickle.loads(pickle.dumps(router)), inputs), expected)
 
 
-def _inputs(space: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-    votes = random_votes(3, 6, 5, 4, space=space)
-    return votes, torch.rand(votes.shape[:-2], generator=seeded(1))
+def check_ablations(routing: Routing, **options: Any) -> None:
+    """`uniform()` has equal couplings, `random()` the same for every sample; both leave the router as it was.
+
+    A router without the notion refuses, which is no fault.
+    """
+    for router, inputs in _cases(routing, options):
+        before = _route(router, inputs)
+        try:
+            uniform, random = (_coupling(_route(other, inputs)) for other in (router.uniform(), router.random(3)))
+        except NoAblationError:
+            return
+        assert_close("couplings of uniform()", uniform, uniform[:1, :1, :1].expand_as(uniform), 1e-6)
+        assert_close("couplings of random()", random, random[:1].expand_as(random), 1e-6)
+        if router.passes > 1:
+            assert_finite("pose of stopped(1)", _route(router.stopped(1), inputs).pose)
+        _same("after its ablations: ", _route(router, inputs), before)
+
+
+def _cases(
+    routing: Routing, options: dict[str, Any], *, batch: int = 3, space: tuple[int, ...] = (), most: int = 6,
+    stirred: bool = True,
+) -> Iterator[tuple[Router, _Inputs]]:  # fmt: skip
+    """Routers as layers of random sizes build them, and inputs. Parameters at their start hide what they do: stir."""
+    generator = seeded(4)
+    for _ in range(SHAPES):
+        drawn = torch.randint(2, most + 1, (4,), generator=generator).tolist()
+        sizes = getattr(routing, "sizes", None) or LayerSizes(*drawn)
+        router = _built(routing, options, sizes)
+        if stirred:
+            for parameter in router.parameters():
+                parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
+        yield router, _inputs(sizes, batch, space)
+
+
+def _built(routing: Routing, options: dict[str, Any], sizes: LayerSizes) -> Router:
+    routing = copy.deepcopy(routing) if isinstance(routing, nn.Module) else routing
+    router: Any = RoutedLayer(LinearVotes(sizes), routing, **options).router
+    return router.eval()
+
+
+def _inputs(sizes: LayerSizes, batch: int = 3, space: tuple[int, ...] = ()) -> _Inputs:
+    votes = random_votes(batch, sizes.children, sizes.parents, sizes.dim, space=space)
+    pose = torch.randn(*votes.shape[:-2], sizes.in_dim, generator=seeded(3))
+    return _Inputs(votes, torch.rand(votes.shape[:-2], generator=seeded(1)), pose)
+
+
+def _route(router: Router, inputs: _Inputs) -> Routed:
+    routed: Routed = router(GivenVotes(*inputs))
+    return routed
+
+
+def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
+    leaves = inputs.map(lambda x: x.detach().clone().requires_grad_())
+    routed = _route(router, leaves)
+    for name, tensor in zip(("pose", "activation", "coupling"), _whole(routed), strict=True):
+        assert_finite(f"{name} {what}", tensor)
+    if router.activation != "none":
+        assert_between(f"activation {what}", routed.activation, 0.0, 1.0, slack=1e-6)
+    upstream = torch.rand(_coupling(routed).shape, generator=seeded(2))  # the sum of couplings alone is constant
+    outcome = routed.pose.sum() + routed.activation.sum() + (_coupling(routed) * upstream).sum()
+    for name, gradient in zip(
+        ("votes", "activation", "pose"), torch.autograd.grad(outcome, leaves, allow_unused=True), strict=True
+    ):
+        if gradient is not None:
+            assert_finite(f"gradient by {name} {what}", gradient)
 
 
 def _order(count: int) -> Tensor:

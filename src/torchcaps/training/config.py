@@ -55,7 +55,7 @@ class TrainConfig:
         degrees: largest rotation either way.
         zoom: largest change of size either way, as a fraction.
         relight: whether brightness and contrast vary as in the smallNORB experiments (63/255 either way, 0.2 to 1.8).
-        clip: largest norm of the gradient; 0 is none, "auto" is 1 for the margin loss and none for the others.
+        clip: largest norm of the gradient; 0 is none, "auto" is none for the spread loss and 1 for others.
         precision: "auto" is bf16 autocast where the device computes it in hardware, else fp32.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         seed: of weights, order, augmentation and split, from 0 to 2^31 - 1.

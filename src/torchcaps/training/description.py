@@ -11,8 +11,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torchcaps.errors import RunError, check_regular, one_line
+from torchcaps.nn.routed import names_now
 
 KEY = "torchcaps"  # of the JSON in the header
+COSTS = (".beta_u", ".beta_a")  # of EM routing: one pair for all parents in files of earlier versions
 MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
 
 Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
@@ -58,13 +60,15 @@ def check_description(about: dict[str, Any]) -> None:
 
 def check_fit(shapes: Shapes, model: nn.Module) -> None:
     """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
-    state = model.state_dict()
+    state, now = model.state_dict(), names_now(shapes, model)
+    shapes = {now[name]: found for name, found in shapes.items()}
     for what, names in (("missing", state.keys() - shapes.keys()), ("unexpected", shapes.keys() - state.keys())):
         if names:
             raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
     for name, tensor in state.items():
         sizes, kind = shapes[name]
-        if sizes != list(tensor.shape):
+        shared = sizes == [1] and name.endswith(COSTS)
+        if sizes != list(tensor.shape) and not shared:
             raise ValueError(f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description")
         if kind.startswith(("F", "BF")) != tensor.is_floating_point():
             raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan, nan
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -22,27 +23,29 @@ def diagnosis(found: Diagnosis) -> Figure:
     """
     figure = new_figure(10.0, 6.4)
     panels = figure.subplots(2, 2)
-    names = [short(name, 18) for name in found.decay.layers]
-    _entropy(panels[0, 0], found, names[1:])
-    _activations(panels[0, 1], found, names)
+    names = ["children", *(short(layer.name, 18) for layer in found.layers)]
+    _entropy(panels[0, 0], found)
+    _activations(panels[0, 1], found)
     _idle(panels[1, 0], found, names)
     _accuracy(panels[1, 1], found)
     return figure
 
 
-def _entropy(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
-    for place, values in enumerate(found.iterations.entropy.values()):
+def _entropy(axes: Axes, found: Diagnosis) -> None:
+    for place, (name, values) in enumerate(found.iterations.entropy.items()):
         colour, marker = STYLES[place % len(STYLES)]
         steps = range(1, len(values) + 1)
-        axes.plot(steps, values, color=colour, marker=marker, ms=4, lw=1.5, label=names[place])
+        axes.plot(steps, values, color=colour, marker=marker, ms=4, lw=1.5, label=short(name, 18))
     axes.axhline(1, color=GREY, ls="--", lw=1.2, zorder=0)
     _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
     axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.legend(fontsize=SMALL, frameon=False, ncols=2)
+    if found.iterations.entropy:
+        axes.legend(fontsize=SMALL, frameon=False, ncols=2)
 
 
-def _activations(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
+def _activations(axes: Axes, found: Diagnosis) -> None:
+    names = [short(name, 18) for name in found.decay.layers]
     places = range(len(names))
     for values, colour, marker, label in (
         (found.decay.strongest, BLUE, "o", "largest of an image, mean"),
@@ -55,28 +58,34 @@ def _activations(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
 
 
 def _idle(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
-    sets: list[CapsuleActivity] = [found.children, *(layer.parents for layer in found.layers)]
+    sets: list[CapsuleActivity | None] = [found.children, *(layer.parents for layer in found.layers)]
+    dead, constant = ([nan if one is None else getattr(one, what) for one in sets] for what in ("dead", "constant"))
     starved = [layer.starvation.starved for layer in found.layers]
     kinds = (
-        ("never active", BLUE, [one.dead for one in sets]),
-        ("constant", SKY, [one.constant for one in sets]),
+        ("never active", BLUE, dead),
+        ("constant", SKY, constant),
         ("starved of gradient", ORANGE, starved),
     )
     for step, (label, colour, heights) in enumerate(kinds):
         bars = axes.bar(np.arange(len(heights)) + 0.27 * (step - 1), heights, width=0.25, color=colour, label=label)
         if len(sets) <= SLANTED:
-            axes.bar_label(bars, [f"{100 * height:.0f} %" for height in heights], fontsize=SMALL, padding=1)
+            axes.bar_label(
+                bars,
+                ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights],
+                fontsize=SMALL,
+                padding=1,
+            )
     _dress(axes, "share of capsules out of use")
     _name(axes, names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
 def _accuracy(axes: Axes, found: Diagnosis) -> None:
-    ablation = found.ablation
-    bars = {"as trained": ablation.routed, "uniform": ablation.uniform, "random": ablation.random}
+    known = {"as trained": found.accuracy}
+    if found.ablation is not None:
+        known |= {"uniform": found.ablation.uniform, "random": found.ablation.random}
     if found.baseline is not None:
-        bars["baseline"] = found.baseline.second
-    known = {name: value for name, value in bars.items() if value is not None}
+        known["baseline"] = found.baseline.second
     colours = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
     drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colours)
     axes.bar_label(drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1)

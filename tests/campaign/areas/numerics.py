@@ -81,8 +81,16 @@ def em(d: Draw, route: Callable[..., Any], *first: Tensor, **options: Any) -> An
 def windowed(d: Draw, route: Callable[..., Any], x: Callable[..., Tensor], **options: Any) -> Any:
     """Matrix votes within windows of 2 of a map of 3."""
     space = d.batch, 3, 3, d.children
-    tensors = x(*space, 4), d.a(*space), d.w(4 * d.children, d.parents, 2, 2)
-    return em(d, route, *tensors, windows=F.Windows(3, 3, 2), iterations=d.case["iterations"], **options)
+    children, weight = Capsules(x(*space, 4), d.a(*space)), d.w(4 * d.children, d.parents, 2, 2)
+    votes = F.ProductVotes(children, F.Windows(3, 3, 2), weight)
+    return em(d, route, votes, None, iterations=d.case["iterations"], **options)
+
+
+def connected(d: Draw, x: Callable[..., Tensor]) -> F.Votes:
+    """Linear votes of children of 3 dimensions."""
+    children = Capsules(x(d.batch, d.children, 3), torch.ones(d.batch, d.children))
+    weight = d.w(d.children, d.parents, d.dim, 3)
+    return F.ProductVotes(children, F.Everything(), weight.transpose(2, 3))
 
 
 def iterated(d: Draw) -> dict[str, Any]:
@@ -104,11 +112,10 @@ FUNCTIONS: dict[str, Callable[[Draw], Any]] = {
         d.a(d.batch, d.children), iterations=d.case["iterations"]),
     "linear votes then dynamic": lambda d: F.dynamic_routing(
         F.linear_votes(d.x(d.batch, d.children, 3), d.w(d.children, d.parents, d.dim, 3))),
-    "routed dynamic": lambda d: ops.routed_dynamic(
-        d.x(d.batch, d.children, 3), d.w(d.children, d.parents, d.dim, 3), **iterated(d)),
+    "routed dynamic": lambda d: ops.dynamic_routing(connected(d, d.x), **iterated(d)),
     "given votes": lambda d: ops.dynamic_routing(d.x(*votes(d)), **iterated(d)),
-    "routed em": lambda d: windowed(d, ops.routed_em, d.x),
-    "routed em, reference": lambda d: windowed(d, F.routed_em, d.x),
+    "routed em": lambda d: windowed(d, ops.em_routing, d.x),
+    "routed em, reference": lambda d: windowed(d, F.em_routing, d.x),
     "margin loss": lambda d: F.margin_loss(d.a(d.batch + 1, d.parents), torch.zeros(d.batch + 1).long()),
     "spread loss": lambda d: F.spread_loss(d.a(d.batch + 1, d.parents), torch.zeros(d.batch + 1).long(), 0.9),
     "reconstruction loss": lambda d: F.reconstruction_loss(d.a(d.batch + 1, 1, 3, 3), d.a(d.batch + 1, 1, 3, 3)),
@@ -145,12 +152,11 @@ LAYERS: dict[str, Callable[[Draw], Any]] = {
     "matrix primary": lambda d: on_images(d, caps.MatrixPrimaryCaps(2, d.parents, 2), d.batch, 2, 3, 3),
 }  # fmt: skip
 FAST: dict[str, tuple[tuple[str, ...], Callable[[Draw, str], Any]]] = {
-    "routed dynamic": (("cpu", "numba"), lambda d, impl: ops.routed_dynamic(
-        d.w(d.batch, d.children, 3), d.w(d.children, d.parents, d.dim, 3), impl=impl, want_coupling=True,
-        **iterated(d))),
+    "routed dynamic": (("cpu", "numba"), lambda d, impl: ops.dynamic_routing(
+        connected(d, d.w), impl=impl, **iterated(d))),
     "given votes": (("cpu",), lambda d, impl: ops.dynamic_routing(
         d.w(*votes(d)), impl=impl, want_coupling=True, **iterated(d))),
-    "routed em": (("cpu",), lambda d, impl: windowed(d, ops.routed_em, d.w, impl=impl, want_coupling=True)),
+    "routed em": (("cpu",), lambda d, impl: windowed(d, ops.em_routing, d.w, impl=impl)),
     "conv2d": (("cpu",), lambda d, impl: ops.conv2d(
         d.w(d.batch, 8, 9, 10), d.w(8, 8, 4, 5), stride=d.case["iterations"], impl=impl)),
 }  # fmt: skip

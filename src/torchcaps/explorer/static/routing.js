@@ -38,7 +38,7 @@ export function update(look, label, uniform) {
   send(body, { uniform, label });
 }
 
-function draw({ children, steps, field }, { uniform, label }) {
+function draw({ children, steps, sight }, { uniform, label }) {
   const { classes } = model(), even = 1 / classes.length;
   const spread = steps[steps.length - 1].spread;
   parts.told.textContent = uniform
@@ -46,7 +46,7 @@ function draw({ children, steps, field }, { uniform, label }) {
     : `${children.toLocaleString("en")} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
   const last = steps[steps.length - 1].activation, only = largest(last, label);
   const some = only.length < classes.length ? ` Listed are ${only.length} of ${classes.length} classes.` : "";
-  parts.help.textContent = `${MAPS[state.map][1]}${field && same() ? ` A square stands at the centre of the ${field.size} × ${field.size} pixels that its capsules see.` : ""}${some}`;
+  parts.help.textContent = `${MAPS[state.map][1]}${sight && same() ? ` A square stands at the centre of the ${sight.size} × ${sight.size} pixels that its capsules see.` : ""}${some}`;
   parts.steps.dataset.map = state.map;
   while (rows.length < steps.length) rows.push(step());
   parts.steps.replaceChildren(...rows.slice(0, steps.length).map((row) => row.element));
@@ -58,7 +58,7 @@ function draw({ children, steps, field }, { uniform, label }) {
     miniBars(row.parents, classes, found.activation, { only });
     row.spread.textContent = `Mean coupling (±${found.spread.toFixed(4)})`;
     miniBars(row.couplings, classes, found.coupling, { only, strong: [label], full: Math.max(3 * even, ...found.coupling), places: 4 });
-    map(row.canvas, found[state.map], field, even);
+    map(row.canvas, found[state.map], sight, even);
     row.canvas.setAttribute("aria-label", `Map of ${MAPS[state.map][0].toLowerCase()} for ${classes[label]}, ${row.title.textContent}`);
   });
 }
@@ -75,7 +75,7 @@ function step() {
 }
 
 // Places as squares over the picture, one for each position of the children's map.
-function map(canvas, values, field, even) {
+function map(canvas, values, sight, even) {
   const { width, height } = picture.size, zoom = Math.max(4, Math.floor(224 / Math.max(width, height)));
   canvas.width = width * zoom;
   canvas.height = height * zoom;
@@ -90,9 +90,9 @@ function map(canvas, values, field, even) {
   const across = values[0].length, flat = values.flat(), most = Math.max(...flat.map(Math.abs), 1e-9);
   const far = Math.max(...flat.map((value) => Math.abs(value - even)), 1e-6);
   values.forEach((line, r) => line.forEach((value, c) => {
-    const stepX = field && same() ? field.step : width / across, stepY = field && same() ? field.step : height / values.length;
-    const x = field && same() ? field.first[1] + c * field.step + 0.5 - stepX / 2 : c * stepX;
-    const y = field && same() ? field.first[0] + r * field.step + 0.5 - stepY / 2 : r * stepY;
+    const stepX = sight && same() ? sight.step : width / across, stepY = sight && same() ? sight.step : height / values.length;
+    const x = sight && same() ? sight.first[1] + c * sight.step + 0.5 - stepX / 2 : c * stepX;
+    const y = sight && same() ? sight.first[0] + r * sight.step + 0.5 - stepY / 2 : r * stepY;
     const amount = state.map === "share" ? (value - even) / far : state.map === "agreement" ? value : value / most;
     pencil.fillStyle = amount >= 0 ? `rgba(255,140,20,${0.85 * amount})` : `rgba(40,150,255,${-0.85 * amount})`;
     pencil.fillRect(x * zoom, y * zoom, stepX * zoom - 1, stepY * zoom - 1);

@@ -2,6 +2,5 @@
 
 from torchcaps.functional.routing.dynamic import dynamic_routing as dynamic_routing
 from torchcaps.functional.routing.em import em_routing as em_routing
-from torchcaps.functional.routing.random import random_coupling as random_coupling
-from torchcaps.functional.routing.random import random_routing as random_routing
-from torchcaps.functional.routing.uniform import uniform_routing as uniform_routing
+from torchcaps.functional.routing.fixed import random_routing as random_routing
+from torchcaps.functional.routing.fixed import uniform_routing as uniform_routing

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
+from torchcaps.functional.votes import Votes, as_votes
 from torchcaps.types import Routed
 
 
 def dynamic_routing(
-    votes: Float[Tensor, "*batch children parents dim"],
+    votes: Votes | Float[Tensor, "*batch children parents dim"],
     iterations: int = 3,
     *,
     bias: Float[Tensor, "parents dim"] | None = None,
@@ -32,9 +33,11 @@ def dynamic_routing(
     One iteration is uniform coupling, `c = 1 / parents`. The logits b belong to a sample: never learned, never kept.
 
     Args:
-        votes: u, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
+        votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field says which parents
+            compete. Half precision is computed in float32.
         iterations: r, at least 1; the paper uses 3.
-        bias: added to s in every iteration, as in the authors' code (0.1 at the start there); the paper has none.
+        bias: added to s in every iteration, as in the authors' code (0.1 at the start there); the paper has none. The
+            votes of a layer bring their own.
         leaky: give each child one more parent, "none of the above", with constant logit 0, and drop its share.
         detach: send no gradient through the coupling, only through the last weighted sum.
 
@@ -45,32 +48,22 @@ def dynamic_routing(
     Raises:
         ValueError: for votes without these axes, or of other than floating point, or fewer than one iteration.
     """
-    check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-    check_floating(votes=votes, bias=bias)
+    votes = as_votes(votes, bias=bias)
     check_range("iterations", iterations, low=1)
-    u = full_precision(votes)
+    u = votes.dense()
     fixed = u.detach() if detach else u
+    added = None if votes.bias is None else full_precision(votes.bias)
     b = torch.zeros_like(u[..., 0])
     with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1
-            c = coupling_of(b, leaky)
+            c = votes.share(b, leaky=leaky)
             if last and detach:
                 c = c.detach()
             s = summed("...ij,...ijd->...jd", c, u if last else fixed)
-            if bias is not None:
-                s = s + (full_precision(bias) if last or not detach else full_precision(bias).detach())
+            if added is not None:
+                s = s + (added if last or not detach else added.detach())
             v, length = squash_with_length(s)
             if not last:
                 b = steady(b + summed("...jd,...ijd->...ij", v, fixed))
     return Routed(v, length, c)
-
-
-def coupling_of(
-    logits: Float[Tensor, "*batch children parents"], leaky: bool
-) -> Float[Tensor, "*batch children parents"]:
-    """Softmax of the logits over PARENTS; if leaky, over the parents and one more whose logit is 0."""
-    if not leaky:
-        return logits.softmax(dim=-1)
-    none_of_these = torch.zeros_like(logits[..., :1])
-    return torch.cat([none_of_these, logits], dim=-1).softmax(dim=-1)[..., 1:]

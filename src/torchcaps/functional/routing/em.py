@@ -6,33 +6,30 @@ b batch, i children, j parents, h pose dimensions. Variances are used in place o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
 from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import Votes, as_votes
 from torchcaps.types import Routed
 
 EPSILON = 1e-7  # added to a parent's share of data
 VAR_MIN = 5e-4  # added to variances: a parent with a single child has none
-Normalise = Callable[[Tensor], Tensor]
 
 
 def em_routing(
-    votes: Float[Tensor, "*batch children parents dim"],
-    activation: Float[Tensor, "*batch children"],
+    votes: Votes | Float[Tensor, "*batch children parents dim"],
+    activation: Float[Tensor, "*batch children"] | None,
     beta_u: Float[Tensor, " parents"] | Tensor | float,
     beta_a: Float[Tensor, " parents"] | Tensor | float,
     iterations: int = 3,
     inverse_temperature: float | Sequence[float] = 0.01,
-    *,
-    normalise: Normalise | None = None,
-    start: Float[Tensor, "*batch children parents"] | None = None,
 ) -> Routed:
     """Fit one Gaussian per parent to the votes by expectation maximisation.
 
@@ -45,17 +42,16 @@ def em_routing(
     the procedure. The gradient flows through all iterations.
 
     Args:
-        votes: V, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
-            What is beyond 2^32 (2^256 in float64) is taken for that: squares must stay finite.
-        activation: a_i, `[batch, *space, children]`, in [0, 1]. A child of activation 0 has no influence.
+        votes: V, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field says which parents
+            compete; its bias is added to them. Half precision is computed in float32. What is beyond 2^32 (2^256 in
+            float64) is taken for that: squares must stay finite.
+        activation: a_i, `[batch, *space, children]`, in [0, 1]; None where the votes of a layer bring theirs. A child
+            of activation 0 has no influence.
         beta_u: a number, or one per parent `[parents]`.
         beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
         iterations: T, at least 1; the paper uses 3.
         inverse_temperature: lambda after the last of many iterations: `lambda_t = value (1 - 0.95^(t+1))`, t from 0, as
             in the authors' code; or one value per iteration.
-        normalise: maps log weights `[batch, *space, children, parents]` to R; a softmax over parents unless given. In a
-            convolution a child has parents at several positions: see `Windows.share`.
-        start: R before the first M-step; by default what `normalise` makes of zeros.
 
     Returns:
         Routed: pose mu `[batch, *space, parents, dim]`, activation a_j `[batch, *space, parents]` in [0, 1], coupling R
@@ -65,23 +61,20 @@ def em_routing(
         ValueError: for shapes that do not fit, other than floating point, fewer than one iteration, or another number
             of temperatures.
     """
-    check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-    check_floating(votes=votes, activation=activation)
-    if activation.shape != votes.shape[:-2]:
-        raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
+    votes = as_votes(votes, activation)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
-            check_shape(name, beta, ("parents",), parents=votes.shape[-2])
-    V = bounded(full_precision(votes), FACTOR)
-    a_i = bounded(activation.to(V.dtype), STEADY)
+            check_shape(name, beta, ("parents",), parents=votes.parents)
+    V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
+    V = bounded(V, FACTOR)
+    a_i = bounded(votes.activation.to(V.dtype), STEADY)
     b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
-    normalise = normalise or _over_parents
     first, *later = temperatures(iterations, inverse_temperature)
     with without_autocast(V):
-        R = normalise(torch.zeros_like(V[..., 0])) if start is None else start
+        R = votes.share().to(V.dtype)
         mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
         for inverse in later:
-            R = normalise(steady(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)))
+            R = votes.share(steady(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)))
             mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, inverse)
     return Routed(mu, torch.sigmoid(logit), R)
 
@@ -118,7 +111,3 @@ def _log_density(V: Tensor, mu: Tensor, var: Tensor) -> Tensor:
     """log N(V; mu, var) `[..., i, j]`, summed over h; without the constant of 2 pi, which no softmax sees."""
     mu, var = mu.unsqueeze(-3), var.unsqueeze(-3)
     return -0.5 * (var.log() + (V - mu).square() / var).sum(dim=-1)
-
-
-def _over_parents(log_weight: Tensor) -> Tensor:
-    return log_weight.softmax(dim=-1)

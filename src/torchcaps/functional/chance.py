@@ -1,0 +1,65 @@
+"""Random couplings that depend on nothing but a seed and their place: for the ablation of routing.
+
+Paik, Kwak, Kim 2019 (arXiv 1907.13327) compare five routing algorithms with couplings that are uniform or drawn once at
+random, and find no clear winner. Letters: i children, j parents.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.errors import check_range
+
+_WORD = 0xFFFFFFFF  # 32 bits
+
+
+def random_logits(
+    children: int, parents: int, seed: int = 0, *, scale: float = 1.0, device: torch.device | str | None = None
+) -> Float[Tensor, "children parents"]:
+    """`scale * g_ij` of normal numbers g that depend on (seed, i, j, parents) alone.
+
+    No generator is drawn from: each number is a hash of its place, so that every device gives the same numbers up to
+    rounding, nothing needs to be stored, and a compiled model may hold it.
+
+    Args:
+        children: i counts them.
+        parents: j counts them.
+        seed: from 0 to 2^32 - 1.
+        scale: standard deviation, at least 0.
+        device: where to make it; None is torch's default.
+
+    Returns:
+        `[children, parents]` float32.
+
+    Raises:
+        ValueError: for a seed or scale out of range.
+    """
+    check_range("seed", seed, low=0, high=_WORD)
+    check_range("scale", scale, low=0.0)
+    place = torch.arange(children * parents, device=device).view(children, parents)
+    word = _mixed(_mixed(place) ^ _mixed(torch.full_like(place, seed) ^ 0x9E3779B9))
+    uniform = ((word >> 9) + 0.5) / 2**23  # 23 bits and a half are exact in float32: never 0, never 1
+    return scale * torch.special.ndtri(uniform)
+
+
+def random_coupling(
+    children: int, parents: int, seed: int = 0, *, scale: float = 1.0, device: torch.device | str | None = None
+) -> Float[Tensor, "children parents"]:
+    """`softmax_j` of `random_logits`; scale 0 gives uniform couplings.
+
+    Returns:
+        `[children, parents]` float32 in [0, 1]; rows sum to one.
+
+    Raises:
+        ValueError: for a seed or scale out of range.
+    """
+    return random_logits(children, parents, seed, scale=scale, device=device).softmax(dim=-1)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    """Words of 32 bits, in int64, whose every bit depends on all bits that came (the finaliser of MurmurHash3)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = ((word ^ (word >> shift)) * factor) & _WORD
+    return word ^ (word >> 16)

@@ -1,0 +1,348 @@
+"""Fields: which children vote for which parents, and which parents compete for a child.
+
+A child of a convolution feeds the parents of every window that contains it. Its couplings therefore sum to one over
+parent types AND positions; most public code lets only the types of one window compete. Letters: n capsule types of the
+map, K kernel size, i a child of one position of the parents, in a window (ky, kx, n), j parent types.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.errors import UnknownNameError, check_range, check_shape
+
+Convention = Literal["all", "type", "space", "patch"]
+CONVENTIONS = get_args(Convention)
+
+
+class Field(ABC):
+    """Children of a map `[batch, *space, n, ...]` and the positions of their parents.
+
+    Attributes:
+        positions: of the parents; empty for one set of parents.
+        local: whether parents of different positions never compete for a child.
+        convention: the name of the competition; see `Windows`.
+    """
+
+    positions: tuple[int, ...]
+    local: bool
+    convention: Convention
+
+    @abstractmethod
+    def count(self, types: int) -> int:
+        """i: how many children each position has, of `types` capsule types on the map."""
+
+    @abstractmethod
+    def gather(self, x: Tensor) -> Tensor:
+        """What each position's children have: `[batch, *space, n, ...]` -> `[batch, *positions, i, ...]`."""
+
+    @abstractmethod
+    def scatter(self, x: Tensor) -> Tensor:
+        """Sum over positions, the adjoint of `gather`: `[batch, *positions, i]` -> `[batch, *space, n]`."""
+
+    def present(self, types: int) -> Tensor | None:
+        """1 for each child that is on the map and 0 for padding, `[1, *positions, i]`; None where all are."""
+        del types
+        return None
+
+    @abstractmethod
+    def total(self, x: Tensor) -> Tensor:
+        """Sum over the parents that compete for a child, in the place of each; axes of length one where all are equal.
+
+        Args:
+            x: `[batch, *positions, i, parents]`.
+        """
+
+    @abstractmethod
+    def most(self, x: Tensor) -> Tensor:
+        """Like `total`, with the maximum in place of the sum. No gradient."""
+
+    def share(
+        self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
+    ) -> Float[Tensor, "batch *positions i j"]:
+        """Softmax over the parents that compete for a child.
+
+        Args:
+            log_weight: `[batch, *positions, i, parents]`.
+            leaky: let one more parent compete, "none of the above", whose log weight is 0.
+        """
+        if self.local and not leaky:
+            return log_weight.softmax(dim=-1)
+        high = self.most(log_weight)
+        if leaky:
+            high = high.clamp(min=0.0)
+        weight = (log_weight - high).exp()
+        total = self.total(weight)
+        return weight / (total + (-high).exp() if leaky else total)
+
+    def first(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
+        """Couplings before anything is known of the votes; `like` gives their shape and type."""
+        return self.share(torch.zeros_like(like))
+
+
+@dataclass(frozen=True)
+class Everything(Field):
+    """Every child of the map votes for every parent.
+
+    Attributes:
+        height: of the map, in positions; None for children without places.
+        width: of the map.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    positions: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
+    local = True
+    convention = "type"
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Height and width of the map; empty for children without places."""
+        return () if self.height is None or self.width is None else (self.height, self.width)
+
+    def count(self, types: int) -> int:
+        """i."""
+        return math.prod(self.space) * types
+
+    def gather(self, x: Float[Tensor, "batch *space n *rest"]) -> Float[Tensor, "batch i *rest"]:
+        """All children in one row, position after position."""
+        return x.flatten(1, 1 + len(self.space))
+
+    def scatter(self, x: Float[Tensor, "batch i"]) -> Float[Tensor, "batch *space n"]:
+        """Back to the map."""
+        return x.unflatten(1, (*self.space, -1))
+
+    def total(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
+        """Sum over parents."""
+        return x.sum(dim=-1, keepdim=True)
+
+    def most(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
+        """Maximum over parents. No gradient."""
+        return x.detach().amax(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Gathered(Everything):
+    """Children that already stand at the positions of their parents; those of different positions do not compete.
+
+    Attributes:
+        positions: of the parents.
+    """
+
+    positions: tuple[int, ...] = ()  # type: ignore[misc]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """As they are."""
+        return x
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """As they are."""
+        return x
+
+
+@dataclass(frozen=True)
+class Windows(Field):
+    """Square windows that slide over a map: a convolution.
+
+    Attributes:
+        height: of the map, in positions.
+        width: of the map.
+        kernel: side of a window, K.
+        stride: positions from one window to the next.
+        padding: rows and columns of absent children (pose and activation 0) on each side of the map, below K.
+        convention: which parents compete for a child. "all": over types and positions, as in procedure 1 of the EM
+            paper. "type": over the types of each window; parents at different positions do not compete. "space": over
+            positions for each type, as in the authors' code. "patch": over types and all windows with the place in the
+            window in the child's stead, which lumps different children together; for comparison with code that does so.
+
+    Raises:
+        ValueError: for a window larger than the padded map, sizes out of range, or another convention.
+    """
+
+    height: int
+    width: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    convention: Convention = "all"
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        for name in ("kernel", "stride"):
+            check_range(name, getattr(self, name), low=1)
+        check_range("padding", self.padding, low=0, high=self.kernel - 1)
+        least = 1 if self.gap > 1 else max(1, self.kernel - 2 * self.edge)
+        for name in ("height", "width"):
+            check_range(name, getattr(self, name), low=least)
+        if self.convention not in CONVENTIONS:
+            raise UnknownNameError("convention", self.convention, CONVENTIONS)
+
+    @property
+    def local(self) -> bool:  # type: ignore[override]
+        """Whether only the types of one window compete."""
+        return self.convention == "type"
+
+    @property
+    def edge(self) -> int:
+        """Rows and columns of absent children on each side."""
+        return self.padding
+
+    @property
+    def step(self) -> int:
+        """Positions from one window to the next."""
+        return self.stride
+
+    @property
+    def gap(self) -> int:
+        """Positions from one place of the map to the next."""
+        return 1
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width with what is absent."""
+        height, width = ((side - 1) * self.gap + 1 + 2 * self.edge for side in (self.height, self.width))
+        return height, width
+
+    @property
+    def positions(self) -> tuple[int, int]:  # type: ignore[override]
+        """Rows and columns of windows."""
+        height, width = self.padded
+        return (height - self.kernel) // self.step + 1, (width - self.kernel) // self.step + 1
+
+    def count(self, types: int) -> int:
+        """i: K * K * types."""
+        return self.kernel**2 * types
+
+    def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
+        """The map with zeros where there is no child."""
+        if self.gap == 1:
+            return F.pad(x, [0, 0] * (x.dim() - 3) + [self.edge] * 4) if self.edge else x
+        wide = x.new_zeros(len(x), *self.padded, *x.shape[3:])
+        self._inside(wide).copy_(x)
+        return wide
+
+    def gather(self, x: Float[Tensor, "batch height width n *rest"]) -> Float[Tensor, "batch rows columns i *rest"]:
+        """Each window's capsules: `[batch, height, width, n, ...]` -> `[batch, rows, columns, K * K * n, ...]`."""
+        return self._unfold(self.pad(x))
+
+    def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
+        """Sum over windows with a child: `[batch, rows, columns, K * K * n]` -> `[batch, height, width, n]`.
+
+        The adjoint of `gather`; 0 for a child that no window contains.
+        """
+        return self._inside(self._fold(x))
+
+    def present(self, types: int) -> Tensor | None:
+        """1 for each child that is on the map and 0 for padding, `[1, rows, columns, K * K * types]`."""
+        if self.edge == 0 and self.gap == 1:
+            return None
+        return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
+
+    def total(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
+        """Sum over the parents that compete for a child; see `convention`."""
+        if self.convention == "type":
+            return x.sum(dim=-1, keepdim=True)
+        if self.convention == "patch":
+            return x.sum(dim=(1, 2, 4), keepdim=True)
+        if self.convention == "space":
+            return _by_type(lambda links: self._unfold(self._fold(links)), x)
+        return self._unfold(self._fold(x.sum(dim=-1))).unsqueeze(-1)
+
+    def most(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
+        """Like `total`, with the maximum in place of the sum. No gradient."""
+        x = x.detach()
+        if self.convention == "type":
+            return x.amax(dim=-1, keepdim=True)
+        if self.convention == "patch":
+            return x.amax(dim=(1, 2, 4), keepdim=True)
+        if self.convention == "space":
+            return _by_type(lambda links: self._unfold(self._largest(links)), x)
+        return self._unfold(self._largest(x.amax(dim=-1))).unsqueeze(-1)
+
+    def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
+        """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
+        check_shape("like", like, ("batch", "rows", "columns", "i", "j"))
+        if self.convention == "space":
+            return torch.full_like(like, 1.0 / like.shape[-1])
+        return super().first(like)
+
+    def _unfold(self, x: Tensor) -> Tensor:
+        """Like `gather`, of what is there for every place of the padded map."""
+        cut = x.unfold(1, self.kernel, self.step).unfold(2, self.kernel, self.step)
+        return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """The adjoint of `_unfold`: `[batch, rows, columns, K * K * n]` -> the padded map."""
+        rows, columns = self.positions
+        if len(x) == 0:  # torch's own refuses it
+            return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
+        by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
+        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.step).permute(0, 2, 3, 1)
+
+    def _largest(self, x: Tensor) -> Tensor:
+        """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
+        rows, columns = self.positions
+        x = x.detach().unflatten(3, (self.kernel, self.kernel, -1))
+        best = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
+        for ky in range(self.kernel):
+            for kx in range(self.kernel):
+                reached = best[:, ky :: self.step, kx :: self.step][:, :rows, :columns]
+                reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
+        return best
+
+    def _inside(self, x: Tensor) -> Tensor:
+        """The places of the map, of the padded map."""
+        rows, columns = (
+            slice(self.edge, self.edge + (n - 1) * self.gap + 1, self.gap) for n in (self.height, self.width)
+        )
+        return x[:, rows, columns]
+
+
+@dataclass(frozen=True)
+class Transposed(Windows):
+    """Windows over a map whose places stand `stride` apart, with absent children between: a transposed convolution.
+
+    A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
+    `torch.nn.functional.conv_transpose2d`; the matrices of the window's row ky are those of its row K - 1 - ky there.
+
+    Attributes:
+        height: of the map, in positions.
+        width: of the map.
+        kernel: side of a window, K.
+        stride: positions of parents from one child to the next.
+        padding: rows and columns of parents that are left out on each side, below K.
+        convention: which parents compete for a child; see `Windows`.
+
+    Raises:
+        ValueError: for sizes out of range, or another convention.
+    """
+
+    @property
+    def edge(self) -> int:
+        """Rows and columns of absent children on each side."""
+        return self.kernel - 1 - self.padding
+
+    @property
+    def step(self) -> int:
+        """Positions from one window to the next."""
+        return 1
+
+    @property
+    def gap(self) -> int:
+        """Positions from one place of the map to the next."""
+        return self.stride
+
+
+def _by_type(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of links `[batch, rows, columns, i]`, for each parent type of `[batch, rows, columns, i, j]`."""
+    links = x.movedim(-1, 1).flatten(0, 1)
+    return change(links).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)

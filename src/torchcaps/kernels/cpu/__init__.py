@@ -1,1 +1,0 @@
-"""Cache-blocked CPU paths."""

@@ -1,0 +1,204 @@
+"""Votes and routing by agreement in compiled loops: votes are recomputed where they are needed and never stored.
+
+Samples are laid out in groups of LANES, one to each lane of a vector register (see `_loops.py`, which needs numba and
+is imported at the first call). Threads take groups as they become free, and every sum is made by one of them in one
+order. Backward, per block of samples: the passes anew, last to first, keeping c and dL/db of each; then, child by
+child, dL/du of all samples, which becomes the gradient of their poses and of the child's weights before it leaves the
+cache. Letters: b batch, g groups, i children, j parents, d and k dimensions of a parent and a child, t the pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional.squash import squash, squash_with_length
+from torchcaps.functional.votes import Votes
+from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
+from torchcaps.kernels.numerics import roomy_factors, squash_backward
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
+from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, unfit
+from torchcaps.types import Routed
+
+# Couplings and gradients of logits of a block of samples, in bytes.
+FACTORS_BYTES = 20 << 20
+# Weights below which compiled loops gain less than the seconds that compiling them takes.
+WORTH = 1 << 16
+
+
+def supports(votes: Votes) -> Support:
+    """Whether the compiled loops can take these votes."""
+    reason = other_votes(votes) if HAS_NUMBA else NO_NUMBA
+    reason = reason or unfit(votes, FULL, torch.device("cpu"))
+    if reason is not None:
+        return Support(False, reason)
+    used = votes.weight.numel() * math.prod(votes.field.positions)  # type: ignore[attr-defined]
+    if used < WORTH:
+        return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
+
+
+@fast_path("dynamic_routing", "numba", supports, rank=10)
+def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+    """Routing by agreement of linear votes."""
+    return route(_routed, votes, iterations, leaky, detach)
+
+
+def _forward(x: Linear) -> tuple[Tensor, ...]:
+    pose, weight, _ = roomy_factors(x.pose, x.weight)
+    layer = _Layer.of(pose, weight, x.leaky)
+    v, length, coupling, sums = shapes(x)
+    kept = layer.pairs() if x.want_coupling and x.iterations > 1 else weight.new_empty(0)
+    reached = torch.zeros_like(v)
+    for t in range(x.iterations):
+        s = layer.route(reached, kept if t == x.iterations - 1 else kept.new_empty(0)) if t else layer.average()
+        sums[t] = s if x.bias is None else s + x.bias
+        reached += squash(sums[t])
+    if x.want_coupling:
+        coupling.copy_(by_sample(kept, len(pose)) if kept.numel() else coupling.fill_(layer.uniform))
+    v, length = squash_with_length(sums[-1])
+    return v, length, coupling, sums
+
+
+def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+    del wanted  # each is made on the way to the others
+    (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
+    pose, weight, units = roomy_factors(x.pose, x.weight)
+    grad_pose, grad_weight = weight.new_empty(pose.shape), weight.new_zeros(weight.shape)
+    grad_bias = weight.new_zeros(weight.shape[1:3])
+    for block in _blocks(len(pose), weight, len(sums)):
+        layer = _Layer.of(pose[block], weight, x.leaky)
+        outer = grad_coupling[block] if x.want_coupling else None
+        grad_pose[block], found = _block_backward(
+            layer, sums[:, block], grad_v[block], grad_length[block], outer, x.detach, grad_weight
+        )
+        grad_bias += found.sum(dim=0)
+    return grad_pose if units is None else grad_pose * units, grad_weight, grad_bias
+
+
+_routed = operator("dynamic_routing_numba", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
+
+
+class _Layer(NamedTuple):
+    """A block of samples before the compiled loops: poses `[g, i, k, LANES]`, weights, and the sizes of things."""
+
+    pose: Tensor
+    weight: Tensor
+    batch: int
+    leaky: bool
+
+    @classmethod
+    def of(cls, pose: Tensor, weight: Tensor, leaky: bool) -> _Layer:
+        """From poses `[b, i, k]` of any type and weights of any strides."""
+        return cls(by_lane(pose.detach(), weight.dtype), weight.detach().contiguous(), len(pose), leaky)
+
+    @property
+    def groups(self) -> int:
+        return len(self.pose)
+
+    @property
+    def uniform(self) -> float:
+        return 1.0 / (self.weight.shape[1] + self.leaky)
+
+    def pairs(self) -> Tensor:
+        """Memory for a number for each child and parent, `[g, i, j, LANES]`."""
+        return self.weight.new_empty((self.groups, *self.weight.shape[:2], LANES))
+
+    def parents(self) -> Tensor:
+        """Memory for vectors of parents, `[g, j, d, LANES]`."""
+        return self.weight.new_empty((self.groups, *self.weight.shape[1:3], LANES))
+
+    def average(self) -> Tensor:
+        """s of the first pass, `[b, j, d]`."""
+        sums = self.parents()
+        self.run("uniform_pass", self.pose, self.weight, sums)
+        return by_sample(sums, self.batch) * self.uniform
+
+    def route(self, reached: Tensor, coupling: Tensor) -> Tensor:
+        """s `[b, j, d]` of a later pass, after parents that sum up to `reached`; fills `coupling` unless empty."""
+        sums = self.parents()
+        self.run("routed_pass", int(self.leaky), self.pose, self.weight, by_lane(reached), sums, coupling)
+        return by_sample(sums, self.batch)
+
+    def spread(self, factors: Tensor, against: Tensor, grad_weight: Tensor) -> Tensor:
+        """From dL/du to the gradient of the poses `[b, i, k]`, and of the weights, which is added to `grad_weight`."""
+        grad_pose = torch.empty_like(self.pose)
+        arguments = (self.groups, self.pose, self.weight, factors, against, grad_pose, grad_weight)
+        self.run("gradient_pass", *arguments, of=len(self.weight))
+        return by_sample(grad_pose, self.batch)
+
+    def run(self, name: str, *arguments: Tensor | int, of: int | None = None) -> None:
+        """Run a loop of `_loops.py` on all groups (or `of` children), shared out among torch's number of threads."""
+        from torchcaps.kernels.dynamic import _loops  # numba takes half a second to import
+
+        count = self.groups if of is None else of
+        in_threads(getattr(_loops, name), count, tuple(self.weight.shape), *map(flat, arguments))
+
+
+def _blocks(batch: int, weight: Tensor, iterations: int) -> Iterator[slice]:
+    """Blocks of samples whose factors fit in FACTORS_BYTES, but at least a group for each thread."""
+    children, parents = weight.shape[:2]
+    per_group = max(1, 2 * (iterations - 1) * children * parents * LANES * weight.element_size())
+    size = LANES * max(torch.get_num_threads(), FACTORS_BYTES // per_group)
+    return (slice(start, min(start + size, batch)) for start in range(0, batch, size))
+
+
+def _block_backward(
+    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None, detach: bool,
+    grad_weight: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of a block's poses `[b, i, k]` and, per sample, of the bias `[b, j, d]`; adds that of the weights."""
+    # A function of its own, so that the factors of a block are freed before those of the next are made.
+    factors, against, grad_bias = _factors(layer, sums, grad_v, grad_length, grad_coupling, detach)
+    return layer.spread(factors, against, grad_weight), grad_bias
+
+
+def _factors(
+    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None, detach: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/du as a sum of products of factors and vectors, and dL/dbias per sample `[b, j, d]`.
+
+    Factors: one vector of LANES for the first pass, then c and dL/db `[g, i, j, LANES]` of each later pass, last first
+    (with `detach` c of the last alone); vectors `[n, g, j, d, LANES]`: dL/ds, then the sum of earlier parents.
+    """
+    last = len(sums) - 1
+    passes = range(last, 0, -1)[: 1 if detach else last]
+    pairs, each = layer.pairs().numel() if passes else 0, 1 if detach else 2
+    factors = sums.new_empty(LANES + each * len(passes) * pairs)
+    against = sums.new_zeros((1 + each * len(passes), *layer.parents().shape))
+    factors[:LANES] = layer.uniform
+    reached = squash(sums).cumsum(dim=0)
+    grad_parent = torch.zeros_like(sums)  # dL/dv_t, filled from later passes
+    grad_parent[last] = grad_v
+    grad_bias = torch.zeros_like(grad_v)
+    for n, t in enumerate(passes):
+        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
+        grad_bias += grad_s
+        place = factors[LANES + each * n * pairs :][: each * pairs]
+        against[1 + each * n] = by_lane(grad_s)
+        if detach:
+            layer.route(reached[t - 1], place)
+            return factors, against, grad_bias
+        against[2 + each * n] = by_lane(reached[t - 1])
+        outer = by_lane(grad_coupling) if t == last and grad_coupling is not None else sums.new_empty(0)
+        grad_parent[:t] += _pass_backward(layer, against[1 + each * n], against[2 + each * n], outer, place)
+    grad_s = squash_backward(sums[0], grad_parent[0], grad_length if last == 0 else None)
+    against[0] = by_lane(grad_s)
+    return factors, against, grad_bias + grad_s
+
+
+def _pass_backward(layer: _Layer, grad_s: Tensor, reached: Tensor, grad_coupling: Tensor, factors: Tensor) -> Tensor:
+    """Fills `factors` with c and dL/db of a pass; returns dL/dreached `[b, j, d]`."""
+    coupling, grad_logits = factors.chunk(2)
+    grad_reached = layer.parents()
+    layer.run(
+        "backward_pass", int(layer.leaky), layer.pose, layer.weight, reached, grad_s, grad_coupling,
+        coupling, grad_logits, grad_reached,
+    )  # fmt: skip
+    return by_sample(grad_reached, layer.batch)

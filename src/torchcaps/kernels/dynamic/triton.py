@@ -1,0 +1,250 @@
+"""Votes and routing by agreement on a GPU: a few kernels, a small sum and squash between their runs, no votes at all.
+
+Backward recomputes, pass by pass, last to first: the agreements of the pass, from them its part of the gradients of
+poses and weights, and dL/ds of the passes before. The kernels are in `_triton_passes.py`, which needs Triton and is
+imported at the first call. Letters as there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional.bounds import STEADY, bounded
+from torchcaps.functional.squash import squash, squash_with_length
+from torchcaps.functional.votes import Votes
+from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
+from torchcaps.kernels.numerics import squash_backward
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
+from torchcaps.types import Routed
+
+# Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
+PER_SPLIT = 8
+# Dimensions of a parent and of a child up to which the kernels were compiled and fit, see
+# `python -m benchmarks.gpu --offline`; parents, children and samples may be any number.
+MOST_DIM, MOST_IN_DIM = 32, 128
+
+
+class Tile(NamedTuple):
+    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options."""
+
+    block_b: int
+    block_d: int
+    block_i: int
+    block_k: int
+    warps: int
+    stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """As the kernels take them."""
+        blocks = {"BLOCK_B": self.block_b, "BLOCK_D": self.block_d, "BLOCK_I": self.block_i, "BLOCK_K": self.block_k}
+        return blocks | {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
+def tile(dim: int, in_dim: int) -> Tile:
+    """The tile for these sizes of a parent's and of a child's pose, chosen by `python -m benchmarks.gpu --offline`.
+
+    It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
+    processes, or in the last batch of an epoch, and with it the last bits of the results.
+    """
+    block_k, block_d = max(4, power_of_two(in_dim)), max(16, power_of_two(dim))
+    columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
+    return Tile(32, block_d, columns // block_k, block_k, warps=4 if block_d * columns <= 2048 else 8)
+
+
+def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
+    """How matrices of these types are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16".
+
+    Numbers in float16 are exact in TF32, which has room for their gradients.
+    """
+    if torch.bfloat16 in (pose, weight):
+        return "bf16"
+    allowed = torch.float16 in (pose, weight) or torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed else "ieee"
+
+
+def supports(votes: Votes) -> Support:
+    """Whether the GPU kernels can take these votes."""
+    reason = other_votes(votes) if HAS_TRITON else "Triton is not installed"
+    if reason is not None:
+        return Support(False, reason)
+    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    device = weight.device.type
+    if device != "cuda" and not (device == "cpu" and _interpreting()):
+        return Support(False, f"weight is on {weight.device}, not on a GPU")
+    reason, types = elsewhere(operands(votes), weight.device), (torch.float32, *HALF)
+    reason = reason or other_type("weight", weight, types) or other_type("pose", votes.children.pose, types)
+    for name, size, most in (("dim", votes.dim, MOST_DIM), ("in_dim", weight.shape[2], MOST_IN_DIM)):
+        if reason is None and size > most:
+            reason = f"{name} is {size}; at most {most} is supported by the GPU kernels"
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "GPU kernels: products of matrices over many children, no votes", worth_it=device == "cuda")
+
+
+def _interpreting() -> bool:
+    """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
+    triton = None if torch.compiler.is_compiling() else sys.modules.get("triton")  # no compiler sees through its knobs
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+@fast_path("dynamic_routing", "triton", supports, rank=5)
+def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+    """Routing by agreement of linear votes; products in half precision under a caller's autocast."""
+    return route(_routed, votes, iterations, leaky, detach, cast=votes.cast)
+
+
+def _forward(x: Linear) -> tuple[Tensor, ...]:
+    layer = _Layer.of(x.pose, x.weight, x.leaky)
+    v, length, coupling, sums = shapes(x)
+    reached, agreed = torch.zeros_like(v), None
+    for t in range(x.iterations):
+        if t > 0:
+            agreed = layer.agreements(reached)
+        s = layer.sums(agreed)
+        sums[t] = s if x.bias is None else s + x.bias
+        reached += squash(sums[t])
+    v, length = squash_with_length(sums[-1])
+    if x.want_coupling:
+        coupling = torch.full_like(coupling, layer.uniform) if agreed is None else agreed.coupling()
+    return v, length, coupling, sums
+
+
+def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+    del wanted  # each is made on the way to the others
+    (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
+    layer = _Layer.of(x.pose, x.weight, x.leaky)
+    last = len(sums) - 1
+    reached = squash(sums).cumsum(dim=0)
+    grad_parent, grad_bias = torch.zeros_like(sums), torch.zeros_like(sums[0, 0])
+    grad_parent[last] = grad_v
+    outer = grad_coupling.permute(2, 0, 1).contiguous() if x.want_coupling else None
+    into = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (layer.pose, layer.weight))
+    for t in range(last, -1, -1):
+        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
+        grad_bias += grad_s.sum(dim=0)
+        before, agreed = (reached[t - 1] if t > 0 else None), None
+        if before is not None:
+            agreed = layer.agreements(before, None if x.detach else grad_s, outer if t == last else None)
+        layer.add_gradients(agreed, before, grad_s, *into)
+        if x.detach or agreed is None:
+            break
+        grad_parent[:t] += layer.sums(agreed)
+    return *into, grad_bias
+
+
+_routed = operator("dynamic_routing_triton", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
+
+
+class _Agreed(NamedTuple):
+    """What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients."""
+
+    agreed: Tensor
+    stats: Tensor
+
+    @property
+    def gradient(self) -> bool:
+        return len(self.agreed) == 2
+
+    def coupling(self) -> Tensor:
+        """`[b, i, j]`."""
+        high, inverse = self.stats[:2]
+        return ((self.agreed[0] - high).exp_() * inverse).permute(1, 2, 0).contiguous()
+
+
+class _Layer(NamedTuple):
+    """Poses and weights as the kernels take them, and what they are compiled for."""
+
+    pose: Tensor
+    weight: Tensor
+    leaky: bool
+    tile: Tile
+    mode: str
+
+    @classmethod
+    def of(cls, pose: Tensor, weight: Tensor, leaky: bool) -> _Layer:
+        """From tensors of any strides, each in float32 or half precision."""
+        pose, weight = (bounded(x.detach(), STEADY).contiguous() for x in (pose, weight))
+        return cls(pose, weight, leaky, tile(*weight.shape[2:]), product_mode(pose.dtype, weight.dtype))
+
+    @property
+    def uniform(self) -> float:
+        return 1.0 / (self.weight.shape[1] + self.leaky)
+
+    def agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
+        """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
+        batch, (children, parents) = len(self.pose), self.weight.shape[:2]
+        backward = grad_s is not None
+        made = _Agreed(
+            reached.new_empty((1 + backward, parents, batch, children)),
+            reached.new_empty((2 + backward, batch, children)),
+        )
+        self._launch(
+            "agreements", (self._blocks_i, self._blocks_b), self.pose, self.weight, reached,
+            reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
+            LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
+        )  # fmt: skip
+        return made
+
+    def sums(self, agreed: _Agreed | None) -> Tensor:
+        """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
+        children, parents, dim, _ = self.weight.shape
+        per_split = PER_SPLIT * self.tile.block_i
+        splits = -(-children // per_split)
+        partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
+        self._launch(
+            "sums", (splits, self._blocks_b, parents), self.pose, self.weight, *(agreed or (partial, partial)), partial,
+            per_split=per_split, FACTOR=_factor(agreed),
+        )  # fmt: skip
+        s = partial.sum(dim=0)
+        return s * self.uniform if agreed is None else s
+
+    def add_gradients(
+        self, agreed: _Agreed | None, reached: Tensor | None, grad_s: Tensor, grad_pose: Tensor, grad_weight: Tensor
+    ) -> None:
+        """Add a pass's part to the gradients of poses and weights, in float32."""
+        before = grad_s if reached is None else reached
+        options = {"uniform": self.uniform, "FACTOR": _factor(agreed)}
+        made = agreed or (grad_s, grad_s)
+        self._launch(
+            "pose_gradient", (self._blocks_i, self._blocks_b), self.weight, before, grad_s, *made, grad_pose, **options
+        )
+        self._launch(
+            "weight_gradient", (self._blocks_i, self.weight.shape[1]), self.pose, before, grad_s, *made, grad_weight,
+            **options,
+        )  # fmt: skip
+
+    @property
+    def _blocks_b(self) -> int:
+        return -(-len(self.pose) // self.tile.block_b)
+
+    @property
+    def _blocks_i(self) -> int:
+        return -(-len(self.weight) // self.tile.block_i)
+
+    def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
+        from torchcaps.kernels.dynamic import _triton_passes
+
+        children, parents, dim, in_dim = self.weight.shape
+        with torch.cuda.device_of(self.weight):
+            getattr(_triton_passes, kernel)[grid](
+                *tensors, batch=len(self.pose), children=children, parents=parents, DIM=dim, IN_DIM=in_dim,
+                MODE=self.mode, **self.tile.arguments, **options,
+            )  # fmt: skip
+
+
+def _factor(agreed: _Agreed | None) -> int:
+    """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
+    return 0 if agreed is None else 1 + agreed.gradient
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()

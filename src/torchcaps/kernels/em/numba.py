@@ -1,0 +1,209 @@
+"""Matrix votes and EM routing in compiled loops: votes are made in registers wherever they are needed, never stored.
+
+Samples are laid out in groups of LANES, one to each lane of a vector register (see `_loops.py`, which needs numba and
+is imported at the first call). A thread routes a group through all passes. What is kept for the backward pass is the
+state of every parent after every pass; the couplings are made anew from it. Letters: b batch, g groups, w windows,
+i children of a window, j parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional.bounds import FACTOR, STEADY, limit
+from torchcaps.functional.fields import Windows
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.dynamic.linear import outcome
+from torchcaps.kernels.fields import padded_windows
+from torchcaps.kernels.numerics import largest, within
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, watched
+from torchcaps.types import Routed
+
+# Weights below which compiled loops gain less than the seconds that compiling them takes.
+WORTH = 1 << 11
+# Products of a vote's matrices above which they are not written out in code: 8 x 8 matrices still are.
+MOST_PRODUCTS = 512
+
+
+class Problem(NamedTuple):
+    """Operands of an operator. Outcomes: mu `[b, *windows, j, H]`, a `[b, *windows, j]`, coupling `[..., i, j]`.
+
+    pose `[b, h, w, n, rows * inner]`, activation `[b, h, w, n]`, weight `[i, j, inner, outer]`, betas `[j]`,
+    shift `[1 or i, 1 or j, H]`; all of one type. The coupling is empty unless wanted.
+    """
+
+    pose: Tensor
+    activation: Tensor
+    weight: Tensor
+    beta_u: Tensor
+    beta_a: Tensor
+    shift: Tensor | None
+    kernel: int
+    stride: int
+    convention: str
+    temperatures: list[float]
+    want_coupling: bool
+
+    @property
+    def windows(self) -> Windows:
+        """How they lie on the map."""
+        height, width = self.pose.shape[1:3]
+        return Windows(height, width, self.kernel, self.stride, convention=self.convention)  # type: ignore[arg-type]
+
+    def bounded(self) -> Problem:
+        """The same, so bounded that squares of votes stay finite."""
+        most, vote = limit(self.weight.dtype, STEADY), limit(self.weight.dtype, FACTOR)
+        weight = within(self.weight, most)
+        pose = within(self.pose, vote / (weight.shape[2] * max(1.0, largest(weight))))
+        shift = None if self.shift is None else within(self.shift, vote)
+        return self._replace(pose=pose, activation=within(self.activation, most), weight=weight, shift=shift)
+
+
+def supports(votes: Votes) -> Support:
+    """Whether the compiled loops can take these votes."""
+    if not HAS_NUMBA:
+        return Support(False, NO_NUMBA)
+    reason = watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
+    if reason is None and not isinstance(votes, ProductVotes):
+        reason = "the votes are given, not made of poses and matrices"
+    elif reason is None and not votes.field.local and padded_windows(votes.field) is None:
+        reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
+    if reason is not None:
+        return Support(False, reason)
+    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    products = votes.children.pose.shape[-1] * weight.shape[-1]
+    if products > MOST_PRODUCTS:
+        return Support(False, f"a vote takes {products} products; at most {MOST_PRODUCTS} are written out in code")
+    if weight.numel() < WORTH:
+        return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are made in registers and never stored")
+
+
+@fast_path("em_routing", "numba", supports, rank=10)
+def run(votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]) -> Routed:
+    """EM routing of products of poses and matrices; the bias is one more shift."""
+    weight, windows = full_precision(votes.matrices), padded_windows(votes.field)
+    lead, shift = votes.activation.shape[:-1], votes.shift
+    if windows is None:
+        pose, activation = (x.flatten(0, len(lead) - 1)[:, None, None] for x in (votes.pose, votes.activation))
+        windows = Windows(1, 1, 1, convention=votes.field.convention)
+    else:
+        pose, activation = (votes.field.pad(x) for x in votes.children)
+    if votes.bias is not None:
+        added = full_precision(votes.bias).unsqueeze(0)
+        shift = added if shift is None else full_precision(shift) + added
+    betas = (
+        torch.as_tensor(b, dtype=weight.dtype, device=weight.device).expand(votes.parents) for b in (beta_u, beta_a)
+    )
+    tensors: Any = (None if x is None else x.to(weight.dtype) for x in (pose, activation, weight, *betas, shift))
+    settings: Any = (windows.kernel, windows.stride, windows.convention, temperatures, votes.wanted)
+    mu, length, coupling, *_ = _routed(Problem(*tensors, *settings))
+    flat = (x.flatten(0, 2) if x.dim() > 2 else x for x in (mu, length, coupling))
+    return outcome(votes, lead, *flat)
+
+
+def _shapes(x: Problem) -> tuple[Tensor, ...]:
+    """Of the outcome, and the state of every pass `[g, t, w, j, 2 H + 3, LANES]`; see `_loops.py`."""
+    children, parents, inner, outer = x.weight.shape
+    batch, height, width = x.pose.shape[:3]
+    rows, columns = ((n - x.kernel) // x.stride + 1 for n in (height, width))
+    lead, dim = (batch, rows, columns), x.pose.shape[-1] // inner * outer
+    state = (-(-batch // LANES), len(x.temperatures), rows * columns, parents, 2 * dim + 3, LANES)
+    coupling = (*lead, children, parents) if x.want_coupling else (0,)
+    return tuple(x.weight.new_empty(size) for size in ((*lead, parents, dim), (*lead, parents), coupling, state))
+
+
+def _forward(x: Problem) -> tuple[Tensor, ...]:
+    x = x.bounded()
+    mu, length, coupling, state = _shapes(x)
+    layer, (batch, dim) = _layer(x), (len(mu), mu.shape[-1])
+    links = (len(state), *state.shape[2:4], len(x.weight), LANES)
+    kept = state.new_empty(links if x.want_coupling and len(x.temperatures) > 1 else 0)
+    _run("forward_pass", x, layer, state, kept)
+    last = state[:, -1]
+    mu.copy_(by_sample(last[..., :dim, :], batch).view_as(mu))
+    torch.sigmoid(by_sample(last[..., -1, :], batch).reshape(length.shape), out=length)
+    if x.want_coupling:
+        found = by_sample(kept, batch) if kept.numel() else layer["start"].unsqueeze(1)
+        coupling.copy_(found.transpose(-1, -2).unflatten(-3, coupling.shape[1:3]))
+    return mu, length, coupling, state
+
+
+def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
+    del wanted  # each is made on the way to the others
+    (state,), (grad_mu, grad_length, grad_coupling) = kept, grads
+    x = x.bounded()
+    layer, (batch, dim) = _layer(x), (len(grad_mu), grad_mu.shape[-1])
+    through = state.new_empty(0)
+    if x.want_coupling and len(x.temperatures) > 1:
+        through = by_lane(grad_coupling.flatten(1, 2).transpose(-1, -2))
+    grad_state = _grad_state(state, grad_mu.flatten(1, 2), grad_length.flatten(1, 2))
+    grad_pose, grad_activation = torch.zeros_like(layer["pose"]), torch.zeros_like(layer["activation"])
+    children, parents, inner, outer = x.weight.shape
+    grad_weight = state.new_empty(len(state), parents, children, inner, outer)
+    grad_shift = state.new_empty(len(state), parents, children, dim if x.shift is not None else 0)
+    grad_betas = state.new_empty(len(state), parents, 2)
+    _run(
+        "backward_pass", x, layer, state, grad_state, through, grad_pose, grad_activation, grad_weight, grad_shift,
+        grad_betas,
+    )  # fmt: skip
+    per_parent = grad_betas.sum(dim=0)
+    return (
+        by_sample(grad_pose, batch), by_sample(grad_activation, batch), grad_weight.sum(dim=0).transpose(0, 1),
+        per_parent[:, 0] * dim, per_parent[:, 1], grad_shift.sum(dim=0).transpose(0, 1),
+    )  # fmt: skip
+
+
+_routed = operator("em_routing_numba", Problem, 4, Parts(_forward, _backward, _shapes, kept=1))
+
+
+def _layer(x: Problem) -> dict[str, Tensor]:
+    """What went in, in the layout of the compiled loops, from tensors of any strides."""
+    children, parents, inner, outer = x.weight.shape
+    dim = x.pose.shape[-1] // inner * outer
+    shift = x.weight.new_empty(0)
+    if x.shift is not None:
+        shift = x.shift.expand(children, parents, dim).transpose(0, 1)
+    nothing = x.weight.new_zeros(1, *x.windows.positions, children, parents)
+    start = x.windows.first(nothing)[0, ..., 0].flatten(0, 1)  # R before the first M-step is the same for all parents
+    return {
+        "pose": by_lane(x.pose), "activation": by_lane(x.activation), "weight": x.weight.transpose(0, 1),
+        "shift": shift, "start": start, "beta_u": x.beta_u * dim, "beta_a": x.beta_a,
+        "heat": x.weight.new_tensor(x.temperatures),
+    }  # fmt: skip
+
+
+def _run(name: str, x: Problem, tensors: dict[str, Tensor], *arguments: Tensor) -> None:
+    """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
+    from torchcaps.kernels.em import _loops, _vectors  # numba takes half a second to import
+
+    (_, parents, inner, outer), windows, per_place = x.weight.shape, x.windows, x.pose.shape[3]
+    rows, step = x.pose.shape[-1] // inner, windows.width * per_place
+    given: dict[str, Any] = {key: flat(tensor) for key, tensor in tensors.items()}
+    layer = _loops.Layer(
+        form=_vectors.form_of(rows, inner, outer, x.shift is not None), passes=len(x.temperatures),
+        windows=windows.positions[0] * windows.positions[1], columns=windows.positions[1], down=windows.stride * step,
+        right=windows.stride * per_place, runs=windows.kernel, step=step, across=windows.kernel * per_place,
+        places=windows.height * step, parents=parents, dim=rows * outer,
+        convention=getattr(_loops, x.convention.upper()), **given,
+    )  # fmt: skip
+    in_threads(getattr(_loops, name), len(tensors["pose"]), layer, *map(flat, arguments))
+
+
+def _grad_state(state: Tensor, grad_pose: Tensor, grad_length: Tensor) -> Tensor:
+    """Gradient of mean, variance and logit of the last pass, `[g, w, j, 2 H + 1, LANES]`."""
+    last = state[:, -1]
+    dim = (last.shape[-2] - 3) // 2
+    grad = last.new_zeros((*last.shape[:3], 2 * dim + 1, LANES))
+    grad[..., :dim, :] = by_lane(grad_pose)
+    length = torch.sigmoid(last[..., -1, :])
+    grad[..., -1, :] = by_lane(grad_length) * length * (1 - length)
+    return grad

@@ -1,0 +1,125 @@
+"""Fused operators: one factory makes each from a function and its gradient.
+
+PyTorch sees what it makes as one operation: `torch.compile` and fake tensors take its shapes from a function of their
+own, autograd its gradient, and a caller's autocast does not reach inside. It cannot be differentiated twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional.bounds import without_autocast
+
+Operands = TypeVar("Operands", bound=tuple[Any, ...])
+Grads = Sequence[Tensor | None]
+
+_SCHEMA = {
+    Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float", str: "str",
+    list[int]: "SymInt[]", list[float]: "float[]",
+}  # fmt: skip
+
+
+class Parts(NamedTuple, Generic[Operands]):
+    """What an operator is made from.
+
+    Attributes:
+        forward: operands -> outcomes, in memory of their own.
+        backward: operands, what was kept, gradients of the outcomes that have one, which of the tensors among the
+            operands want a gradient -> a gradient of each tensor, or None; it may be of a larger shape that sums to it.
+        shapes: operands -> empty outcomes.
+        kept: how many of the last outcomes are kept for the backward function, and have no gradient.
+        memory_format: of the gradients.
+    """
+
+    forward: Callable[[Operands], tuple[Tensor, ...]]
+    backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
+    shapes: Callable[[Operands], tuple[Tensor, ...]]
+    kept: int = 0
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+def operator(
+    name: str, operands: Callable[..., Operands], outcomes: int, parts: Parts[Operands]
+) -> Callable[[Operands], tuple[Tensor, ...]]:
+    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`.
+
+    Args:
+        name: of the operator.
+        operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
+        outcomes: how many tensors come out.
+        parts: what it is made from.
+    """
+    fields = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
+    tensors = [field for field, kind in fields.items() if kind.startswith("Tensor")]
+    shown = ", ".join(f"{kind} {field}" for field, kind in fields.items())
+    graded = outcomes - parts.kept
+
+    def run(*flat: Any) -> Any:
+        with without_autocast(flat[0]):
+            return _one(parts.forward(operands(*flat)))
+
+    def run_backward(*flat: Any) -> tuple[Tensor, ...]:
+        *given, kept, grads, wanted = flat
+        with without_autocast(flat[0]):
+            found = parts.backward(operands(*given), kept, grads, wanted)
+        return tuple(
+            _like(x, grad, parts.memory_format) if grad is not None and want else flat[0].new_empty(0)
+            for x, grad, want in zip(given, found, wanted, strict=False)
+        )
+
+    def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.empty_like(x, memory_format=_format(x, parts.memory_format)) if want else flat[0].new_empty(0)
+            for x, want in zip(flat, flat[-1], strict=False)
+        )
+
+    out, back = (", ".join(["Tensor"] * count) for count in (outcomes, len(tensors)))
+    define: Any = partial(torch.library.custom_op, mutates_args=())
+    forward = define(f"torchcaps::{name}", run, schema=f"({shown}) -> ({out})")
+    schema = f"({shown}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({back})"
+    backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
+    forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
+    backward.register_fake(fake_backward)
+
+    def remember(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[: len(tensors)], *_several(output)[graded:])
+        ctx.settings = inputs[len(tensors) :]
+
+    def pass_on(ctx: Any, *grads: Tensor) -> Any:
+        saved, wanted = ctx.saved_tensors, list(ctx.needs_input_grad[: len(tensors)])
+        given, kept = saved[: len(tensors)], list(saved[len(tensors) :])
+        found = backward(*given, *ctx.settings, kept, list(grads[:graded]), wanted)
+        return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(None for _ in ctx.settings)
+
+    forward.register_autograd(pass_on, setup_context=remember)
+    backward.register_autograd(_refuse)
+    return lambda given: _several(forward(*given))
+
+
+def _one(made: tuple[Tensor, ...]) -> Any:
+    return made if len(made) > 1 else made[0]
+
+
+def _several(made: Any) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _like(x: Tensor, grad: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A gradient in the shape and type of what it is for."""
+    return grad.sum_to_size(x.shape).to(x.dtype).contiguous(memory_format=_format(x, memory_format))
+
+
+def _format(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
+    """Of maps, which have four axes; other tensors are contiguous."""
+    return memory_format if x.dim() == 4 else torch.contiguous_format
+
+
+def _refuse(_ctx: Any, *_grads: Tensor) -> Any:
+    raise NotImplementedError(
+        "torchcaps: the fast implementations of routing have no second derivative; impl='reference' has one"
+    )

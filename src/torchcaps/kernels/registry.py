@@ -1,0 +1,64 @@
+"""Fast paths by operation: each registers itself in its own file, with a function that says what it can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+class Support(NamedTuple):
+    """Whether an implementation can run, in words why (not), and whether "auto" should take it."""
+
+    usable: bool
+    reason: str
+    worth_it: bool = True
+
+
+class FastPath(NamedTuple):
+    """An implementation of an operation.
+
+    Attributes:
+        operation: such as "dynamic_routing".
+        impl: its name, such as "numba".
+        run: takes what the operation takes.
+        supports: takes the operands (the votes; the tensors of a convolution) and says whether it can run.
+        rank: "auto" asks those of lower rank first.
+    """
+
+    operation: str
+    impl: str
+    run: Callable[..., Any]
+    supports: Callable[..., Support]
+    rank: int
+
+
+_PATHS: dict[str, list[FastPath]] = {}
+
+
+def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, rank: int) -> Callable[[Run], Run]:
+    """Decorator: makes a function known as the implementation `impl` of an operation."""
+
+    def register(run: Run) -> Run:
+        others = [path for path in _PATHS.get(operation, []) if path.impl != impl]
+        _PATHS[operation] = sorted(
+            [*others, FastPath(operation, impl, run, supports, rank)], key=lambda path: path.rank
+        )
+        return run
+
+    return register
+
+
+def paths(operation: str) -> list[FastPath]:
+    """The fast paths of an operation, best first.
+
+    Raises:
+        KeyError: for an operation without any.
+    """
+    return _PATHS[operation]
+
+
+def operations() -> list[str]:
+    """Names of the operations that have fast paths."""
+    return sorted(_PATHS)

@@ -1,0 +1,1 @@
+"""What compiled loops share: vector instructions, the layout of samples, threads, kept machine code."""

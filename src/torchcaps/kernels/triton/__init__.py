@@ -1,1 +1,0 @@
-"""GPU paths in Triton."""

@@ -1,0 +1,223 @@
+"""Named layers: fully connected, convolutional and class capsules. Each is one routed layer with votes and a field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
+from torchcaps.functional.geometry import coordinate_addition
+from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routers import RouteFunction, create_router
+from torchcaps.nn.votes import LinearVotes, MatrixVotes
+from torchcaps.types import Capsules, LayerSizes
+
+
+class CapsuleLinear(RoutedLayer):
+    """Fully connected capsules (arXiv 1710.09829, equations 1-3): `vote_ij = weight[i, j] @ pose_i`, then routing.
+
+    Args:
+        in_capsules: I, number of children.
+        in_dim: dimensions of a child's pose.
+        out_capsules: J, number of parents.
+        out_dim: D, dimensions of a parent's pose.
+        routing: a name of `list_routers()`, a router module, or a function `(votes, activation) -> Routed`.
+        bias: a learned `[J, D]` vector added inside every iteration (0.1 at the start, as in the authors' code).
+        init_std: standard deviation of the weights; see `LinearVotes`.
+        routing_options: passed to the router of that name, e.g. `iterations=2`.
+
+    Shapes:
+        input Capsules (or their pose) `[batch, I, in_dim]`; output Capsules with pose `[batch, J, D]` and activation
+        `[batch, J]`. `weight` is `[I, J, D, in_dim]`.
+
+    Raises:
+        ValueError: for sizes below one, an unknown routing, or input of another shape. TypeError: unknown option.
+
+    Example:
+        >>> CapsuleLinear(1152, 8, 10, 16, iterations=2)(torch.rand(4, 1152, 8)).activation.shape
+        torch.Size([4, 10])
+    """
+
+    def __init__(
+        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int,
+        routing: str | nn.Module | RouteFunction = "dynamic", *, bias: bool = False, init_std: float | None = None,
+        **routing_options: Any,
+    ) -> None:  # fmt: skip
+        sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
+        for name, value in sizes.items():
+            check_range(name, value, low=1)
+        votes = LinearVotes(LayerSizes(*sizes.values()), bias=bias, init_std=init_std)
+        super().__init__(votes, routing, **routing_options)
+        self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = sizes.values()
+
+    def check(self, children: Capsules) -> None:
+        """Raise ValueError unless these are so many children without places."""
+        axes = ("batch", "children", "dim")
+        check_shape("children", children.pose, axes, children=self.in_capsules, dim=self.in_dim)
+
+    def extra_repr(self) -> str:
+        """Sizes, as the constructor takes them."""
+        sizes = f"{self.in_capsules}, {self.in_dim}, {self.out_capsules}, {self.out_dim}"
+        return f"{sizes}, bias={self.bias is not None}"
+
+
+class ConvCaps(RoutedLayer):
+    """Convolutional capsules: the capsules of each K x K window vote for the parents at its place.
+
+    The matrices are shared over positions, like the kernel of a convolution.
+
+    Args:
+        in_types: B, capsule types of the map.
+        out_types: C, parent types.
+        kernel_size: K.
+        stride: positions from one window to the next.
+        padding: rows and columns of absent children on each side of the map, below K.
+        routing: see `CapsuleLinear`.
+        pose_size: P, where poses are P x P matrices; or (in_dim, out_dim), where they are vectors.
+        convention: which parents compete for a child: "all", "type", "space" or "patch"; see `functional.Windows`. By
+            default as the routing was published: over all windows with a child for "em" and "dynamic".
+        bias: a learned vector for each parent type's sum of votes.
+        init_std: standard deviation of the weights; see `MatrixVotes` and `LinearVotes`.
+        routing_options: passed to the router of that name, e.g. `iterations=2`.
+
+    Shapes:
+        input Capsules with pose `[batch, height, width, B, in_dim]`; output Capsules with pose
+        `[batch, rows, columns, C, out_dim]` and activation `[batch, rows, columns, C]`, where
+        `rows = (height + 2 padding - K) // stride + 1`. `weight` is `[K * K * B, C, P, P]`, or
+        `[K * K * B, C, out_dim, in_dim]`. The coupling on record is `[batch, rows, columns, K * K * B, C]`; where the
+        parents of several windows compete for a child, it sums to less than one in each.
+
+    Raises:
+        ValueError: for sizes below one, an unknown convention or routing, or input of another shape. TypeError:
+            unknown option.
+    """
+
+    _Field: type[Windows | Transposed] = Windows
+
+    def __init__(
+        self, in_types: int, out_types: int, kernel_size: int = 3, stride: int = 1, *, padding: int = 0,
+        routing: str | nn.Module | RouteFunction = "em", pose_size: int | tuple[int, int] = 4,
+        convention: Convention | None = None, bias: bool = False, init_std: float | None = None, **routing_options: Any,
+    ) -> None:  # fmt: skip
+        for name, value in (("in_types", in_types), ("out_types", out_types), ("kernel_size", kernel_size)):
+            check_range(name, value, low=1)
+        check_range("stride", stride, low=1)
+        check_range("padding", padding, low=0, high=kernel_size - 1)
+        if convention is not None and convention not in CONVENTIONS:
+            raise UnknownNameError("convention", convention, CONVENTIONS)
+        router = create_router(routing, **routing_options)
+        chosen = convention or router.convention
+        several = 1.0 if chosen == "type" else max(1.0, (kernel_size / stride) ** 2)
+        votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=several)
+        field = partial(self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen)
+        super().__init__(votes, router, field)
+        self.in_types, self.kernel_size, self.stride, self.padding = in_types, kernel_size, stride, padding
+        self.convention = chosen
+
+    def check(self, children: Capsules) -> None:
+        """Raise ValueError unless this is a map of these types."""
+        axes = ("batch", "height", "width", "types", "dim")
+        check_shape("children", children.pose, axes, types=self.in_types, dim=self.votes.sizes.in_dim)
+
+    def extra_repr(self) -> str:
+        """Sizes, as the constructor takes them."""
+        sizes = f"{self.in_types}, {self.votes.sizes.parents}, {self.kernel_size}, stride={self.stride}"
+        padding = f", padding={self.padding}" if self.padding else ""
+        return f"{sizes}{padding}, convention={self.convention!r}, bias={self.bias is not None}"
+
+
+class TransposedConvCaps(ConvCaps):
+    """`ConvCaps` that makes a map larger: each child votes for the parents of a K x K window, windows `stride` apart.
+
+    Arguments as there, but `stride` is from one child's window to the next and `padding` counts rows and columns of
+    parents that are left out, as in `torch.nn.ConvTranspose2d`: `rows = (height - 1) stride - 2 padding + K`.
+    """
+
+    _Field = Transposed
+
+
+class ClassCaps(RoutedLayer):
+    """Class capsules: every capsule of the map votes for every class, in one routing.
+
+    The matrices belong to capsule types and are shared over positions; coordinate addition tells the votes where they
+    come from.
+
+    Args:
+        in_types: D, capsule types of the map.
+        classes: E.
+        routing: see `CapsuleLinear`.
+        pose_size: see `ConvCaps`.
+        centres: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
+            leaves coordinate addition out. See `functional.receptive_centres`.
+        indices: which two elements of the flat vote; by default the first two of the right-hand column of a matrix, as
+            in the paper: (3, 7) of 16; of a vector the first two.
+        bias: a learned vector for each class's sum of votes.
+        init_std: see `ConvCaps`.
+        routing_options: passed to the router of that name, e.g. `iterations=2`.
+
+    Shapes:
+        input Capsules with pose `[batch, height, width, D, in_dim]`; output Capsules with pose `[batch, E, out_dim]`
+        and activation `[batch, E]`. `weight` is `[D, E, P, P]` or `[D, E, out_dim, in_dim]`; the coupling on record is
+        `[batch, height * width * D, E]`.
+
+    Raises:
+        ValueError: for sizes below one, or input of another shape.
+    """
+
+    def __init__(
+        self, in_types: int, classes: int, *, routing: str | nn.Module | RouteFunction = "em",
+        pose_size: int | tuple[int, int] = 4, centres: tuple[Sequence[float], Sequence[float]] | None = None,
+        indices: tuple[int, int] | None = None, bias: bool = False, init_std: float | None = None,
+        **routing_options: Any,
+    ) -> None:  # fmt: skip
+        for name, value in (("in_types", in_types), ("classes", classes)):
+            check_range(name, value, low=1)
+        places = None
+        if centres is not None:
+            matrix = isinstance(pose_size, int)
+            indices = indices or ((pose_size - 1, 2 * pose_size - 1) if matrix else (0, 1))  # type: ignore[operator]
+            rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
+            blank = torch.zeros(len(rows), len(columns), 1, 1, pose_size**2 if matrix else pose_size[1])  # type: ignore
+            places = coordinate_addition(blank, rows, columns, indices)
+        votes = _votes(in_types, classes, pose_size, bias=bias, init_std=init_std, places=places)
+        super().__init__(votes, routing, Everything, **routing_options)
+        self.in_types = in_types
+
+    @property
+    def centres(self) -> Tensor | None:
+        """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
+        places: Tensor | None = self.votes.places
+        return places
+
+    def check(self, children: Capsules) -> None:
+        """Raise ValueError unless this is a map of these types, and of the size that the coordinates are for."""
+        axes = ("batch", "height", "width", "types", "dim")
+        sizes = {"types": self.in_types, "dim": self.votes.sizes.in_dim}
+        if self.centres is not None:
+            sizes |= {"height": self.centres.shape[0], "width": self.centres.shape[1]}
+        check_shape("children", children.pose, axes, **sizes)
+
+    def extra_repr(self) -> str:
+        """Sizes, as the constructor takes them."""
+        added = "with" if self.centres is not None else "without"
+        return f"{self.in_types}, {self.votes.sizes.parents}, {added} coordinates, bias={self.bias is not None}"
+
+
+def _votes(
+    children: int, parents: int, pose_size: int | tuple[int, int], *, init_std: float | None, windows: float = 1.0,
+    **options: Any,
+) -> LinearVotes:  # fmt: skip
+    """P x P matrices, or vectors of these dimensions."""
+    if isinstance(pose_size, int):
+        check_range("pose_size", pose_size, low=1)
+        noise = 0.1 if init_std is None else init_std
+        return MatrixVotes(LayerSizes(children, pose_size**2, parents, pose_size**2), init_std=noise, **options)
+    for value in pose_size:
+        check_range("pose_size", value, low=1)
+    sizes = LayerSizes(children, pose_size[0], parents, pose_size[1])
+    return LinearVotes(sizes, init_std=init_std, windows=windows, **options)

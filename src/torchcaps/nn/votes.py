@@ -1,0 +1,185 @@
+"""Votes as modules: the matrices of a layer, and the lazy votes that they give to a router."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range
+from torchcaps.functional.fields import Field
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.types import Capsules, LayerSizes
+
+# Length of a fresh primary capsule on images in [0, 1], and of the first parents' s that learns without delay.
+_CHILD_LENGTH, _PARENT_LENGTH = 0.1, 0.4
+
+
+class LinearVotes(nn.Module):
+    """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2).
+
+    Args:
+        sizes: of the layer.
+        bias: a learned `[parents, dim]` vector that the router adds to each parent's sum (0.1 at the start, as in the
+            authors' code).
+        init_std: standard deviation of the weights. By default such that uniform coupling gives `|s| = 0.4` for
+            children of length 0.1: `0.4 J / (0.1 sqrt(I D))`, J being the parents that compete for a child; 0.29 for
+            the layer of the paper. With a bias it is 0.1, as in the authors' code.
+        places: `[height, width, 1, 1, dim]`, added to the votes from each place of a map whose places share the
+            matrices; see `functional.coordinate_addition`.
+        windows: how many windows, about, have a child: their parents compete for it.
+
+    Shapes:
+        `weight` is `[children, parents, dim, in_dim]`.
+
+    Raises:
+        ValueError: for sizes below one.
+    """
+
+    places: Tensor | None
+
+    def __init__(
+        self, sizes: LayerSizes, *, bias: bool = False, init_std: float | None = None, places: Tensor | None = None,
+        windows: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.sizes, self.init_std, self.windows = checked(sizes), init_std, windows
+        self.weight = nn.Parameter(torch.empty(self.shape))
+        self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim)) if bias else None
+        self.register_buffer("places", places, persistent=False)
+        self.reset_parameters()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        children, in_dim, parents, dim = self.sizes
+        return children, parents, dim, in_dim
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew; the bias becomes 0.1."""
+        std = self.init_std
+        if std is None and self.bias is not None:
+            std = 0.1
+        elif std is None:
+            children, _, parents, dim = self.sizes
+            std = _PARENT_LENGTH * parents * self.windows / (_CHILD_LENGTH * (children * dim) ** 0.5)
+        nn.init.normal_(self.weight, std=std)
+        if self.bias is not None:
+            nn.init.constant_(self.bias, 0.1)
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of these children in this field."""
+        return ProductVotes(children, field, self.weight.transpose(2, 3), self.shift(), self.bias)
+
+    def shift(self) -> Float[Tensor, "i 1 dim"] | None:
+        """What is added to the votes of each child of a map."""
+        if self.places is None:
+            return None
+        return self.places.flatten(0, 2).repeat_interleave(self.sizes.children, dim=0)
+
+
+class MatrixVotes(LinearVotes):
+    """`V_ij = M_i W_ij`, the pose of a child being a P x P matrix (Hinton, Sabour, Frosst, ICLR 2018, section 3).
+
+    Args:
+        sizes: of the layer; in_dim and dim are P * P.
+        bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start). A stack of layers
+            without it gives the same activations for poses and their negatives.
+        init_std: standard deviation of the noise that is added to identity matrices.
+        places: see `LinearVotes`.
+
+    Shapes:
+        `weight` is `[children, parents, P, P]`.
+
+    Raises:
+        ValueError: for sizes below one, or poses that are not square matrices of one size.
+    """
+
+    def __init__(
+        self, sizes: LayerSizes, *, bias: bool = False, init_std: float = 0.1, places: Tensor | None = None
+    ) -> None:
+        if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
+            raise ValueError(f"sizes: expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers")
+        super().__init__(sizes, bias=bias, init_std=init_std, places=places)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        children, _, parents, dim = self.sizes
+        return children, parents, round(dim**0.5), round(dim**0.5)
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices anew; a bias becomes 0.1.
+
+        Without the identity, votes of many children cancel, and poses fade from layer to layer.
+        """
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight.add_(torch.eye(self.weight.shape[2]))
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of these children in this field."""
+        return ProductVotes(children, field, self.weight, self.shift(), self.bias)
+
+
+class FactorisedVotes(nn.Module):
+    """`V_ij = (pose_i * factor_j) @ mix + offset_j`: sums over children need no votes (Heinsen 2022, 2211.11754).
+
+    Args:
+        sizes: of the layer.
+        scale: by which poses are multiplied first; by default 1 / sqrt(children).
+
+    Shapes:
+        `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`.
+
+    Raises:
+        ValueError: for sizes below one.
+    """
+
+    def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
+        super().__init__()
+        self.sizes, self.scale = checked(sizes), sizes.children**-0.5 if scale is None else scale
+        self.factor = nn.Parameter(torch.empty(sizes.parents, sizes.in_dim))
+        self.mix = nn.Parameter(torch.empty(sizes.in_dim, sizes.dim))
+        self.offset = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the factors anew, as the author does."""
+        nn.init.normal_(self.factor)
+        nn.init.normal_(self.mix, std=2 * self.sizes.in_dim**-0.5)
+        nn.init.zeros_(self.offset)
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of these children in this field."""
+        return _Factorised(children, field, self)
+
+
+class _Factorised(Votes):
+    """Sums of children come before their transformation."""
+
+    def __init__(self, children: Capsules, field: Field, of: FactorisedVotes) -> None:
+        super().__init__(children, field, of.sizes.parents, of.sizes.dim)
+        self.factor, self.mix, self.offset = (full_precision(x) for x in (of.factor, of.mix, of.offset))
+        self.scale = of.scale
+
+    def _made(self) -> Tensor:
+        poses = full_precision(self.pose).unsqueeze(-2) * self.scale
+        return (poses * self.factor) @ self.mix + self.offset
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        """`sum_i phi_ij V_ij`, from `sum_i phi_ij pose_i` and `sum_i phi_ij`."""
+        poses = torch.einsum("...ij,...id->...jd", coefficients, full_precision(self.pose) * self.scale)
+        return (poses * self.factor) @ self.mix + coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
+
+
+def checked(sizes: LayerSizes) -> LayerSizes:
+    """The sizes.
+
+    Raises:
+        ValueError: for one below 1.
+    """
+    for name, value in zip(LayerSizes._fields, sizes, strict=True):
+        check_range(name, value, low=1)
+    return sizes

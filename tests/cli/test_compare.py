@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from .conftest import the_sentence
+
+
+@pytest.fixture
+def runs(run, tmp_path):
+    """Four copies of a run in the current folder, which say that their seeds differ: a-0, a-1, b-0, b-1."""
+    config = json.loads((run / "config.json").read_text())
+    for method in "ab":
+        for seed in (0, 1):
+            copy = shutil.copytree(run, tmp_path / f"{method}-{seed}")
+            (copy / "config.json").write_text(json.dumps(config | {"seed": seed}))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("runs")
+class TestCompare:
+    def test_two_methods_over_seeds_and_images(self, command):
+        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "20")
+        assert (outcome.status, outcome.err) == (0, "")
+        heading, first, second, _, verdict = outcome.out.splitlines()
+        assert heading.split() == ["method", "accuracy", "runs"]
+        assert (first.split()[0], second.split()[0]) == ("first", "second")
+        assert "±" in first
+        assert verdict.startswith("These runs do not tell the two methods apart, nor show that")
+        assert "within 20 points" in verdict
+
+    def test_one_run_each_is_a_comparison_of_two_models(self, command):
+        outcome = command("compare", "a-0", "--with", "b-0", "--json")
+        assert (outcome.status, outcome.err) == (0, "")
+        found = json.loads(outcome.out)
+        assert (found["only_first"], found["only_second"], found["outcome"]) == (0, 0, "undecided")
+        assert "the same answers, right or wrong, on all" in found["verdict"]
+        assert found["margin"] == 0.01
+
+    def test_pairs_are_found_by_their_seeds(self, command):
+        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--paired", "--json")
+        found = json.loads(outcome.out)
+        assert found["paired"] is True
+        assert len(found["first"]) == len(found["second"]) == 2
+
+    def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
+        config = json.loads((runs / "b-1" / "config.json").read_text())
+        (runs / "b-1" / "config.json").write_text(json.dumps(config | {"seed": 7}))
+        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
+        assert outcome.status == 1
+        assert the_sentence(outcome) == "paired: expected runs of the same seeds of both methods, got 0, 1 and 0, 7"
+
+    def test_the_runs_of_a_method_differ_in_their_seed(self, command):
+        outcome = command("compare", "a-0", "b-0", "--with", "a-1", "b-1")
+        assert outcome.status == 1
+        assert the_sentence(outcome) == "b-0: expected another seed for each run of a method, got 0 twice"
+
+    def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
+        from training.makers import write_bars
+
+        other = write_bars(tmp_path / "other.npz", seed=5)
+        for name in ("a-1", "b-0", "b-1"):
+            config = json.loads((runs / name / "config.json").read_text())
+            (runs / name / "config.json").write_text(json.dumps(config | {"data": str(other)}))
+        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1")
+        assert (outcome.status, the_sentence(outcome)) == (1, "a-1: was not tested on the same images as a-0")
+        outcome = command("compare", "a-0", "--with", "b-0")
+        assert (outcome.status, the_sentence(outcome)) == (1, "b-0: was not tested on the same images as a-0")
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("--with", "a-0"), "runs: expected one run folder or more, got none"),
+            (("a-0", "--with"), "--with: expected one run folder or more, got none"),
+            (
+                ("a-0", "a-1", "--with", "b-0"),
+                "--with: expected one run of each method or several of each, got 1 and 2",
+            ),
+            (("a-0", "--with", "./a-0"), "runs: expected different run folders, got one of them twice"),
+            (("a-0", "--with", "b-0", "--margin", "0"), "--margin: expected points between 0 and 100, got 0.0"),
+            (("a-0", "--with", "b-0", "--paired"), "--paired: expected several runs of each method, got one"),
+        ],
+    )
+    def test_a_wrong_command_line_is_2(self, command, words, sentence):
+        outcome = command("compare", *words)
+        assert outcome.status == 2
+        assert the_sentence(outcome) == sentence
+
+    def test_without_a_baseline_is_2(self, command):
+        assert command("compare", "a-0").status == 2

@@ -1,0 +1,131 @@
+"""Routers of somebody else get what the library's own get: bench, ablation, diagnosis, stacks; and they are right."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import torchcaps as tc
+from torchcaps.bench import Sizes, compare_routers
+from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
+from torchcaps.functional import GivenVotes
+from torchcaps.nn import LinearVotes, MatrixVotes, RoutedLayer, RoutedStack, create_router
+from torchcaps.testing import random_votes, seeded
+from torchcaps.types import Capsules, LayerSizes
+
+from .routers import VOTES
+
+
+class Stack(nn.Module):
+    """The rows of a `[1, children, dim]` image are poses; a layer of each paper's kind of votes, then classes."""
+
+    def __init__(self, name):
+        super().__init__()
+        kind = VOTES[name]
+        self.below = RoutedLayer(kind(LayerSizes(6, 4, 5, 4)), name)
+        self.top = RoutedLayer(LinearVotes(LayerSizes(5, 4, 3, 4)))
+
+    def forward(self, images):
+        return self.top(self.below(images.squeeze(1))).activation
+
+
+class Digits:
+    images = torch.rand(40, 1, 6, 4, generator=seeded())
+    labels = torch.arange(40) % 3
+    classes = ("a", "b", "c")
+
+    def float_images(self, indices):
+        return self.images[indices]
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_ablation_and_diagnosis(name):
+    model = Stack(name)
+    found = routing_ablation(model, Digits.images, Digits.labels)
+    assert 0 <= found.uniform <= 1
+    whole = diagnose(model, Digits(), count=20)
+    assert whole.ablation is not None
+    assert set(whole.verdicts()) >= {"ablation", "iterations", "below: entropy", "top: sign"}
+    assert ("below: parents" in whole.verdicts()) == (model.below.router.activation != "none")
+    dynamics = iteration_dynamics(model, Digits.images, Digits.labels)
+    assert len(dynamics.iterations) == max(model.below.router.passes, 3)
+
+
+def test_bench():
+    sizes = Sizes(batch=2, children=6, parents=3, dim=4, in_dim=4, iterations=2)
+    rows = compare_routers(sizes, list(VOTES), 2, time.perf_counter)
+    assert [row["variant"] for row in rows] == list(VOTES)
+
+
+def test_concurrent_routing_equals_its_definition():
+    """Tsai et al., algorithm 1: in pass t every layer takes the poses that all had in pass t - 1."""
+    sizes = [LayerSizes(6, 4, 5, 4), LayerSizes(5, 4, 3, 4)]
+    layers = [RoutedLayer(MatrixVotes(size), "inverted_attention", iterations=1) for size in sizes]
+    stack, passes = RoutedStack(*layers, passes=3), 3
+    pose = torch.randn(2, 6, 4, generator=seeded())
+    children = Capsules(pose, torch.ones(2, 6))
+
+    def one_pass(layer, below, above):
+        votes = (below.view(2, -1, 1, 2, 2) @ layer.weight).flatten(-2)
+        r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
+        if above is not None:
+            r = (torch.einsum("bijd,bjd->bij", votes, above) / 2).softmax(dim=-1)
+        return layer.router.norm(torch.einsum("bij,bijd->bjd", r, votes))
+
+    first = one_pass(layers[0], pose, None)
+    second = one_pass(layers[1], first, None)
+    for _ in range(1, passes):
+        first, second = one_pass(layers[0], pose, first), one_pass(layers[1], first, second)
+    torch.testing.assert_close(stack(children).pose, second)
+    one_after_another = layers[1](layers[0](children))
+    torch.testing.assert_close(RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose)
+
+
+def test_attention_without_its_gram_matrix():
+    votes = random_votes(2, 6, 3, 4)
+    router = create_router("self_attention")
+    router.build(LayerSizes(6, 0, 3, 4))
+    gram = torch.einsum("bikd,bmkd->bkim", votes, votes) / 2
+    c = gram.sum(dim=-1).softmax(dim=1).mT
+    torch.testing.assert_close(router(votes).coupling, c)
+
+
+def test_credit_stands_beside_the_couplings():
+    router = create_router("heinsen_2022")
+    router.build(LayerSizes(6, 5, 3, 4))
+    routed = router(GivenVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
+    assert routed.more["credit"].shape == routed.coupling.shape
+    _, _, coupling = routed  # three, whatever stands beside them
+    assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
+    layer = RoutedLayer(VOTES["heinsen_2022"](LayerSizes(6, 5, 3, 4)), "heinsen_2022")
+    with tc.record_routing(layer) as record:
+        layer(torch.randn(2, 6, 5))
+    assert record[""][0].more["credit"].shape == (2, 6, 3)
+
+
+def test_the_prior_of_variational_bayes():
+    """Without data, sixteen dimensions: the entropy of the expected Gaussian is 7.264010."""
+    router = create_router("vb")
+    router.build(LayerSizes(2, 16, 1, 16))
+    votes = GivenVotes(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2))
+    expected = torch.sigmoid(torch.tensor(-7.264010))  # one parent: exp(E log pi) is 1
+    torch.testing.assert_close(router(votes).activation.flatten()[0], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_hooks_on_routers_fire_and_see_couplings():
+    layer, seen = tc.nn.CapsuleLinear(6, 4, 5, 4), []
+    layer.router.register_forward_hook(lambda module, inputs, output: seen.append(output.coupling))
+    layer(torch.randn(2, 6, 4))
+    assert seen[0].shape == (2, 6, 5)
+
+
+def test_a_loss_on_couplings_trains():
+    layer = tc.nn.CapsuleLinear(6, 4, 5, 4)
+    with tc.record_routing(layer, detach=False, iterations=True) as record:
+        layer(torch.randn(2, 6, 4))
+    recorded = record[""][0]
+    assert len(recorded.iterations) == 3
+    torch.testing.assert_close(recorded.iterations[-1], recorded.coupling)
+    sum(c.square().sum() for c in recorded.iterations).backward()
+    assert layer.weight.grad.any()
