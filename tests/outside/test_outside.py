@@ -1,6 +1,7 @@
 """Routers of somebody else get what the library's own get: bench, ablation, diagnosis, stacks; and they are right."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 import torchcaps as tc
 from torchcaps.bench import Sizes, compare_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
-from torchcaps.functional import GivenVotes
+from torchcaps.functional import Everything, GivenVotes, Windows
 from torchcaps.nn import LinearVotes, MatrixVotes, RoutedLayer, RoutedStack, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -111,6 +112,22 @@ def test_the_prior_of_variational_bayes():
     votes = GivenVotes(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2))
     expected = torch.sigmoid(torch.tensor(-7.264010))  # one parent: exp(E log pi) is 1
     torch.testing.assert_close(router(votes).activation.flatten()[0], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_bias_that_a_router_does_not_add_is_refused():
+    layer = tc.nn.CapsuleLinear(6, 4, 5, 4, "vb", bias=True)
+    with pytest.raises(ValueError, match="bias: expected False for a layer routed by vb, which adds none"):
+        layer(torch.randn(2, 6, 4))
+
+
+@pytest.mark.parametrize("field", [Everything, partial(Windows, kernel=2)])
+def test_an_equal_share_leaves_some_to_none_of_them(field):
+    space, children = ((), 6) if field is Everything else ((2, 2), 24)
+    layer = RoutedLayer(LinearVotes(LayerSizes(children, 4, 5, 4)), "dynamic", field, leaky=True)
+    votes = layer.ask(torch.randn(2, *space, 6, 4))
+    votes.fixed = (0, 0.0)
+    shared = votes.share(torch.randn_like(votes.share()), leaky=True)
+    torch.testing.assert_close(shared, torch.full_like(shared, 1 / 6))
 
 
 def test_hooks_on_routers_fire_and_see_couplings():

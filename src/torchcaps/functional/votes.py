@@ -57,11 +57,13 @@ class Votes(ABC):
         trace: a list that takes the couplings of every iteration, or None.
         fixed: (seed, scale) of couplings that are fixed at random in an ablation, equal ones for scale 0; or None.
         shares: how often couplings were asked for.
+        bias_seen: whether somebody asked for the bias, or there is none.
         cast: the type of matrix products under the caller's autocast, or None; all else is in full precision.
     """
 
     def __init__(self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None) -> None:
-        self.children, self.field, self.parents, self.dim, self.bias = children, field, parents, dim, bias
+        self.children, self.field, self.parents, self.dim = children, field, parents, dim
+        self._bias, self.bias_seen = bias, bias is None
         self.bound, self.wanted = False, True
         self.trace: list[Tensor] | None = None
         self.fixed: tuple[int, float] | None = None
@@ -72,6 +74,12 @@ class Votes(ABC):
         self._dense: Tensor | None = None
         self._pose: Tensor | None = None
         self._activation: Tensor | None = None
+
+    @property
+    def bias(self) -> Float[Tensor, "parents dim"] | None:
+        """What the router adds to each parent's sum of votes."""
+        self.bias_seen = True
+        return self._bias
 
     @property
     def pose(self) -> Float[Tensor, "batch *positions i in_dim"]:
@@ -140,10 +148,10 @@ class Votes(ABC):
             seed, scale = self.fixed
             logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
             logits = logits.to(like).expand(like.shape)
-        if logits is None:
-            coupling = self.field.share(like, leaky) if leaky else self.field.first(like)
+        if logits is None and not leaky:
+            coupling = self.field.first(like)
         else:
-            coupling = self.field.share(logits, leaky)
+            coupling = self.field.share(torch.zeros_like(like) if logits is None else logits, leaky)
         present = self.present
         if present is not None:
             coupling = coupling * present.to(coupling).unsqueeze(-1)

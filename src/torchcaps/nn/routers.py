@@ -129,7 +129,7 @@ class Router(nn.Module):
             parents: of the pass before, where layers route together.
 
         Raises:
-            ValueError: for votes that do not fit.
+            ValueError: for votes that do not fit, or a layer with a bias that this router does not add.
             NoAblationError: for an ablation of a router that does not take its couplings from the votes.
             RuntimeError: for a router with parameters that no layer has built.
         """
@@ -144,6 +144,8 @@ class Router(nn.Module):
                 f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
                 "let it take them from votes.share(logits)"
             )
+        if not votes.bias_seen:
+            raise ValueError(f"bias: expected False for a layer routed by {self.describe()}, which adds none")
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
