@@ -24,14 +24,10 @@ POSITIONS = {"full": (), "conv": (2, 3), "padded stride": (2, 3), "transposed": 
 PARENTS, DIM = 3, 4
 
 
-def kinds_of(name):
-    """The votes that every router takes, and those of its paper."""
-    return [LinearVotes] + ([VOTES[name]] if VOTES.get(name, LinearVotes) is not LinearVotes else [])
-
-
+OWN = [name for name in list_routers() if name not in VOTES]
 CASES = [
-    pytest.param(name, kind, field, id=f"{name}-{kind.__name__}-{field}")
-    for name in list_routers() for kind in kinds_of(name) for field in FIELDS
+    pytest.param(name, VOTES.get(name, LinearVotes), field, id=f"{name}-{field}")
+    for name in list_routers() for field in FIELDS
 ]  # fmt: skip
 
 
@@ -99,10 +95,10 @@ def test_batches_are_independent_and_permute(name, kind, field):
 
 
 def compiled(case):
-    """Somebody else's router is compiled in one field here, and in the others where time is no matter."""
+    """A router is compiled in a few fields here, and in the others where time is no matter."""
     name, _, field = case.values
-    rest = [] if name not in VOTES or field == "padded stride" else [pytest.mark.slow]
-    return pytest.param(*case.values, id=case.id, marks=rest)
+    quick = field == "padded stride" or (name in OWN and field == "full")
+    return pytest.param(*case.values, id=case.id, marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("name", "kind", "field"), [compiled(case) for case in CASES])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import torchcaps as tc
 from torchcaps.training import RunFolder, train
 
-RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
+RUNS = Path(__file__).parents[1] / "fixtures" / "earlier"
 
 
 @pytest.fixture(params=["capsnet", "capsnet_em", "matrix_caps"])
