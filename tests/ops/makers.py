@@ -109,7 +109,7 @@ def fields(draw, conventions=("all", "type", "space", "patch")):
         return Everything()
     height, width = draw(st.integers(2, 6)), draw(st.integers(2, 6))
     if kind == "map":
-        return Everything((height, width))
+        return Everything(height, width)
     convention, stride = draw(st.sampled_from(conventions)), draw(st.integers(1, 3))
     kernel = draw(st.integers(1, min(3, height, width)))
     padding = draw(st.integers(0, kernel - 1))

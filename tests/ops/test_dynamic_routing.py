@@ -99,7 +99,7 @@ def test_zero_vectors_and_sizes(where, scale):
 
 @pytest.mark.parametrize("repeats", [2, 9])
 def test_matrices_that_several_children_share(repeats):
-    layer = Layer(Everything((3, 3)), types=2)
+    layer = Layer(Everything(3, 3), types=2)
     tensors = layer.tensors()
     tensors["weight"] = tensors["weight"].detach()[: 18 // repeats].requires_grad_()
     assert compare(layer, tensors=tensors) == FAST
