@@ -172,6 +172,7 @@ class RoutedStack(nn.Module):
 
     def __init__(self, *layers: nn.Module, passes: int = 2) -> None:
         super().__init__()
+        check_range("number of layers", len(layers), low=1)
         check_range("passes", passes, low=1)
         self.layers, self.passes = nn.ModuleList(layers), passes
 

@@ -178,8 +178,10 @@ def checked(sizes: LayerSizes) -> LayerSizes:
     """The sizes.
 
     Raises:
-        ValueError: for one below 1.
+        TypeError: for anything but sizes. ValueError: for one below 1.
     """
+    if not isinstance(sizes, LayerSizes):
+        raise TypeError(f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}")
     for name, value in zip(LayerSizes._fields, sizes, strict=True):
         check_range(name, value, low=1)
     return sizes
