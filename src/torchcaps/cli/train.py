@@ -88,7 +88,7 @@ def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
-    from torchcaps import training
+    from torchcaps import plugins, training
 
     with progress_bar("training") as bar, noted() as caught:
         task = bar.add_task("", total=None)
@@ -105,7 +105,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
             training.train(config, folder, resume=resume, listener=listener, should_stop=lambda: bool(caught))
         except training.Interrupted as stop:
             settle()
-            again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume"
+            again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
             return 128 + caught[0]
         except training.OptionError as error:
