@@ -13,7 +13,7 @@ import tyro
 
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
-from torchcaps.errors import TorchcapsError, UnknownNameError
+from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 HELP = "Module or .py file to import first, which registers things of your own; may be given several times."
 Modules = Annotated[
@@ -56,11 +56,12 @@ def hinted(*arguments: Any) -> Iterator[None]:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            for folder in _paths(arguments):
+            for path in _paths(arguments):
+                folder = path if path.is_dir() else path.parent
                 if missing := _missing(folder):
+                    start = f"{error}; {folder} was started with{plugins.flags(missing)}"
                     raise UsageError(
-                        f"{error}; {folder} was started with{plugins.flags(missing)}: give that to this command too, "
-                        "if you trust the module"
+                        one_line(f"{start}: give that to this command too, if you trust the module")
                     ) from error
         raise
 
@@ -73,10 +74,10 @@ def _paths(values: Any) -> Iterator[Path]:
             yield from _paths(value)
 
 
-def _missing(path: Path) -> list[str]:
+def _missing(folder: Path) -> list[str]:
     from torchcaps.training import RunFolder
 
-    modules = RunFolder(path if path.is_dir() else path.parent).environment().get("imports")
+    modules = RunFolder(folder).environment().get("imports")
     if not isinstance(modules, list):
         return []
     return [name for name in modules if isinstance(name, str) and name not in plugins.imported()]

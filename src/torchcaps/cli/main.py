@@ -14,7 +14,7 @@ from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
 
-# One line a command; a function's signature is its flags and its docstring is its help.
+# One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
     "evaluate": measure.evaluate,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
 
@@ -63,7 +64,8 @@ def train(
     _set_threads(threads, run if resume else None)
     if keep_memory == "yes":
         training.keep_memory()
-    status = _train(config, folder, resume)
+    with hinted(folder):
+        status = _train(config, folder, resume)
     return status or _finish(run, config, json)
 
 
