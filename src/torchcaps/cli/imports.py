@@ -39,7 +39,7 @@ def importing(command: Callable[..., int]) -> Callable[..., int]:
     flag = inspect.Parameter("modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
     run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
-    del run.__wrapped__  # type: ignore[attr-defined]  # whose own flags tyro would look at
+    del run.__wrapped__  # whose own flags tyro would look at
     return run
 
 
