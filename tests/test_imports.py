@@ -11,8 +11,8 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",), ("models",),
-    ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
+    ("types", "errors"), ("plugins",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
+    ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
     ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
@@ -47,9 +47,13 @@ def test_every_room_has_its_place():
     assert rooms == set(RANK)
 
 
-def test_data_knows_only_types_and_errors():
+def test_data_knows_only_types_errors_and_plugins():
     for path in (SOURCE / "data").rglob("*.py"):
-        assert set(imported_rooms(path)) <= {"types", "errors", "data"}, path
+        assert set(imported_rooms(path)) <= {"types", "errors", "plugins", "data"}, path
+
+
+def test_plugins_know_only_errors():
+    assert set(imported_rooms(SOURCE / "plugins.py")) == {"errors"}
 
 
 def test_only_ops_imports_kernels():

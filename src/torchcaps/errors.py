@@ -38,13 +38,13 @@ class NoAblationError(TorchcapsError, ValueError):
 
 
 class UnknownNameError(TorchcapsError, ValueError):
-    """A name that no registry holds."""
+    """A name that no registry holds; `note` says what else may be the cause."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], note: str = "") -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names) or 'none'}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"unknown {kind} {name!r}; {hint}" + (f" ({note})" if note else ""))
         self.name = name
 
     def __reduce__(self) -> tuple[type[TorchcapsError], tuple[str]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.reproduce import MEASURES
+from torchcaps.reproduce import MEASURES, register_measure
 from torchcaps.reproduce.measures import finished
 from torchcaps.training import TrainConfig, train
 
@@ -100,3 +100,8 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
             best = [row["best"] for row in run.run.rows() if row["kind"] == "epoch"]
             last = max(k for k, is_best in enumerate(best) if is_best)
             assert found["curve"]["novel"][last] == pytest.approx(1 - found["novel_error"])
+
+
+def test_a_measure_has_a_name_of_its_own():
+    with pytest.raises(ValueError, match="measure 'ablation' is registered twice"):
+        register_measure(MEASURES["ablation"])

@@ -12,6 +12,8 @@ from torchcaps.training import (
     TransformingConfig,
     list_recipes,
     load_recipe,
+    recipes,
+    register_recipe,
     run_transforming,
     train,
 )
@@ -133,3 +135,23 @@ def test_a_recipe_file_that_is_not_there_or_a_folder_is_named(tmp_path):
     for name in ("absent.toml", "folder.toml"):
         with pytest.raises(RunError, match=f"{name}: cannot be read"):
             load_recipe(str(tmp_path / name))
+
+
+def test_a_registered_recipe_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(recipes, "_ADDED", {})
+    content = {"title": "a title", "published": "nothing", "run": {"epochs": 3}}
+    register_recipe("mine", content)
+    assert "mine" in list_recipes()
+    assert (load_recipe("mine").name, load_recipe("mine").config.epochs) == ("mine", 3)
+    for taken in ("mine", "capsnet-digits"):
+        with pytest.raises(ValueError, match=f"recipe '{taken}' is registered twice"):
+            register_recipe(taken, content)
+
+
+def test_a_registered_recipe_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setattr(recipes, "_ADDED", {})
+    with pytest.raises(RunError, match="^recipe mine: the entry 'run' is missing"):
+        register_recipe("mine", {"title": "a title"})
+    with pytest.raises(RunError, match="^recipe mine: epochs: expected a whole number"):
+        register_recipe("mine", {"title": "a", "published": "b", "run": {"epochs": "x"}})
+    assert "mine" not in list_recipes()

@@ -11,9 +11,10 @@ import tyro
 
 from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists, measure, report, reproduce, train
 from torchcaps.cli.console import UsageError
+from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
 
-# One line a command; a function's signature is its flags and its docstring is its help.
+# One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
     "evaluate": measure.evaluate,
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_words(arguments)
         with unwinding():
             status = tyro.extras.subcommand_cli_from_dict(
-                COMMANDS, prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
+                {name: importing(command) for name, command in COMMANDS.items()},
+                prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )  # fmt: skip
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends

@@ -77,8 +77,7 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
         UnknownNameError: for a name that is neither.
         RunError: for a recipe file that cannot be read as one.
     """
-    from torchcaps import models, training
-    from torchcaps.errors import UnknownNameError
+    from torchcaps import models, plugins, training
 
     if recipe_or_model in models.list_models():
         config: training.Config = training.TrainConfig(model=recipe_or_model)
@@ -86,7 +85,7 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
         config = training.load_recipe(recipe_or_model).config
     else:
         known = [*models.list_models(), *training.list_recipes()]
-        raise UnknownNameError("recipe or model", recipe_or_model, known)
+        raise plugins.unknown("recipe or model", recipe_or_model, known)
     if not isinstance(config, training.TrainConfig):
         raise UsageError(f"{recipe_or_model}: trains no classifier; run it with torchcaps reproduce {recipe_or_model}")
     with usage():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
 
@@ -63,7 +64,8 @@ def train(
     _set_threads(threads, run if resume else None)
     if keep_memory == "yes":
         training.keep_memory()
-    status = _train(config, folder, resume)
+    with hinted(folder):
+        status = _train(config, folder, resume)
     return status or _finish(run, config, json)
 
 
@@ -88,7 +90,7 @@ def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
-    from torchcaps import training
+    from torchcaps import plugins, training
 
     with progress_bar("training") as bar, noted() as caught:
         task = bar.add_task("", total=None)
@@ -105,7 +107,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
             training.train(config, folder, resume=resume, listener=listener, should_stop=lambda: bool(caught))
         except training.Interrupted as stop:
             settle()
-            again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume"
+            again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
             return 128 + caught[0]
         except training.OptionError as error:

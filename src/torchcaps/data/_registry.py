@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchcaps import plugins
 from torchcaps.data.dataset import ImageSet
-from torchcaps.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def register_dataset(passport: Passport) -> Callable[[Reader], Reader]:
 
 def list_datasets() -> list[str]:
     """The names of the data sets, sorted."""
-    return sorted(_sets)
+    return plugins.names(_sets)
 
 
 def dataset_info(name: str) -> Passport:
@@ -128,6 +128,4 @@ def dataset_reader(name: str) -> Reader:
 
 
 def _entry(name: str) -> tuple[Passport, Reader]:
-    if name not in _sets:
-        raise UnknownNameError("data set", name, _sets)
-    return _sets[name]
+    return plugins.find("data set", name, _sets)

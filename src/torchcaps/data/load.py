@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from torchcaps import plugins
 from torchcaps.data._registry import Passport, dataset_info, dataset_reader, list_datasets
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.formats import read_path
 from torchcaps.data.pixels import fit_images
-from torchcaps.errors import DataError, UnknownNameError
+from torchcaps.errors import DataError
 
 SPLITS = ("train", "test")
 
@@ -66,7 +67,7 @@ def _refuse(name_or_path: str | Path) -> None:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
         raise DataError(f"{text}: no such file or folder, and no data set of this name")
-    raise UnknownNameError("data set", text, list_datasets())
+    raise plugins.unknown("data set", text, list_datasets())
 
 
 def default_cache_dir() -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import UnknownNameError
+from torchcaps import plugins
 from torchcaps.nn import drawn_from
 
 Builder = Callable[..., nn.Module]
@@ -63,7 +63,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
         filter: such as "caps*".
         pretrained: only models with published weights; there are none so far.
     """
-    return [] if pretrained else sorted(name for name in _MODELS if fnmatch(name, filter))
+    return [] if pretrained else [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
 
 
 def model_passport(name: str) -> Passport:
@@ -123,6 +123,4 @@ def model_options(name: str) -> list[str]:
 
 
 def _find(name: str) -> tuple[Builder, Passport]:
-    if name not in _MODELS:
-        raise UnknownNameError("model", name, _MODELS)
-    return _MODELS[name]
+    return plugins.find("model", name, _MODELS)

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps import functional, ops
-from torchcaps.errors import NoAblationError, UnknownNameError, check_range
+from torchcaps import functional, ops, plugins
+from torchcaps.errors import NoAblationError, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import ProductVotes, Votes, as_votes
@@ -35,7 +35,7 @@ def register_router(name: str) -> Callable[[R], R]:
 
 def list_routers() -> list[str]:
     """Names that `CapsuleLinear(routing=...)` accepts."""
-    return sorted(_ROUTERS)
+    return plugins.names(_ROUTERS)
 
 
 def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> Router:
@@ -45,15 +45,14 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
         ValueError: for an unknown name. TypeError: for an option that this router does not take.
     """
     if isinstance(routing, str):
-        if routing not in _ROUTERS:
-            raise UnknownNameError("routing", routing, _ROUTERS)
-        known = list(inspect.signature(_ROUTERS[routing]).parameters)
+        kind = plugins.find("routing", routing, _ROUTERS)
+        known = list(inspect.signature(kind).parameters)
         for option in options:
             if option not in known:
                 raise TypeError(
                     f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}"
                 )
-        return _ROUTERS[routing](**options)
+        return kind(**options)
     if options:
         raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}")
     if isinstance(routing, Router):

@@ -2,6 +2,7 @@
 
 from torchcaps.reproduce.measures import MEASURES as MEASURES
 from torchcaps.reproduce.measures import Trained as Trained
+from torchcaps.reproduce.measures import register_measure as register_measure
 from torchcaps.reproduce.run import Result as Result
 from torchcaps.reproduce.run import read_results as read_results
 from torchcaps.reproduce.run import reproduce as reproduce

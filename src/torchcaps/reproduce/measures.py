@@ -64,8 +64,23 @@ class Trained:
 
 Figures = dict[str, Any]
 Measure = Callable[[Trained], Figures]
+MEASURES: dict[str, Measure] = {}
 
 
+def register_measure(measure: Measure) -> Measure:
+    """Decorate a function that measures a finished run: a recipe names it among its `measures`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    name = measure.__name__
+    if name in MEASURES:
+        raise ValueError(f"measure {name!r} is registered twice")
+    MEASURES[name] = measure
+    return measure
+
+
+@register_measure
 def segmentation(trained: Trained) -> Figures:
     """Composites taken apart: each labelled capsule decoded alone, against the single images; and an absent one.
 
@@ -88,6 +103,7 @@ def segmentation(trained: Trained) -> Figures:
     }  # fmt: skip
 
 
+@register_measure
 def placed(trained: Trained) -> Figures:
     """Error on digits at random places, which the experiment compares models at equal values of: its "clean" error."""
     base = trained.config.data.removeprefix("affine-")
@@ -95,6 +111,7 @@ def placed(trained: Trained) -> Figures:
     return {"clean_error": found.error}
 
 
+@register_measure
 def viewpoints(trained: Trained) -> Figures:
     """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
     familiar, novel = trained.other(f"{trained.config.data}-familiar"), trained.images
@@ -112,6 +129,7 @@ def viewpoints(trained: Trained) -> Figures:
     return figures
 
 
+@register_measure
 def ablation(trained: Trained) -> Figures:
     """The trained model with uniform and with random couplings at test time; empty for a network without routing."""
     if not _routed(trained.model):
@@ -124,6 +142,7 @@ def ablation(trained: Trained) -> Figures:
     return {"uniform_at_test_error": 1 - found.uniform, "changed_by_routing": found.changed}
 
 
+@register_measure
 def diagnostics(trained: Trained) -> Figures:
     """Every measure of routing (docs/diagnostics.md); the table shows couplings and dead capsules of the last layer."""
     if not _routed(trained.model):
@@ -138,6 +157,7 @@ def diagnostics(trained: Trained) -> Figures:
     }  # fmt: skip
 
 
+@register_measure
 def robustness(trained: Trained) -> Figures:
     """Affine changes, attacks through the gradient, detection by reconstruction, and images of no class."""
     some, model = trained.some(), trained.model
@@ -173,16 +193,10 @@ def robustness(trained: Trained) -> Figures:
     return figures
 
 
+@register_measure
 def validation(trained: Trained) -> Figures:
     """Accuracy on the images that the model was chosen with."""
     return {"validation_error": 1 - validate(trained.model, trained.held_out(), bf16=False).accuracy}
-
-
-# To add a measure, write its function above and name it here.
-MEASURES: dict[str, Measure] = {
-    measure.__name__: measure
-    for measure in (ablation, diagnostics, placed, robustness, segmentation, validation, viewpoints)
-}
 
 
 def finished(run: RunFolder, config: TrainConfig) -> Trained:

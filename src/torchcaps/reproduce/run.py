@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_range, read_text
 from torchcaps.models.cnn import parameter_count
 from torchcaps.report import finish_run, finish_transforming
@@ -106,8 +107,7 @@ def reproduce(
     """
     check_range("seeds", seeds, low=1)
     for name in recipe.measures:
-        if name not in MEASURES:
-            raise UnknownNameError(f"measure of {recipe.name}", name, MEASURES)
+        plugins.find(f"measure of {recipe.name}", name, MEASURES)
     found = []
     for row in _chosen(recipe.rows_of(budget), rows):
         for seed in range(seeds):
@@ -166,7 +166,7 @@ def _one(
         seconds=sum(entry["images"] / entry["images_per_second"] for entry in epochs),
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
         torch=str(facts.get("torch", environment()["torch"])),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.seed + 1}",
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.seed + 1}{plugins.flags()}",
     )  # fmt: skip
     write_json(file, asdict(result))
     return result

@@ -17,6 +17,7 @@ from torchcaps.training.recipes import Recipe as Recipe
 from torchcaps.training.recipes import Row as Row
 from torchcaps.training.recipes import list_recipes as list_recipes
 from torchcaps.training.recipes import load_recipe as load_recipe
+from torchcaps.training.recipes import register_recipe as register_recipe
 from torchcaps.training.run_folder import RunFolder as RunFolder
 from torchcaps.training.transforming import train_transforming as train_transforming
 from torchcaps.training.transforming import transformed_pairs as transformed_pairs

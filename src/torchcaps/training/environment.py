@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from torchcaps import plugins
 from torchcaps.errors import check_range
 
 MOST_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware, for the record."""
-    return {
+    """Versions and hardware, and modules that a command was told to import (`--import`), for the record."""
+    modules = plugins.imported()
+    facts = {
         "torchcaps": package_version("torchcaps"),
         "torch": torch.__version__,
         "numpy": package_version("numpy"),
@@ -27,6 +29,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+    return facts | ({"imports": modules} if modules else {})
 
 
 def check_threads(name: str, value: object) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, read_text
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.transforming_run import KIND, TransformingConfig
@@ -93,6 +97,9 @@ class Recipe:
         return type(self.config).from_dict(settings)
 
 
+_ADDED: dict[str, Recipe | Path] = {}
+
+
 def recipes_folder() -> Path:
     """Where the recipes are: inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -100,9 +107,29 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
+def register_recipe(name: str, content: dict[str, Any]) -> None:
+    """Make a recipe known by a name, beside those that ship with the library.
+
+    Args:
+        name: none of theirs.
+        content: what a recipe's `.toml` file holds.
+
+    Raises:
+        ValueError: the name is taken. RunError: the content is no recipe.
+    """
+    if name in _known():
+        raise ValueError(f"recipe {name!r} is registered twice")
+    with _refusing(name):
+        _ADDED[name] = _recipe(name, content)
+
+
 def list_recipes() -> list[str]:
-    """Names of the recipes that ship with the library."""
-    return sorted(path.stem for path in recipes_folder().glob("**/*.toml"))
+    """Names of the recipes that ship with the library, and of those that were registered."""
+    return plugins.names(_known())
+
+
+def _known() -> Mapping[str, Recipe | Path]:
+    return ChainMap(_ADDED, {path.stem: path for path in recipes_folder().glob("**/*.toml")})
 
 
 def load_recipe(name_or_path: str) -> Recipe:
@@ -114,19 +141,24 @@ def load_recipe(name_or_path: str) -> Recipe:
     """
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        found = [p for p in recipes_folder().glob("**/*.toml") if p.stem == name_or_path]
-        if not found:
-            raise UnknownNameError("recipe", name_or_path, list_recipes())
-        path = found[0]
+        found = plugins.find("recipe", name_or_path, _known())
+        if isinstance(found, Recipe):
+            return found
+        path = found
+    with _refusing(path):
+        return _recipe(path.stem, tomllib.loads(read_text(path)))
+
+
+@contextmanager
+def _refusing(where: object) -> Iterator[None]:
     try:
-        content = tomllib.loads(read_text(path))
-        return _recipe(path.stem, content)
+        yield
     except OSError as error:
-        raise RunError(f"recipe {path}: cannot be read ({error.strerror})") from error
+        raise RunError(f"recipe {where}: cannot be read ({error.strerror})") from error
     except KeyError as error:
-        raise RunError(f"recipe {path}: the entry {error} is missing") from error
+        raise RunError(f"recipe {where}: the entry {error} is missing") from error
     except (TypeError, ValueError) as error:  # TOML's own errors are ValueErrors
-        raise RunError(f"recipe {path}: {error}") from error
+        raise RunError(f"recipe {where}: {error}") from error
 
 
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:

@@ -1,0 +1,83 @@
+"""The flag `--import` of the commands, and what runs say of the modules that they were started with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import tyro
+
+from torchcaps import plugins
+from torchcaps.cli.console import UsageError, note
+from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
+
+HELP = "Module or .py file to import first, which registers things of your own; may be given several times."
+Modules = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import", metavar="MODULE", help=HELP)
+]
+
+
+def importing(command: Callable[..., int]) -> Callable[..., int]:
+    """The command with the flag `--import` beside its own; plug-ins are loaded before it begins."""
+
+    @wraps(command)
+    def run(*values: Any, modules: tuple[str, ...] = (), **flags: Any) -> int:
+        plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
+        for name in modules:
+            try:
+                plugins.import_module(name)
+            except ModuleNotFoundError as error:
+                raise UsageError(f"--import {error}") from error
+        with hinted(*values, *flags.values()):
+            return command(*values, **flags)
+
+    signature = inspect.signature(command)
+    flag = inspect.Parameter("modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
+    run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
+    del run.__wrapped__  # whose own flags tyro would look at
+    return run
+
+
+@contextmanager
+def hinted(*arguments: Any) -> Iterator[None]:
+    """Where a name is unknown, say which modules the runs among the arguments were started with and this command not.
+
+    They are never imported by themselves: a file from elsewhere must not choose what code runs here.
+
+    Raises:
+        UsageError: in place of an error that comes from an unknown name.
+    """
+    try:
+        yield
+    except TorchcapsError as error:
+        if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
+            for path in _paths(arguments):
+                folder = path if path.is_dir() else path.parent
+                if missing := _missing(folder):
+                    start = f"{error}; {folder} was started with{plugins.flags(missing)}"
+                    raise UsageError(
+                        one_line(f"{start}: give that to this command too, if you trust the module")
+                    ) from error
+        raise
+
+
+def _paths(values: Any) -> Iterator[Path]:
+    for value in values:
+        if isinstance(value, Path):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _paths(value)
+
+
+def _missing(folder: Path) -> list[str]:
+    from torchcaps.training import RunFolder
+
+    modules = RunFolder(folder).environment().get("imports")
+    if not isinstance(modules, list):
+        return []
+    return [name for name in modules if isinstance(name, str) and name not in plugins.imported()]

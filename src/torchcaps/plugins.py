@@ -1,0 +1,138 @@
+"""Modules of others that register a router, a model, a data set, a measure or a recipe when they are imported.
+
+An installed package names its module as an entry point of the group `torchcaps.plugins`. Entry points are loaded when a
+registry is first asked for a name that it does not hold, or for its list. Nothing is imported because a file names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+from typing import TypeVar
+
+from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
+
+GROUP = "torchcaps.plugins"
+T = TypeVar("T")
+_lock = RLock()
+_failures: list[str] = []  # of entry points, one sentence each
+_loaded: set[str] = set()  # the group, once its entry points are
+_imported: list[str] = []
+
+
+class PluginError(TorchcapsError, ImportError):
+    """A module that is there and fails when it is imported."""
+
+
+def find(kind: str, name: str, registry: Mapping[str, T]) -> T:
+    """The entry of a registry; the entry points are loaded first where it holds none of this name.
+
+    Raises:
+        UnknownNameError: no plug-in registers it either.
+    """
+    if name not in registry:
+        load_entry_points()
+    if name not in registry:
+        raise unknown(kind, name, registry)
+    return registry[name]
+
+
+def names(registry: Iterable[str]) -> list[str]:
+    """The names of a registry, sorted, with those that entry points add."""
+    load_entry_points()
+    return sorted(registry)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that no registry holds; it tells of plug-ins that failed, which may be why."""
+    return UnknownNameError(kind, name, known, note="; ".join(_failures))
+
+
+def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
+    """Load the installed plug-ins, once. One that fails is told of in one sentence and left out.
+
+    Args:
+        tell: is given each sentence; by default they are warnings.
+    """
+    with _lock:
+        if GROUP in _loaded:  # also by a plug-in that asks a registry while it is imported
+            return
+        _loaded.add(GROUP)
+        for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+            _failures.extend(_load(point))
+    for sentence in _failures:
+        if tell is None:
+            warnings.warn(sentence, stacklevel=3)
+        else:
+            tell(sentence)
+
+
+def import_module(name: str) -> None:
+    """Import a module that the user names, and remember its name for the runs of this process.
+
+    Args:
+        name: dotted, found in the current folder too; or the path of a `.py` file, whose folder is then searched.
+
+    Raises:
+        ModuleNotFoundError: there is no such module or file.
+        PluginError: it fails, or another module has the name of the file.
+    """
+    file = Path(name) if name.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise ModuleNotFoundError(f"{name}: no such file")
+    folder = str(Path.cwd() if file is None else file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: what is installed is not hidden by a file of the same name
+    importlib.invalidate_caches()
+    module = name if file is None else _module_of(file)
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ModuleNotFoundError(f"{name}: there is no such module, installed or in {folder}") from error
+        raise PluginError(f"{name}: cannot be imported ({_cause(error)})") from error
+    if name not in _imported:
+        _imported.append(name)
+
+
+def imported() -> list[str]:
+    """What `import_module` was given so far."""
+    return [*_imported]
+
+
+def flags(modules: Iterable[str] | None = None) -> str:
+    """The end of a command line that imports these modules, by default those that were imported here."""
+    return "".join(f" --import {shlex.quote(name)}" for name in (_imported if modules is None else modules))
+
+
+def _module_of(file: Path) -> str:
+    try:
+        spec = None if "." in file.stem else find_spec(file.stem)
+    except ValueError:  # such as __main__
+        spec = None
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file.resolve():
+        raise PluginError(f"{file}: {file.stem!r} is the name of another module, or of none; rename the file")
+    return file.stem
+
+
+def _load(point: metadata.EntryPoint) -> list[str]:
+    """Nothing, or the sentence that tells why the entry point cannot be loaded."""
+    try:
+        found = point.load()
+        if callable(found):
+            found()
+    except (Exception, SystemExit) as error:
+        owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
+        return [one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})")]
+    return []
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,216 @@
+"""The file of docs/plugins.md through the command line: one of each, and no change to the library."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import torchcaps as tc
+from torchcaps import plugins
+from torchcaps.data import _registry as data_registry
+from torchcaps.errors import RunError
+from torchcaps.models import _registry as model_registry
+from torchcaps.nn import routers
+from torchcaps.reproduce import MEASURES
+from torchcaps.training import RunFolder, recipes
+
+from .conftest import the_sentence
+
+PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+REGISTRIES = (routers._ROUTERS, model_registry._MODELS, data_registry._sets, MEASURES, recipes._ADDED)
+SMALL = ("--option", "channels=8", "--option", "primary_types=2")
+IMPORT = ("--import", "stripes.py")
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+@pytest.fixture
+def alone(command):
+    """Run a command as a process of its own would: afterwards everything that it imported is forgotten."""
+
+    def run(*words):
+        kept, path, modules = [dict(registry) for registry in REGISTRIES], [*sys.path], {*sys.modules}
+        plugins._loaded.clear()
+        try:
+            return command(*words)
+        finally:
+            for registry, before in zip(REGISTRIES, kept, strict=True):
+                registry.clear()
+                registry.update(before)
+            for name in {"stripes", "broken", "inner"} & (sys.modules.keys() - modules):
+                del sys.modules[name]
+            sys.path[:] = path
+            for state in (plugins._imported, plugins._failures, plugins._loaded):
+                state.clear()
+
+    return run
+
+
+@pytest.fixture
+def stripes(tmp_path):
+    """The file of the page."""
+    first = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    path = tmp_path / "stripes.py"
+    path.write_text(first.group(1), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def entry_points(monkeypatch):
+    """Install entry points, by name and value, as far as the library can see."""
+
+    def install(**points):
+        found = [metadata.EntryPoint(name, value, plugins.GROUP) for name, value in points.items()]
+        monkeypatch.setattr(metadata, "entry_points", lambda group: [p for p in found if p.group == group])
+
+    return install
+
+
+def train(alone, *words):
+    return alone("train", "stripes", "--epochs", 1, "--keep-memory", "no", "--threads", 1, "--output", "run", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(("models",), "stripesnet"), (("data", "list"), "stripes"), (("recipes",), "stripes")]
+)
+@pytest.mark.parametrize("module", ["stripes.py", "stripes"])
+def test_lists_have_what_the_file_adds(alone, stripes, words, name, module):
+    assert name in [entry["name"] for entry in json.loads(alone(*words, "--json", "--import", module).out)]
+    assert name not in [entry["name"] for entry in json.loads(alone(*words, "--json").out)]
+
+
+def test_it_is_trained_evaluated_reported_and_used(alone, stripes, tmp_path):
+    outcome = train(alone, *IMPORT)
+    assert outcome.status == 0, outcome.err
+    assert RunFolder(tmp_path / "run").environment()["imports"] == ["stripes.py"]
+    outcome = alone("evaluate", "run", "--json", *IMPORT)
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["num_samples"] == 30
+    outcome = alone("report", "run", "--diagnose", 0, *IMPORT)
+    assert outcome.status == 0, outcome.err
+    assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [("stripesnet",), ("capsnet", "--option", "routing=one-pass")])
+def test_a_run_goes_on_with_the_module(alone, stripes, monkeypatch, words):
+    start = ("train", *words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
+    with monkeypatch.context() as patch:
+        patch.setattr("torchcaps.cli.train.noted", lambda: nullcontext([15]))  # stop after the first step
+        outcome = alone(*start, *SMALL, "--data", "stripes", *IMPORT)
+    assert outcome.status == 143
+    folder = "runs/stripesnet" if words[0] == "stripesnet" else "runs/capsnet-stripes"
+    assert f"train {words[0]} --output {folder} --resume --import stripes.py" in outcome.err
+    resume = ("train", words[0], "--output", folder, "--resume")
+    outcome = alone(*resume)
+    assert outcome.status == 2
+    assert f"{folder} was started with --import stripes.py" in the_sentence(outcome)
+    assert "stripes" not in sys.modules
+    assert alone(*resume, *IMPORT).status == 0
+
+
+def test_a_default_folder_is_asked_too(alone, stripes, bars):
+    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, *SMALL)
+    assert alone(*start, "--option", "routing=one-pass", *IMPORT).status == 0
+    outcome = alone("train", "capsnet", "--data", bars, "--resume")
+    assert outcome.status == 2
+    sentence = the_sentence(outcome)
+    assert sentence.startswith("unknown routing 'one-pass'")
+    assert "runs/capsnet-bars was started with --import stripes.py" in sentence
+
+
+def test_an_experiment_takes_the_recipe_and_its_measure(alone, stripes, tmp_path):
+    outcome = alone("reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", *IMPORT)
+    assert outcome.status == 0, outcome.err
+    [result] = json.loads(outcome.out)
+    assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
+    assert result["command"] == "torchcaps reproduce stripes --budget small --seeds 1 --import stripes.py"
+    assert "unknown recipe 'stripes'" in the_sentence(alone("reproduce", "stripes"))
+
+
+def test_a_run_imports_nothing_and_says_what_is_missing(alone, stripes, tmp_path):
+    assert train(alone, *IMPORT).status == 0
+    (tmp_path / "x.png").touch()
+    for words in (
+        ("evaluate", "run"), ("evaluate", "run/model.safetensors", "--data", "digits"), ("predict", "run", "x.png"),
+        ("report", "run"), ("reconstruct", "run"), ("explore", "run", "--no-open"),
+    ):  # fmt: skip
+        outcome = alone(*words)
+        assert outcome.status == 2
+        assert "torchcaps: error: " in outcome.err
+        assert "unknown model 'stripesnet'" in outcome.err or "unknown data set 'stripes'" in outcome.err
+        ending = "run was started with --import stripes.py: give that to this command too, if you trust the module\n"
+        assert outcome.err.endswith(ending)
+        assert "stripes" not in sys.modules
+    with pytest.raises(RunError, match="unknown model 'stripesnet'"):
+        tc.load(tmp_path / "run")
+    assert "stripes" not in sys.modules
+
+
+def test_what_a_run_says_is_printed_as_one_plain_line(alone, run):
+    (run / "environment.json").write_text(json.dumps({"imports": ["a\nb\x1b[2J"]}))
+    sentence = the_sentence(alone("evaluate", "run", "--data", "nothing"))
+    assert "run was started with --import 'a b\\x1b[2J': give" in sentence
+
+
+@pytest.mark.parametrize("imports", [None, "x", [1], [], {"a": 1}])
+def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
+    assert alone("evaluate", "run", "--data", "nothing").status == 2
+    assert alone("evaluate", "run").status == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "status", "sentence"),
+    [
+        (None, "broken", 2, "--import broken: there is no such module, installed or in {here}"),
+        (None, "broken.py", 2, "--import broken.py: no such file"),
+        (None, "json.nothing", 2, "--import json.nothing: there is no such module, installed or in {here}"),
+        ("1 / 0", "broken", 1, "broken: cannot be imported (ZeroDivisionError: division by zero)"),
+        ("1 / 0", "broken.py", 1, "broken.py: cannot be imported (ZeroDivisionError: division by zero)"),
+        ("import inner", "broken", 1, "broken: cannot be imported (ModuleNotFoundError: No module named 'inner')"),
+        ("raise SystemExit", "broken", 1, "broken: cannot be imported (SystemExit)"),
+        ("raise ValueError('a\\nb')", "broken", 1, "broken: cannot be imported (ValueError: a b)"),
+        ("x = 1", "json.py", 1, "json.py: 'json' is the name of another module, or of none; rename the file"),
+        ("x = 1", "a.b.py", 1, "a.b.py: 'a.b' is the name of another module, or of none; rename the file"),
+        ("", "__main__.py", 1, "__main__.py: '__main__' is the name of another module, or of none; rename the file"),
+    ],
+)  # fmt: skip
+def test_a_module_that_is_absent_or_fails_is_one_sentence(alone, tmp_path, content, name, status, sentence):
+    if content is not None:
+        (tmp_path / (name if name.endswith(".py") else f"{name}.py")).write_text(content)
+    outcome = alone("models", "--import", name)
+    assert outcome.status == status
+    assert the_sentence(outcome) == sentence.format(here=tmp_path)
+
+
+def test_a_file_may_import_what_is_beside_it(alone, tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "inner.py").write_text("found = True")
+    (tmp_path / "far" / "broken.py").write_text("import inner\nassert inner.found")
+    assert alone("models", "--import", "far/broken.py", "--import", "inner").status == 0
+
+
+def test_entry_points_are_found_without_the_flag(alone, stripes, entry_points, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points(mine="stripes")
+    assert "stripesnet" in alone("models").out
+
+
+def test_an_entry_point_that_fails_is_a_line_on_stderr(alone, entry_points, tmp_path):
+    entry_points(bad="no_such_module", good="torchcaps.plugins")
+    outcome = alone("models")
+    assert outcome.status == 0
+    why = (
+        "the plug-in 'bad' of an unknown package cannot be loaded "
+        "(ModuleNotFoundError: No module named 'no_such_module')"
+    )
+    assert outcome.err == f"torchcaps: warning: {why}\n"
+    outcome = alone("train", "stripesnet")
+    assert outcome.status == 2
+    assert outcome.err.endswith(f"({why})\n")
