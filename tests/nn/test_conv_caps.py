@@ -6,7 +6,15 @@ import torch
 import torchcaps as tc
 from torchcaps import testing
 from torchcaps.functional import ProductVotes, Windows, em_routing, matrix_votes
-from torchcaps.nn import CapsuleLinear, ClassCaps, ConvCaps, EMRouting, MatrixPrimaryCaps
+from torchcaps.nn import (
+    CapsuleLinear,
+    ClassCaps,
+    ConvCaps,
+    EMRouting,
+    MatrixPrimaryCaps,
+    TransposedConvCaps,
+    drawn_from,
+)  # fmt: skip
 from torchcaps.testing import seeded
 from torchcaps.types import Capsules
 
@@ -139,6 +147,21 @@ def test_em_in_a_linear_layer():
     torch.testing.assert_close(layer(children).activation, expected.activation)
     assert layer.router.beta_u.shape == (3,)
     assert EMRouting().beta_u.shape == (1,)
+
+
+@pytest.mark.parametrize("convention", ["all", "type"])
+@pytest.mark.parametrize(
+    ("kind", "kernel", "stride"),
+    [(ConvCaps, 3, 1), (ConvCaps, 5, 2), (TransposedConvCaps, 4, 2), (TransposedConvCaps, 3, 1)],
+)
+def test_vector_capsules_start_with_parents_that_learn(kind, kernel, stride, convention):
+    """Children of length 0.1 give sums of length 0.4, so lengths of 0.14, whatever the field and who competes."""
+    with drawn_from(seeded(3)):
+        layer = kind(16, 8, kernel, stride, routing="uniform", pose_size=(8, 16), convention=convention)
+    pose = torch.nn.functional.normalize(torch.randn(2, 11, 11, 16, 8, generator=seeded()), dim=-1) / 10
+    lengths = layer(Capsules(pose, torch.full((2, 11, 11, 16), 0.1))).activation
+    edge = lengths.shape[1] // 3  # parents in the middle
+    assert 0.08 < lengths[:, edge:-edge, edge:-edge].mean() < 0.2
 
 
 CHECKS = [

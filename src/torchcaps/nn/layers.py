@@ -112,12 +112,17 @@ class ConvCaps(RoutedLayer):
             raise UnknownNameError("convention", convention, CONVENTIONS)
         router = create_router(routing, **routing_options)
         chosen = convention or router.convention
-        several = 1.0 if chosen == "type" else max(1.0, (kernel_size / stride) ** 2)
-        votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=several)
+        windows = self._windows(kernel_size, stride, chosen == "type")
+        votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=windows)
         field = partial(self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen)
         super().__init__(votes, router, field)
         self.in_types, self.kernel_size, self.stride, self.padding = in_types, kernel_size, stride, padding
         self.convention = chosen
+
+    @staticmethod
+    def _windows(kernel: int, stride: int, local: bool) -> float:
+        """How many windows' parents compete for a child, about; see `LinearVotes`."""
+        return 1.0 if local else max(1.0, (kernel / stride) ** 2)
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless this is a map of these types."""
@@ -139,6 +144,11 @@ class TransposedConvCaps(ConvCaps):
     """
 
     _Field = Transposed
+
+    @staticmethod
+    def _windows(kernel: int, stride: int, local: bool) -> float:
+        """Each child votes in the K x K windows around it; of a window's children one in stride x stride is there."""
+        return min(stride, kernel) * (1.0 if local else float(kernel**2))
 
 
 class ClassCaps(RoutedLayer):
