@@ -28,10 +28,12 @@ def block_bytes(x: Tensor) -> int:
 def by_samples(route: Callable[[ProductVotes], Routed], votes: ProductVotes) -> Routed:
     """Route blocks of samples; nothing is kept of them for the gradient but what went in."""
 
+    # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
+    operands, wanted = (votes.field, votes.weight, votes.shift, votes.bias), votes.wanted
+
     def routed(pose: Tensor, activation: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        part = ProductVotes(Capsules(pose, activation), votes.field, votes.weight, votes.shift, votes.bias)
-        v, length, coupling = route(part)
-        return v, length, coupling if votes.wanted else None
+        v, length, coupling = route(ProductVotes(Capsules(pose, activation), *operands))
+        return v, length, coupling if wanted else None
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     size = max(1, block_bytes(votes.weight) // max(1, 4 * links * votes.dim))
