@@ -15,12 +15,16 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train test test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture install browser clean
+.PHONY: train test pytest test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
 
-test: $(INSTALLED) lint docs
+# Lint, types and documents run beside the tests, which leave most of the second core idle.
+test: $(INSTALLED)
+	$(MAKE) -j 2 pytest lint docs
+
+pytest: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 test-slow: $(INSTALLED) browser
