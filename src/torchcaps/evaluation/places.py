@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torchcaps.functional.fields import Field, Windows
 from torchcaps.functional.geometry import Slide
-from torchcaps.nn import ConvCaps, TransposedConvCaps
+from torchcaps.nn.routed import RoutedLayer
 from torchcaps.types import Capsules
 
 
@@ -52,7 +53,7 @@ class Watched:
         """The newest map that holds these capsules, with their places or in a row, position after position."""
         for found in reversed(self.maps):
             pose = found.capsules.pose
-            if pose.shape == children.pose.shape or torch.equal(pose.flatten(1, 3), children.pose):
+            if any(torch.equal(same, children.pose) for same in (pose, pose.flatten(1, 3))):
                 return found
         return None
 
@@ -65,8 +66,9 @@ def places_of(model: nn.Module) -> Iterator[Watched]:
     def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, nn.Conv2d):
             seen.add(_slide(module), inputs[0].shape[2:], output.shape[2:])
-        elif isinstance(module, ConvCaps):
-            seen.add(_slide(module), inputs[0].pose.shape[1:3], output.pose.shape[1:3])
+        elif isinstance(module, RoutedLayer) and output.pose.dim() == 5:
+            before = inputs[0].pose.shape[1:-2]
+            seen.add(_window(module.field(*before)), before, output.pose.shape[1:3])
         if isinstance(output, Capsules) and output.pose.dim() == 5:
             seen.maps.append(CapsuleMap(output, seen.slides))
 
@@ -78,14 +80,19 @@ def places_of(model: nn.Module) -> Iterator[Watched]:
             handle.remove()
 
 
-def _slide(module: Any) -> Slide | None:
-    """How a layer slides; None for padding by name, dilated kernels and transposed layers."""
-    if isinstance(module, TransposedConvCaps) or isinstance(module.padding, str):
+def _slide(layer: nn.Conv2d) -> Slide | None:
+    """How a convolution slides; None for padding by name and dilated kernels."""
+    if isinstance(layer.padding, str) or layer.dilation != (1, 1):
         return None
-    if getattr(module, "dilation", (1, 1)) != (1, 1):
-        return None
-    return Slide(*(_both(getattr(module, name)) for name in ("kernel_size", "stride", "padding")))
+    return Slide(*(_pair(size) for size in (layer.kernel_size, layer.stride, layer.padding)))
 
 
-def _both(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _window(field: Field) -> Slide | None:
+    """How the windows of a routed layer slide; None for any other field."""
+    if type(field) is not Windows:
+        return None
+    return Slide(*((size, size) for size in (field.kernel, field.stride, field.padding)))
+
+
+def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+    return sizes[0], sizes[1]
