@@ -41,7 +41,7 @@ def test_a_model_trained_without_routing_loses_nothing() -> None:
     found = routing_ablation(RoutedPixels(6, 3, routing="uniform"), IMAGES, LABELS)
     assert found.routed == found.uniform
     assert found.changed == 0
-    assert "the same" in found.verdict or "do not show" in found.verdict or "as well" in found.verdict
+    assert "do not show" in found.verdict  # eight images are too few to call the two equivalent
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "uniform", "random"])
