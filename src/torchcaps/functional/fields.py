@@ -249,24 +249,21 @@ class Windows(Field):
 
     def total(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Sum over the parents that compete for a child; see `convention`."""
-        if self.convention == "type":
-            return x.sum(dim=-1, keepdim=True)
-        if self.convention == "patch":
-            return x.sum(dim=(1, 2, 4), keepdim=True)
-        if self.convention == "space":
-            return _by_type(lambda links: self._unfold(self._fold(links)), x)
-        return self._unfold(self._fold(x.sum(dim=-1))).unsqueeze(-1)
+        return self._among(x, Tensor.sum, self._fold)
 
     def most(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Like `total`, with the maximum in place of the sum. No gradient."""
-        x = x.detach()
+        return self._among(x.detach(), Tensor.amax, self._largest)
+
+    def _among(self, x: Tensor, reduce: Callable[..., Tensor], onto_map: Callable[[Tensor], Tensor]) -> Tensor:
+        """`reduce` over the parents that compete for a child; `onto_map` does so over the windows with the child."""
         if self.convention == "type":
-            return x.amax(dim=-1, keepdim=True)
+            return reduce(x, dim=-1, keepdim=True)
         if self.convention == "patch":
-            return x.amax(dim=(1, 2, 4), keepdim=True)
+            return reduce(x, dim=(1, 2, 4), keepdim=True)
         if self.convention == "space":
-            return _by_type(lambda links: self._unfold(self._largest(links)), x)
-        return self._unfold(self._largest(x.amax(dim=-1))).unsqueeze(-1)
+            return _by_type(lambda links: self._unfold(onto_map(links)), x)
+        return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
