@@ -48,7 +48,8 @@ _NAMES = {
 }
 __all__ = [
     "Capsules", "MemoryEstimate", "ModelSpec", "Routed", "__version__", "bench", "create_model", "data",
-    "estimate_memory", "evaluation", "functional", "list_models", "load", "models", "nn", "ops", "record_routing", "report", "set_impl", "testing", "training", "viz",
+    "estimate_memory", "evaluation", "functional", "list_models", "load", "models", "nn", "ops",
+    "record_routing", "report", "set_impl", "testing", "training", "viz",
 ]  # fmt: skip
 
 
