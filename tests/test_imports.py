@@ -11,8 +11,8 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
-    ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
+    ("types", "errors"), ("plugins",), ("ranks",), ("settings",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
+    ("models",), ("evaluation",), ("viz",), ("tasks",), ("training",), ("bench",), ("report",), ("reproduce",), ("explorer",),
     ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}

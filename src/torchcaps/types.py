@@ -85,6 +85,7 @@ class ModelSpec:
         activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a "logit" (any number),
             or "none", where nothing tells whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
+        logits: `logits(images)` gives what `probabilities(logits)` are made of.
         smallest: side of the smallest image it takes, in pixels.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
         loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
@@ -93,6 +94,7 @@ class ModelSpec:
     pose: bool = False
     activation: Literal["length", "probability", "logit", "none"] = "logit"
     decoder: bool = False
+    logits: bool = False
     smallest: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"

@@ -35,11 +35,17 @@ def at_once() -> Iterator[None]:
 
 
 @contextmanager
-def noted() -> Iterator[list[int]]:
-    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once."""
+def noted(patient: bool = False) -> Iterator[list[int]]:
+    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
+
+    Args:
+        patient: a second changes nothing: `torchrun` sends its processes what they have got from the terminal already.
+    """
     caught: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
+        if caught and patient:
+            return
         if caught:
             settle()
             raise SystemExit(128 + number)

@@ -119,6 +119,16 @@ class ImageSet:
         kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
         return self.subset(kept), self.subset(held)
 
+    def singles(self, indices: Tensor | Sequence[int]) -> Shaped[Tensor, "m k channels height width"] | None:
+        """What each of the k classes of an image looks like alone, in the type of the images; None where none is known."""
+        del indices
+        return None
+
+    @property
+    def draws(self) -> Int64[Tensor, " n"] | None:
+        """Images with the same number are no independent draws, as composites of one digit; None where all are."""
+        return None
+
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """The images at `indices` to train on, and their labels; sets that are made on-line make them anew.
 

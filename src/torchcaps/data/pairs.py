@@ -146,6 +146,11 @@ class PairSet(ImageSet):
         singles = self.maker.overlay(self.chosen[index], self.moves[index]).singles
         return self._fitted(singles.flatten(0, 1)).unflatten(0, (-1, 2))
 
+    @property
+    def draws(self) -> Int64[Tensor, " n"]:
+        """The first image of each composite: those of one image err together."""
+        return self.chosen[:, 0]
+
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """New composites of the images that are first in those at `indices`, with the singles they consist of."""
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)

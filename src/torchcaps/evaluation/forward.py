@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError
+from torchcaps.ranks import Ranks, joined
+from torchcaps.types import spec_of
 
 Progress = Callable[[int, int], None]
 
@@ -73,6 +75,12 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+def activations_of(model: nn.Module, images: Tensor) -> Float[Tensor, "batch classes"]:
+    """What `model(images)` gives for the classes, in float32; of a model that returns logits, their softmax."""
+    outputs = model(images).float()
+    return outputs.softmax(dim=1) if spec_of(model).activation == "logit" and outputs.dim() == 2 else outputs
+
+
 def class_activations(
     model: nn.Module,
     dataset: LabelledImages,
@@ -88,15 +96,16 @@ def class_activations(
         ValueError: if the model does not give one activation per class of the data set, or for an unknown precision.
     """
     count, batches = len(dataset.labels), []
+    ranks = joined() if count >= joined().world else Ranks()
     with evaluating(model), autocast(device, precision):
-        for indices in torch.arange(count).split(batch_size):
-            batch = model(dataset.float_images(indices).to(device))
+        for indices in torch.arange(count)[ranks.rows(count)].split(batch_size):
+            batch = activations_of(model, dataset.float_images(indices).to(device))
             _check_classes(batch, len(dataset.classes))
-            batches.append(batch.float().cpu())
+            batches.append(batch.cpu())
             if progress is not None:
                 progress(int(indices[-1]) + 1, count)
     # Joined outside inference mode: an ordinary tensor, which autograd accepts.
-    return torch.cat(batches)
+    return ranks.cat(torch.cat(batches))
 
 
 def _check_classes(activation: Tensor, classes: int) -> None:

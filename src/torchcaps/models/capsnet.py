@@ -90,7 +90,8 @@ class CapsNet(InNotebook, nn.Module):
     def spec(self) -> ModelSpec:
         """Capsules with lengths, unless the routing gives probabilities; trained by the margin loss."""
         activation = self.class_capsules.router.activation
-        return ModelSpec(True, activation, self.decoder is not None, SMALLEST, loss="margin")
+        has_decoder = self.decoder is not None
+        return ModelSpec(pose=True, activation=activation, decoder=has_decoder, smallest=SMALLEST, loss="margin")
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""

@@ -50,10 +50,6 @@ class CNN(InNotebook, nn.Module):
         ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
-    loss = "cross_entropy"
-    has_capsules = False
-    decoder = None
-
     def __init__(
         self,
         num_classes: int = 10,
@@ -86,7 +82,8 @@ class CNN(InNotebook, nn.Module):
         ))  # fmt: skip
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
-        self.spec = ModelSpec(activation="probability", smallest=2 ** (len(channels) if pool else 0))
+        smallest = 2 ** (len(channels) if pool else 0)
+        self.spec = ModelSpec(activation="probability", logits=True, smallest=smallest)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""

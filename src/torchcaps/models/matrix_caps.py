@@ -58,8 +58,6 @@ class MatrixCaps(InNotebook, nn.Module):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    loss = "spread"
-    decoder = None
 
     def __init__(
         self,

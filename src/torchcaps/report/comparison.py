@@ -15,7 +15,7 @@ from torchcaps.report.words import duration, percent, setting, telling
 Runs = Mapping[str, Subject]
 
 FIGURES: dict[str, Callable[[Subject], str]] = {
-    "Model": lambda run: run.config.model,
+    "Model": lambda run: run.config.model.name,
     "Test accuracy": lambda run: percent(run.accuracy),
     "Test error": lambda run: percent(run.figures["error"]),
     "Test images": lambda run: f"{run.figures['num_samples']:,}",
@@ -25,7 +25,7 @@ FIGURES: dict[str, Callable[[Subject], str]] = {
     "Epochs": lambda run: str(len(run.epochs)),
     "Best epoch": lambda run: str(run.best_epoch),
     "Training time": lambda run: "–" if run.seconds is None else duration(run.seconds),
-    "Seed": lambda run: str(run.config.seed),
+    "Seed": lambda run: str(run.config.run.seed),
 }
 
 
@@ -86,7 +86,7 @@ def same_images(one: Subject, other: Subject) -> bool:
     first, second = one.images.images.cpu(), other.images.images.cpu()
     if first.shape == second.shape:
         return torch.equal(first, second)
-    return one.config.data == other.config.data and one.images.name == other.images.name
+    return one.config.data.name == other.config.data.name and one.images.name == other.images.name
 
 
 def curves(runs: Runs) -> Section:

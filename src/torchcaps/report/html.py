@@ -11,8 +11,6 @@ from torchcaps.report import comparison, sections
 from torchcaps.report.markup import page
 from torchcaps.report.plots import can_plot
 from torchcaps.report.subject import Subject, open_subject
-from torchcaps.report.transforming import is_transforming, transforming_parts
-from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder
 
@@ -55,11 +53,6 @@ def write_report(
         ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
     _check(images, diagnose)
-    folder = RunFolder.open(run)
-    if is_transforming(folder):
-        title, foot = f"Report on {folder.path.resolve().name}", _foot([])
-        content = page(title, *transforming_parts(folder, root=root), foot)
-        return _write(content, folder.path / REPORT if output is None else Path(output))
     subject = open_subject(run, root=root, device=device, most_images=images, progress=progress)
     content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot([subject]))
     return _write(content, subject.path / REPORT if output is None else Path(output))

@@ -14,8 +14,7 @@ from torchcaps.errors import RunError, read_text
 from torchcaps.models.notebook import card, facts, plain
 from torchcaps.report.run import EVALUATION, training_seconds
 from torchcaps.report.words import counted, duration, percent
-from torchcaps.training import RunFolder, TrainConfig, TransformingConfig, load, load_transforming
-from torchcaps.training.transforming_run import transforming_config
+from torchcaps.training import RunFolder, load
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 130, 46, 12, 24  # of the curve, in pixels
 
@@ -43,7 +42,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder.open(path)
-        self.config = _config(self.folder)
+        self.config = self.folder.config()
 
     @property
     def name(self) -> str:
@@ -53,8 +52,7 @@ class Run:
     @property
     def about(self) -> str:
         """`capsnet on digits`."""
-        model = self.config.model if isinstance(self.config, TrainConfig) else "transforming auto-encoder"
-        return f"{model} on {self.config.data}"
+        return f"{self.config.model.name} on {self.config.data.name}"
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
@@ -70,7 +68,7 @@ class Run:
         """Whether all epochs are done, or the accuracy that ends the training was reached."""
         rows, stop_at = self.epochs, getattr(self.config, "stop_at", None)
         reached = stop_at is not None and any(row["val_accuracy"] >= stop_at for row in rows)
-        return bool(rows) and (reached or rows[-1]["epoch"] >= self.config.epochs)
+        return bool(rows) and (reached or rows[-1]["epoch"] >= self.config.run.epochs)
 
     @property
     def best_epoch(self) -> int | None:
@@ -85,7 +83,7 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """Time in training steps; None where that was not recorded."""
-        return training_seconds(self.epochs, self.config.batch_size)
+        return training_seconds(self.epochs, self.config.run.batch_size)
 
     @property
     def figures(self) -> dict[str, Any] | None:
@@ -113,7 +111,7 @@ class Run:
         """
         if isinstance(self.config, TrainConfig):
             return load(self.folder.path, device=device)
-        return load_transforming(self.folder.path, device=device)
+        return load(self.folder.path, device=device)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder.path)!r}: {', '.join((self.about, *self._state()))})"
@@ -132,10 +130,10 @@ class Run:
     def _state(self) -> list[str]:
         parts = [self._result() or "not evaluated yet"]
         if self.best_epoch is None:
-            return [*parts, f"no epoch of {self.config.epochs} done"]
+            return [*parts, f"no epoch of {self.config.run.epochs} done"]
         if not self.finished:
-            parts.append(f"epoch {self.epochs[-1]['epoch']} of {self.config.epochs} done")
-        parts.append(f"best epoch {self.best_epoch} of {self.config.epochs}" if self._validated() else "")
+            parts.append(f"epoch {self.epochs[-1]['epoch']} of {self.config.run.epochs} done")
+        parts.append(f"best epoch {self.best_epoch} of {self.config.run.epochs}" if self._validated() else "")
         return [part for part in (*parts, "" if self.seconds is None else duration(self.seconds)) if part]
 
     def _validated(self) -> bool:
@@ -155,7 +153,7 @@ class Run:
         return f"{percent(found.get('accuracy'))} {of} right"
 
     def _progress(self) -> str:
-        rows, total = self.epochs, self.config.epochs
+        rows, total = self.epochs, self.config.run.epochs
         if not rows:
             return f"no epoch of {total} done"
         took = "" if self.seconds is None else f", {duration(self.seconds)} in training steps"
@@ -210,13 +208,3 @@ def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int |
         f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{plain(what)} by epoch</text></g>'
         f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>{dots}</svg>'
     )
-
-
-def _config(folder: RunFolder) -> TrainConfig | TransformingConfig:
-    try:
-        return folder.config()
-    except RunError as error:
-        try:
-            return transforming_config(folder)
-        except RunError:
-            raise error from None

@@ -12,9 +12,12 @@ from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.plots import PLOTS, drawable, evenly, reconstruction_figure, save_figure
+from torchcaps.report.plots import PLOTS, reconstruction_figure, save_figure
 from torchcaps.report.run import open_run
+from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import load
+from torchcaps.types import spec_of
+from torchcaps.viz import drawable
 
 MOST_PAIRS = 80
 
@@ -104,14 +107,15 @@ def _chosen(
         model, files = load(run), images_in(images)
         pictures = [model.preprocess(file) for file in files]  # type: ignore[operator]
         return model, torch.stack(pictures), None, _file_names([file.stem for file in files])
-    model, test = open_run(run, data=data, root=root, device="cpu")
+    task, test = open_run(run, data=data, root=root, device="cpu")
+    model = task.model
     chosen = example_indices(test.labels, per_class, seed)
     labels = test.labels[chosen]
     return model, test.float_images(chosen), labels, _file_names([test.classes[k] for k in labels.tolist()])
 
 
 def _check_decoder(run: str | Path, model: nn.Module) -> None:
-    if getattr(model, "decoder", model) is None:
+    if not spec_of(model).decoder:
         raise RunError(f"{run}: this model has no decoder, so there is nothing that could draw its capsules")
 
 

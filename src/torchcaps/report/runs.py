@@ -66,9 +66,9 @@ def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Ten
     """Which images each run of one method is right on, by the seeds in their order; and the first run."""
     subjects = (open_subject(run, **how) for run in runs)
     base = next(subjects)
-    right = {base.config.seed: base.right}
+    right = {base.config.run.seed: base.right}
     for run in subjects:  # one at a time: each holds its model and its images
-        seed = run.config.seed
+        seed = run.config.run.seed
         if seed in right:
             raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
         if not same_images(base, run):

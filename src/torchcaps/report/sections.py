@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from torchcaps import evaluation
-from torchcaps.data import PairSet
 from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.models._registry import model_passport
 from torchcaps.report.markup import Html, Section, heading, join, lengths, name, paragraph, picture, table, text
 from torchcaps.report.markup import thumbnail as small
-from torchcaps.report.plots import drawable, evenly
+from torchcaps.tasks.exhibits import evenly
+from torchcaps.viz import drawable
 from torchcaps.report.subject import Subject
 from torchcaps.report.words import counted, duration, percent, setting
 from torchcaps.training import TrainConfig
@@ -47,7 +47,7 @@ def lead(run: Subject) -> Html:
     what = "have all their classes found" if run.several else "are right"
     return paragraph(
         Html(
-            f"{text(run.config.model)} on {name(run.images.name)}: {text(ended + took)}. "
+            f"{text(run.config.model.name)} on {name(run.images.name)}: {text(ended + took)}. "
             f"<strong>{percent(run.accuracy)}</strong> of {run.figures['num_samples']:,} test images {what}."
         )
     )
@@ -56,13 +56,13 @@ def lead(run: Subject) -> Html:
 def summary(run: Subject) -> Section:
     """What was trained, on what, how long, and what came out."""
     height, width = run.images.img_size
-    passport = model_passport(run.config.model)
-    options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model_options.items())
+    passport = model_passport(run.config.model.name)
+    options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model.options.items())
     rows = {
-        "Model": text(f"{run.config.model} ({passport.title}, {passport.year})"),
+        "Model": text(f"{run.config.model.name} ({passport.title}, {passport.year})"),
         "Its options": text(options or "none, so its defaults"),
         "Parameters": text(f"{run.parameters:,}"),
-        "Data": name(run.config.data),
+        "Data": name(run.config.data.name),
         "Images": text(f"{width} × {height} pixels (width × height), {_channels(run.images.in_chans)}"),
         "Classes": _classes(run.classes),
         "Training": text(_training(run)),
@@ -94,7 +94,7 @@ def curves(run: Subject) -> Section:
 
 
 def _loss(run: Subject) -> str:
-    kind = getattr(run.model, "loss", "margin") if run.config.loss == "auto" else run.config.loss
+    kind = getattr(run.model, "loss", "margin") if run.config.task.loss == "auto" else run.config.task.loss
     if kind == "margin":
         return "The loss is that of the classes, without reconstruction."
     rises = ", whose margin rises during training" if kind == "spread" else ""
@@ -353,11 +353,11 @@ def _channels(count: int) -> str:
 
 
 def _training(run: Subject) -> str:
-    config, planned = run.config, run.config.epochs
+    config, planned = run.config, run.config.run.epochs
     epochs = counted(len(run.epochs), "epoch") + ("" if len(run.epochs) == planned else f" of at most {planned}")
     count = run.epochs[-1].get("images")
     images = "" if count is None else f" of {int(count):,} images"
-    steps = f"batches of {config.batch_size}, learning rate {config.lr:g} ({config.schedule}), seed {config.seed}"
+    steps = f"batches of {config.run.batch_size}, learning rate {config.optimiser.lr:g} ({config.schedule.name}), seed {config.run.seed}"
     return f"{epochs}{images}, {steps}"
 
 

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, PairSet
+from torchcaps.data import ImageSet
 from torchcaps.errors import RunError, check_range, read_text
 from torchcaps.evaluation import Evaluation, MultiLabel, score, score_multilabel, top_labels
 from torchcaps.evaluation.forward import class_activations, device_of, evaluating
-from torchcaps.report.plots import evenly
+from torchcaps.tasks.exhibits import evenly
 from torchcaps.report.run import EVALUATION, open_run, training_seconds
 from torchcaps.training import RunFolder, TrainConfig, load
 
@@ -119,7 +119,7 @@ class Subject:
     @property
     def seconds(self) -> float | None:
         """Time in training steps, from the images per second of each epoch; None where that was not recorded."""
-        return training_seconds(self.epochs, self.config.batch_size)
+        return training_seconds(self.epochs, self.config.run.batch_size)
 
 
 def open_subject(
@@ -151,7 +151,8 @@ def open_subject(
     epochs = [row for row in rows if row["kind"] == "epoch"]
     notes = [str(row.get("text")) for row in rows if row["kind"] == "note"]
     _check_finished(run, config, epochs)
-    model, images = open_run(run.path, root=root, device=device)
+    task, images = open_run(run.path, root=root, device=device)
+    model = task.model
     file, total = run.path / EVALUATION, len(images)
     if file.exists() and total > most_images:
         images = images.subset(evenly(torch.arange(total), most_images))
@@ -166,11 +167,11 @@ def open_subject(
 
 def _check_finished(run: RunFolder, config: TrainConfig, epochs: list[dict[str, Any]]) -> None:
     done = int(epochs[-1]["epoch"]) if epochs else 0
-    reached = config.stop_at is not None and any(row["val_accuracy"] >= config.stop_at for row in epochs)
-    if not epochs or (done < config.epochs and not reached):
+    reached = config.run.stop_at is not None and any(row["val_accuracy"] >= config.run.stop_at for row in epochs)
+    if not epochs or (done < config.run.epochs and not reached):
         raise RunError(
-            f"{run.path}: this run is not finished, it has done {done} of {config.epochs} epochs; "
-            f"continue it with: torchcaps train {config.model} --output {run.path} --resume"
+            f"{run.path}: this run is not finished, it has done {done} of {config.run.epochs} epochs; "
+            f"continue it with: torchcaps train {config.model.name} --output {run.path} --resume"
         )
 
 
@@ -178,8 +179,7 @@ def _measured(activations: Tensor, images: ImageSet) -> Evaluation | MultiLabel:
     labels = images.labels.cpu()
     if labels.dim() == 1:
         return score(activations, labels, images.classes)
-    groups = images.chosen[:, 0] if isinstance(images, PairSet) else None
-    return score_multilabel(activations, labels, groups=groups)
+    return score_multilabel(activations, labels, groups=images.draws)
 
 
 def _recorded(file: Path, measured: Evaluation | MultiLabel) -> dict[str, Any]:

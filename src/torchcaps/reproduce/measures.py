@@ -51,14 +51,14 @@ class Trained:
     def other(self, data: str, split: str = "test") -> ImageSet:
         """Images of another named set, as the model takes them."""
         found = load_dataset(
-            data, split, self.config.root, img_size=self.config.img_size, in_chans=self.images.in_chans
+            data, split, self.config.data.root, img_size=self.config.data.img_size, in_chans=self.images.in_chans
         )
-        return cropped(found, self.config.crop)
+        return cropped(found, self.config.data.crop)
 
     def held_out(self) -> ImageSet:
         """The training images that the model was chosen with."""
         config = self.config
-        whole = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
+        whole = load_dataset(config.data.name, "train", config.data.root, img_size=config.data.img_size, max_bytes=config.data.max_bytes)
         return split(whole, self.config, torch.device("cpu"))[1]
 
 
@@ -114,12 +114,12 @@ def placed(trained: Trained) -> Figures:
 @register_measure
 def viewpoints(trained: Trained) -> Figures:
     """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
-    familiar, novel = trained.other(f"{trained.config.data}-familiar"), trained.images
+    familiar, novel = trained.other(f"{trained.config.data.name}-familiar"), trained.images
     figures: Figures = {
         "familiar_error": evaluation.evaluate(trained.model, familiar).error,
         "novel_error": evaluation.evaluate(trained.model, novel).error,
     }
-    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.epochs + 1)]
+    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.run.epochs + 1)]
     models = [load(path) for path in kept if path.exists()]
     if models:
         views = {"familiar": _some(familiar, CURVE), "novel": _some(novel, CURVE)}
@@ -181,8 +181,8 @@ def robustness(trained: Trained) -> Figures:
         "calibration_error": evaluation.evaluate(model, some).calibration.length.error,
         "affine": sweep.to_dict(), "attacks": attacks,
     }  # fmt: skip
-    if trained.config.data in UNKNOWN:
-        other = trained.other(UNKNOWN[trained.config.data]).float_images()[:SOME]
+    if trained.config.data.name in UNKNOWN:
+        other = trained.other(UNKNOWN[trained.config.data.name]).float_images()[:SOME]
         figures["auroc_unknown"] = evaluation.reject_by_length(model, images, other).auroc
     if getattr(model, "decoder", None) is not None:
         held = trained.held_out().float_images()[:SOME]
@@ -201,7 +201,7 @@ def validation(trained: Trained) -> Figures:
 
 def finished(run: RunFolder, config: TrainConfig) -> Trained:
     """A run whose training is done, with its test images."""
-    model, images = open_run(run.path, root=config.root, device=config.device)
+    model, images = open_run(run.path, root=config.data.root, device=config.run.device)
     return Trained(run, config, model, images)
 
 

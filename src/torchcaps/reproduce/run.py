@@ -160,13 +160,13 @@ def _one(
     facts = run.environment()
     speeds = [entry["images_per_second"] for entry in epochs]
     result = Result(
-        recipe=recipe.name, row=row.name, budget=budget, seed=config.seed, figures=figures,
+        recipe=recipe.name, row=row.name, budget=budget, seed=config.run.seed, figures=figures,
         shown=[*recipe.figures], published=row.published, parameters=parameters,
         epochs=len(epochs), images_per_second=sum(speeds) / len(speeds) if speeds else None,
         seconds=sum(entry["images"] / entry["images_per_second"] for entry in epochs),
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
         torch=str(facts.get("torch", environment()["torch"])),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.seed + 1}{plugins.flags()}",
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.run.seed + 1}{plugins.flags()}",
     )  # fmt: skip
     write_json(file, asdict(result))
     return result
@@ -174,7 +174,7 @@ def _one(
 
 def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int, dict[str, Any]]:
     """Number of parameters, and the figures of the evaluation and of the recipe's measures."""
-    found = finish_run(run, device=config.device, root=config.root)
+    found = finish_run(run, device=config.run.device, root=config.data.root)
     trained = finished(run, config)
     figures: dict[str, Any] = {"error": found.error} | found.to_dict()
     for name in recipe.measures:
@@ -184,7 +184,7 @@ def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int,
 
 def _transforming(run: RunFolder, config: TransformingConfig) -> dict[str, Any]:
     """The figures of a transforming auto-encoder, with the correlation of each number of a transformation by name."""
-    found = finish_transforming(run, root=config.root)
+    found = finish_transforming(run, root=config.data.root)
     named = {f"correlation_{name}": value for name, value in found.correlation.items()}
     return found.to_dict() | named | {"pixel_mse": found.error}
 

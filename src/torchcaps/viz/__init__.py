@@ -10,6 +10,7 @@ from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars
 from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
+from torchcaps.viz.canvas import drawable as drawable
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
 from torchcaps.viz.coupling_map import coupling_map as coupling_map

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from unicodedata import bidirectional
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 try:
+    from matplotlib import font_manager
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 except ImportError as error:
@@ -69,3 +71,14 @@ def class_indices(argument: str, values: ArrayLike, count: int, classes: int) ->
     if len(outside):
         raise ValueError(f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}")
     return indices
+
+
+def drawable(classes: Sequence[str]) -> list[str]:
+    """The names as pictures can show them: by number where the font lacks a letter, or the script runs to the left."""
+    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
+    return [
+        label
+        if all(ord(c) in letters and bidirectional(c) not in ("R", "AL") for c in " ".join(label.split()))
+        else f"class {index}"
+        for index, label in enumerate(classes)
+    ]

@@ -1,0 +1,301 @@
+"""What a system is trained for. A task is a module around a model: what the loop steps, and what several processes share.
+
+It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures. Everything else (the
+loop, run folders, the command line, the report, the explorer) knows tasks, never a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import atan, degrees
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from torchcaps import plugins
+from torchcaps.data import ImageSet, affine, flip, random_crop, relight, shift
+from torchcaps.errors import UnknownNameError
+from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
+from torchcaps.ranks import Ranks, joined
+from torchcaps.settings import AugmentationSettings, TrainConfig
+from torchcaps.types import ModelSpec, spec_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BATCH = 256
+DEFAULTS = {"lr": 1e-3, "degrees": 0.0, "zoom": 0.0, "shear": 0.0, "reconstruction": 0.0}
+Outcomes = dict[str, Tensor]
+Batch = tuple[Tensor | None, ...]
+B = TypeVar("B", bound=Batch)
+T = TypeVar("T", bound="type[Task]")
+_TASKS: dict[str, type[Task]] = {}
+
+
+class Exhibit(NamedTuple):
+    """Something to show of a trained model: a file of its plots, and a section of its report.
+
+    Attributes:
+        key: letters and hyphens: its name as a file, and its address within a report.
+        title: a heading.
+        about: what is seen, in plain sentences.
+        figure: drawn by matplotlib; None for a table alone.
+        alt: what the figure shows, for those who do not see it.
+        heads: titles of a table's columns; empty without a table.
+        rows: its cells.
+    """
+
+    key: str
+    title: str
+    about: str
+    figure: Figure | None = None
+    alt: str = ""
+    heads: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+class Found(Protocol):
+    """What a task measures on test images, once."""
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, ready for JSON, with "num_samples" among them."""
+        ...
+
+    def table(self) -> list[tuple[str, ...]]:
+        """The same for a person; the first row is the heading."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a task that has no evaluation of its own.
+
+    Attributes:
+        figures: by name.
+        num_samples: images measured.
+        score: name of the figure that models are chosen by.
+    """
+
+    figures: dict[str, float]
+    num_samples: int
+    score: str
+
+    @property
+    def summary(self) -> str:
+        """`accuracy 0.9712 on 1,000 images`."""
+        return f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, ready for JSON."""
+        return {**self.figures, "num_samples": self.num_samples}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A line for each figure."""
+        return [("figure", "value"), *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items())]
+
+
+class Task(nn.Module):
+    """Base of tasks. A subclass writes `forward`, `outcome` and `figures`, and what else differs from what stands here.
+
+    Args:
+        model: any module; what it declares is in `self.spec`.
+        config: of the run; its task names this one or "auto".
+        images: what it is for, to be refused here if they do not suit; None where there are none yet.
+
+    Attributes:
+        name: set when it is registered.
+        score: the name of the figure on held-out images by which the epoch is chosen; more is better.
+        losses: names that the setting `loss` may have; the first one is taken where neither run nor model says.
+        defaults: of settings that a run leaves open, beside those of every task.
+        offers: what a person may ask of a trained model: "classes", "decode", "routing", "sweep".
+        labelled: whether labels have a part in it.
+    """
+
+    name: ClassVar[str]
+    score: ClassVar[str] = "accuracy"
+    losses: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    offers: ClassVar[frozenset[str]] = frozenset()
+    labelled: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__()
+        del images
+        self.model, self.spec = model, spec_of(model)
+        self.loss = self._loss_name(config.task.loss)
+        filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
+        self.config = filled.updated(task=self.name, loss=self.loss)
+
+    def settings(self) -> dict[str, Any]:
+        """Defaults that depend on the model or the loss, of settings that the run leaves open."""
+        return {}
+
+    @property
+    def clip(self) -> float:
+        """Largest norm of the gradient where the run leaves it open."""
+        return 1.0
+
+    @classmethod
+    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        """Whether "auto" means this task for a model that declares this and these images."""
+        del images
+        return spec.task == cls.name
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+        """A batch: tensors of equal length on the set's device. Changed at random in training mode, else as they are.
+
+        Args:
+            images: the set.
+            indices: `[batch]` which images.
+            generator: all that is random comes from it.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: Batch, share: float) -> Outcomes:
+        """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
+
+        What has an axis is not a loss: `[batch, ...]`, for `stuck`.
+
+        Args:
+            batch: as `batch` makes it.
+            share: of the training that is done, in [0, 1].
+        """
+        raise NotImplementedError
+
+    def outcome(self, batch: Batch) -> Outcomes:
+        """What a batch of images that are not trained with comes to: by name, `[batch, ...]` for each image."""
+        raise NotImplementedError
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Figures of all images by their outcomes, "loss" and the score among them; by default means."""
+        return {name: values.double().mean().item() for name, values in outcomes.items()}
+
+    def warnings(self, outcomes: Outcomes) -> list[str]:
+        """What is wrong with the model by its outcomes on held-out images, a sentence each."""
+        del outcomes
+        return []
+
+    def stuck(self, losses: Outcomes) -> str | None:
+        """A word for a network that does not learn, by what `forward` gave in an early step; it then starts again."""
+        del losses
+        return None
+
+    def outcomes(self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None) -> Outcomes:
+        """The outcomes of all images in their order, computed by all processes together."""
+        count, parts = len(images), []
+        ranks = joined() if count >= joined().world else Ranks()  # a few images are looked at by every process
+        rows = torch.arange(count)[ranks.rows(count)]
+        place = device_of(self.model)
+        with evaluating(self), autocast(place, precision):
+            for indices in rows.split(BATCH):
+                generator = Generator().manual_seed(int(indices[0]))
+                batch = self.batch(images, indices.to(images.images.device), generator)
+                parts.append(self.outcome(mapped(batch, lambda x: x.to(place))))
+                if progress is not None:
+                    progress(int(indices[-1]) + 1, count)
+        return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """The figures on test images, which training had no part in."""
+        outcomes = self.outcomes(images, progress=progress)
+        return Measured(self.figures(outcomes), len(images), self.score)
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """What to show of the model beside its figures, on these images; needs matplotlib."""
+        del found, images
+        return []
+
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each."""
+        raise NotImplementedError
+
+    def _loss_name(self, asked: str) -> str:
+        name = asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else self.losses[0]
+        if name not in self.losses:
+            raise UnknownNameError(f"loss of the task {self.name}", name, self.losses)
+        return name
+
+
+def register_task(name: str) -> Callable[[T], T]:
+    """Class decorator: makes a task known as `name`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+
+    def register(cls: T) -> T:
+        if name in _TASKS:
+            raise ValueError(f"task {name!r} is registered twice")
+        cls.name = name
+        _TASKS[name] = cls
+        return cls
+
+    return register
+
+
+def list_tasks() -> list[str]:
+    """Names of tasks."""
+    return plugins.names(_TASKS)
+
+
+def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
+    """The task of a name; "auto" is the one that the model is made for and the images suit.
+
+    Raises:
+        UnknownNameError: (a ValueError) there is no such task.
+    """
+    if name != "auto":
+        return plugins.find("task", name, _TASKS)
+    spec = spec_of(model)
+    plugins.find("task", spec.task, _TASKS)  # loads the plug-in that registers it
+    suiting = (kind for kind in _TASKS.values() if images is not None and kind.suits(spec, images))
+    return next(suiting, _TASKS[spec.task])
+
+
+def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
+    """The task of a run around a model.
+
+    Args:
+        model: as the task takes it.
+        config: of the run.
+        images: what it is for; None where there are none yet.
+
+    Raises:
+        ValueError: for an unknown task or loss, or a model or images that the task does not take.
+    """
+    return task_class(config.task.name, model, images)(model, config, images)
+
+
+def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
+    """A batch in the same kind of tuple, with every tensor changed."""
+    found = [None if tensor is None else change(tensor) for tensor in batch]
+    kind: Any = type(batch)
+    return kind(found) if kind is tuple else kind(*found)
+
+
+def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:
+    """Images `[batch, channels, height, width]` moved, mirrored, turned, resized and cropped at random."""
+    if how.shift:
+        images = shift(images, how.shift, generator=generator)
+    if how.flip:
+        images = flip(images, generator=generator)
+    if how.degrees or how.zoom or how.shear:
+        zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
+        images = affine(
+            images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, generator=generator
+        )
+    return images if crop is None else random_crop(images, crop, generator=generator)
+
+
+def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tensor:
+    """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
+    if how.relight:
+        images = relight(images, generator=generator)
+    return images.contiguous(memory_format=torch.channels_last)
