@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -153,9 +152,7 @@ class RunSettings(_Group):
     """How long, where, and what is kept."""
 
     epochs: int = setting(10, "passes over the training images", low=1)
-    batch_size: int | None = setting(
-        None, "images per step; by default 8 to 128, as suits the number of images", low=1
-    )
+    batch_size: int | None = setting(None, "images per step; by default 8 to 128, as suits the number of images", low=1)
     stop_at: float | None = setting(
         None, "end the training after the first epoch with this score on held-out images, and keep that epoch's model"
     )
@@ -289,9 +286,14 @@ def hint_of(name: str) -> Any:
     return _hints(GROUPS[group])[key]
 
 
-@cache
-def _hints(group: type) -> dict[str, Any]:
-    return get_type_hints(group)
+_resolved: dict[str, dict[str, Any]] = {}
+
+
+def _hints(group: type[Any]) -> dict[str, Any]:
+    """The types of a group's settings, looked up once."""
+    if group.__name__ not in _resolved:
+        _resolved[group.__name__] = get_type_hints(group)
+    return _resolved[group.__name__]
 
 
 def _taken(name: str, value: Any, hint: Any) -> Any:
@@ -316,7 +318,7 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"{name}: expected {_WORDS[kind]}, got {value!r}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
-    if kind is dict:
+    if isinstance(value, dict):
         _check_plain(name, value)
     return value
 

@@ -44,6 +44,9 @@ def recipes(json: bool = False) -> int:
         )
         return 0
     print_table(
-        [("recipe", "first row", "data", "title"), *((r.name, r.rows[0].name, r.config.data, r.title) for r in found)]
+        [
+            ("recipe", "first row", "data", "title"),
+            *((r.name, r.rows[0].name, r.config.data.name, r.title) for r in found),
+        ]
     )
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 
 import tyro
@@ -13,6 +14,7 @@ from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists,
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
+from torchcaps.ranks import Ranks, join, joined, leave, listening
 
 # One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -38,14 +40,24 @@ Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (without the program's name); returns the exit status."""
-    from torchcaps.errors import TorchcapsError, UnknownNameError
+    """Run a command line (without the program's name); returns the exit status.
 
+    Started by `torchrun`, it is one of several processes: only the first one prints, and none of them returns.
+    """
     _open_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return _guarded(arguments)
+    leave(_guarded(arguments))
+
+
+def _guarded(arguments: Sequence[str]) -> int:
+    """The status of a command line; what is expected to go wrong is one sentence."""
+    from torchcaps.errors import TorchcapsError, UnknownNameError
+
     try:
         _check_words(arguments)
-        with unwinding():
+        with unwinding(), join(os.environ, _device(arguments)) as ranks, listening(), _heard(ranks):
             status = tyro.extras.subcommand_cli_from_dict(
                 {name: importing(command) for name, command in COMMANDS.items()},
                 prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
@@ -72,6 +84,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _without_stdout(status) if error.filename is None else status
 
 
+def _device(arguments: Sequence[str]) -> str:
+    """What `--device` says, which decides how several processes talk to each other."""
+    given = [after for before, after in pairwise(arguments) if before == "--device"]
+    return next((word.partition("=")[2] for word in arguments if word.startswith("--device=")), (given or ["auto"])[0])
+
+
+@contextmanager
+def _heard(ranks: Ranks) -> Iterator[None]:
+    """Of several processes the first one prints; what another says goes nowhere, but for an error (see `_fail`)."""
+    if ranks.main:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
 def _open_streams() -> None:
     """Give standard streams that the caller closed somewhere to go, or the next file opened would take their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -93,7 +121,9 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception | str, status: int) -> int:
-    print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
+    """Say what went wrong; of several processes that one does which fails first, whichever it is."""
+    if joined().first():
+        print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 
 

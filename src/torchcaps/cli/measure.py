@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+from torchcaps.ranks import joined
 
 
 def evaluate(
@@ -36,17 +37,18 @@ def evaluate(
     """
     from torchcaps import report
 
-    model, images = report.open_run(run, data=data, root=root, split=split, device=device)
+    task, images = report.open_run(run, data=data, root=root, split=split, device=device)
     with progress_bar("evaluating") as bar:
-        task = bar.add_task("", total=len(images))
-        found = report.measure(model, images, progress=lambda done, _: bar.update(task, completed=done))
+        line = bar.add_task("", total=len(images))
+        found = task.evaluate(images, progress=lambda done, _: bar.update(line, completed=done))
     if json:
         print_json(found.to_dict())
     else:
         print_table(found.table())
         print(f"\n{found.summary}")
     folder = output if output is not None else report.evaluation_folder(run, data, split)
-    report.write_evaluation(folder, found, model, images)
+    if joined().main:
+        report.write_evaluation(folder, found, task, images)
     if not report.can_plot():
         note(NO_PLOTS)
     return 0
@@ -69,14 +71,21 @@ def predict(
         device: auto, cpu, cuda, ...
         json: Print JSON: for each image its path, label, activation, and the activations of all classes.
     """
-    from torchcaps import evaluation, load
+    from torchcaps import tasks
+    from torchcaps.training import load
     from torchcaps.training.optim import resolve_device
 
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    found = evaluation.predict(load(run, device=resolve_device(device)), images)
+    rows = tasks.predict(load(run, device=resolve_device(device)), images)
     if json:
-        print_json([prediction.to_dict() for prediction in found])
-    else:
-        print_table([("image", "class", "activation"), *((p.path, p.label, f"{p.activation:.3f}") for p in found)])
+        print_json(rows)
+        return 0
+    shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
+    heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
+    print_table([heads, *([_word(value) for value in row.values()] for row in shown)])
     return 0
+
+
+def _word(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

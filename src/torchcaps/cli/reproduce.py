@@ -10,6 +10,7 @@ import tyro
 
 from torchcaps.cli.console import note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.signals import noted, settle
+from torchcaps.cli.train import epoch_line
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Result
@@ -92,7 +93,7 @@ def _run(
             if entry["kind"] == "tick":
                 bar.update(task, completed=entry["step"], total=entry["steps"], description=f"loss {entry['loss']:.4f}")
             elif entry["kind"] == "epoch":
-                bar.console.print(_epoch_line(entry), highlight=False, markup=False, soft_wrap=True)
+                bar.console.print(epoch_line(entry), highlight=False, markup=False, soft_wrap=True)
             elif entry["kind"] == "note":
                 bar.console.print(f"warning: {entry['text']}", highlight=False, markup=False, soft_wrap=True)
 
@@ -106,14 +107,6 @@ def _run(
             settle()
             note(f"{stop}; the same command continues it")
             return 128 + caught[0]
-
-
-def _epoch_line(entry: dict[str, Any]) -> str:
-    line = f"epoch {entry['epoch']}/{entry['epochs']}  training loss {entry['train_loss']:.4f}"
-    if "val_accuracy" in entry:
-        line += f"  validation accuracy {entry['val_accuracy']:.2%}"
-    warnings = (f"warning: {text}" for text in entry.get("warnings", ()))
-    return "\n".join([f"{line}  {entry['images_per_second']:.0f} images/s", *warnings])
 
 
 def _list(json: bool) -> int:

@@ -14,11 +14,11 @@ from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.models._registry import model_passport
 from torchcaps.report.markup import Html, Section, heading, join, lengths, name, paragraph, picture, table, text
 from torchcaps.report.markup import thumbnail as small
-from torchcaps.tasks.exhibits import evenly
-from torchcaps.viz import drawable
 from torchcaps.report.subject import Subject
 from torchcaps.report.words import counted, duration, percent, setting
+from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import TrainConfig
+from torchcaps.viz import drawable
 
 MISTAKES, RIVALS, CONFUSIONS = 12, 4, 10
 PAIRS, GRIDS, MAPS, OVERLAPS = 40, 10, 20, 24

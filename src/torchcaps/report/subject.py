@@ -17,8 +17,8 @@ from torchcaps.data import ImageSet
 from torchcaps.errors import RunError, check_range, read_text
 from torchcaps.evaluation import Evaluation, MultiLabel, score, score_multilabel, top_labels
 from torchcaps.evaluation.forward import class_activations, device_of, evaluating
-from torchcaps.tasks.exhibits import evenly
 from torchcaps.report.run import EVALUATION, open_run, training_seconds
+from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import RunFolder, TrainConfig, load
 
 BATCH = 256

@@ -58,7 +58,9 @@ class Trained:
     def held_out(self) -> ImageSet:
         """The training images that the model was chosen with."""
         config = self.config
-        whole = load_dataset(config.data.name, "train", config.data.root, img_size=config.data.img_size, max_bytes=config.data.max_bytes)
+        whole = load_dataset(
+            config.data.name, "train", config.data.root, img_size=config.data.img_size, max_bytes=config.data.max_bytes
+        )
         return split(whole, self.config, torch.device("cpu"))[1]
 
 

@@ -7,6 +7,7 @@ from torchcaps.tasks._base import Task as Task
 from torchcaps.tasks._base import create_task as create_task
 from torchcaps.tasks._base import list_tasks as list_tasks
 from torchcaps.tasks._base import mapped as mapped
+from torchcaps.tasks._base import predict as predict
 from torchcaps.tasks._base import register_task as register_task
 from torchcaps.tasks._base import task_class as task_class
 from torchcaps.tasks.classify import Classify as Classify

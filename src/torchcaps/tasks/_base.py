@@ -6,17 +6,18 @@ loop, run folders, the command line, the report, the explorer) knows tasks, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import atan, degrees
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
-from torchcaps.data import ImageSet, affine, flip, random_crop, relight, shift
-from torchcaps.errors import UnknownNameError
+from torchcaps.data import ImageSet, Preprocess, affine, flip, images_in, random_crop, relight, shift
+from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
 from torchcaps.settings import AugmentationSettings, TrainConfig
@@ -277,7 +278,8 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
     """A batch in the same kind of tuple, with every tensor changed."""
     found = [None if tensor is None else change(tensor) for tensor in batch]
     kind: Any = type(batch)
-    return kind(found) if kind is tuple else kind(*found)
+    same: B = kind(found) if kind is tuple else kind(*found)
+    return same
 
 
 def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:
@@ -299,3 +301,34 @@ def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tens
     if how.relight:
         images = relight(images, generator=generator)
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH) -> list[dict[str, Any]]:
+    """What a trained model says of image files, and of all images in folders; several processes share the work.
+
+    Args:
+        model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and `.task`.
+        paths: image files and folders.
+        batch_size: images at a time.
+
+    Returns:
+        One dictionary an image, ready for JSON: its "path", and what `Task.predict` of its task gives.
+
+    Raises:
+        DataError: for a path that is absent, holds no image, or cannot be read as one.
+        ValueError: for a model without `.preprocess`, or a batch size below 1.
+    """
+    check_range("batch_size", batch_size, low=1)
+    trained: Any = model
+    if not isinstance(getattr(model, "preprocess", None), Preprocess):
+        raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
+    task = create_task(model, TrainConfig.of(task=trained.task))
+    files, ranks, rows = images_in(paths), joined(), []
+    mine = files[ranks.rows(len(files))]
+    with evaluating(model):
+        for start in range(0, len(mine), batch_size):
+            batch = mine[start : start + batch_size]
+            pictures = torch.stack([trained.preprocess(file) for file in batch]).to(device_of(model))
+            found = task.predict(pictures)
+            rows += [{"path": str(file), **row} for file, row in zip(batch, found, strict=True)]
+    return [row for part in ranks.gather(rows) for row in part]

@@ -17,8 +17,8 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, register_task
-from torchcaps.tasks.exhibits import classified
 from torchcaps.tasks.collapse import diagnose, stuck
+from torchcaps.tasks.exhibits import classified
 from torchcaps.types import Capsules, ModelSpec
 
 # The paper's weight belongs to images of this many values; per value it is then the same for every image size.

@@ -22,7 +22,6 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model
 from torchcaps.nn import drawn_from
-from torchcaps.types import spec_of
 from torchcaps.training.description import KEY as _KEY
 from torchcaps.training.description import (
     Shapes,
@@ -31,6 +30,7 @@ from torchcaps.training.description import (
     check_numbers,
     read_header,
 )
+from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"

@@ -20,7 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torchcaps.data import ImageSet
 from torchcaps.errors import TrainingError, check_range
 from torchcaps.nn import drawn_from
-from torchcaps.ranks import Ranks, joined, parallel, synced
+from torchcaps.ranks import joined, parallel, synced
 from torchcaps.tasks import Task, mapped
 from torchcaps.training.optim import batch_size, create_optimiser, learning_rate, resolve_precision
 from torchcaps.training.sampling import chance, order
