@@ -11,7 +11,7 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
+    ("types", "errors"), ("plugins",), ("ranks",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
     ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
     ("cli",),
 ]  # fmt: skip
