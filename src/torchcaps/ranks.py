@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from inspect import signature
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.errors import TrainingError
 
-if TYPE_CHECKING:  # a run of one process does not wait for torch here
-    from torch import Tensor, nn
-    from torch.nn.modules.batchnorm import _BatchNorm
-
 PATIENCE = timedelta(minutes=10)  # how long a process waits for the others, one of which may be making the data
-# What gloo says of a process that is gone, in a plain RuntimeError. Other backends raise a DistError.
-GLOO = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed out|timeout", re.IGNORECASE)
 T = TypeVar("T")
 
 
@@ -50,58 +48,41 @@ class Ranks:
         """The sum over all ranks of `values` [figures] on the CPU; the same bits on each of them."""
         if self.world == 1:
             return values
-        import torch.distributed as dist
-
-        where = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        total = values.detach().to(where, copy=True)
+        total = values.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
         dist.all_reduce(total)
         return total.to(values.device)
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks in rank order, on all ranks. They are pickled; tensors belong in `cat`."""
-        if self.world == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list[T] = [value] * self.world
-        dist.all_gather_object(values, value)
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
         return values
 
     def cat(self, tensor: Tensor) -> Tensor:
         """The rows of all ranks in rank order, on the device of `tensor` [rows, ...]; a rank may have none."""
         if self.world == 1:
             return tensor
-        import torch
-
         rows = tensor.detach().cpu().clone()  # a view would be pickled with all that it is a view of
         return torch.cat(self.gather(rows)).to(tensor.device)
 
     def same(self, value: T) -> T:
         """The value of rank 0, on all ranks."""
-        if self.world == 1:
-            return value
-        import torch.distributed as dist
-
         values = [value]
-        dist.broadcast_object_list(values, src=0)
+        if self.world > 1:
+            dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def first(self) -> bool:
         """True for the first process of the run that asks, and for no other, also when some of them are lost."""
-        if self.world == 1:
-            return True
-        from torch.distributed import distributed_c10d
-
         try:
-            return distributed_c10d._get_default_store().add("torchcaps/first", 1) == 1  # torchrun's process counts
+            return self.world == 1 or dist.distributed_c10d._get_default_store().add("torchcaps/first", 1) == 1
         except RuntimeError:
-            return True  # that is gone too: better a sentence twice than never
+            return True  # torchrun, which holds the store, is gone too: better a sentence twice than never
 
 
 def joined() -> Ranks:
     """The processes that this one has joined: those of the default process group, or itself alone."""
-    import torch.distributed as dist
-
     there = dist.is_available() and dist.is_initialized()
     return Ranks(dist.get_rank(), dist.get_world_size()) if there else Ranks()
 
@@ -112,59 +93,49 @@ def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
 
     Args:
         environ: the environment, in which torchrun names the processes.
-        device: "auto", "cpu" or "cuda". On GPUs each process of a machine takes its own, as the current device.
+        device: "auto", "cpu" or "cuda". Each process of a machine takes a GPU of its own, as the current device.
 
     Raises:
         TrainingError: the environment is not that of torchrun, there are too few GPUs, or a process does not come.
         ValueError: the device is one certain GPU, which the processes cannot share.
     """
-    if int(environ.get("WORLD_SIZE") or 1) == 1:
+    world = int(environ.get("WORLD_SIZE") or 1)
+    if world == 1:
         yield Ranks()
         return
-    import torch.distributed as dist
-
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
         raise TrainingError(f"{missing[0]}: expected in the environment beside WORLD_SIZE, as torchrun sets it")
-    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    rank, host, port = int(environ["RANK"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     backend = _backend(device, int(environ.get("LOCAL_RANK") or 0))
-    hosting = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # no torchrun hosts it
+    hosting = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # no torchrun does
     with listening():
-        store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world, hosting, timeout=PATIENCE)
+        store = dist.TCPStore(host, port, world, hosting, timeout=PATIENCE)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     yield joined()
-    dist.destroy_process_group()  # not after an error: it would wait for processes that are gone
+    dist.destroy_process_group()  # not after an error: it might wait for processes that are gone
 
 
 def _backend(device: str, local_rank: int) -> str:
-    """What carries the tensors; GPUs keep gloo for those on the CPU. Sets the current GPU."""
-    import torch
-
+    """What carries the tensors; where it is nccl, gloo carries those on the CPU. Sets the current GPU."""
     if device.startswith("cuda:"):
         raise ValueError(f"device: expected auto, cpu or cuda where there are several processes, got {device}")
     if device != "cuda" and not (device == "auto" and torch.cuda.is_available()):
         return "gloo"
-    if local_rank >= torch.cuda.device_count():
-        raise TrainingError(
-            f"device: expected a GPU for process {local_rank} of this machine, found {torch.cuda.device_count()}"
-        )
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise TrainingError(f"device: expected a GPU for each process of this machine, found {gpus}")
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Report what torch raises when another process is lost in one sentence.
-
-    Raises:
-        TrainingError: a process of the run ended, or did not answer for `PATIENCE`.
-    """
+    """Raise TrainingError, one sentence, when another process of the run ended or does not answer for `PATIENCE`."""
     try:
         yield
-    except RuntimeError as error:
-        import torch.distributed as dist
-
-        if not isinstance(error, dist.DistError) and (joined().world == 1 or not GLOO.search(str(error))):
+    except RuntimeError as error:  # gloo raises no class of its own, but names its file
+        if not dist.is_available() or not (isinstance(error, dist.DistError) or re.search(r"gloo[/\\]", str(error))):
             raise
         cause = re.sub(r"^\[\S*\] ", "", str(error)).partition(". ")[0]
         raise TrainingError(f"a process of this run was lost ({cause}); --resume continues the run") from error
@@ -185,13 +156,10 @@ def parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
     """
     if ranks.world == 1:
         return task
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     devices = [torch.cuda.current_device()] if _on_gpu(task) else None
-    torch_2_13 = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-    keep = {"forward_sync_buffers" if torch_2_13 else "broadcast_buffers": False}  # the buffers of all ranks are equal
-    return DistributedDataParallel(task, device_ids=devices, find_unused_parameters=True, **keep)
+    wrapper = nn.parallel.DistributedDataParallel(task, device_ids=devices, find_unused_parameters=True)
+    wrapper.broadcast_buffers = False  # all ranks have the same; as an argument it is deprecated in torch 2.13
+    return wrapper
 
 
 def synced(module: nn.Module, ranks: Ranks) -> nn.Module:
@@ -201,9 +169,6 @@ def synced(module: nn.Module, ranks: Ranks) -> nn.Module:
     """
     if ranks.world == 1:
         return module
-    from torch import nn
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     if _on_gpu(module):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for layer in module.modules():
@@ -218,33 +183,26 @@ def _on_gpu(module: nn.Module) -> bool:
 
 def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     """Batch norm of `inputs` [rows, channels, ...] by the statistics of all ranks; a rank may have no rows."""
-    import torch
-
     if not layer.training or joined().world == 1:
         return type(layer).forward(layer, inputs)
     layer._check_input_dim(inputs)
     x = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    rest = [axis for axis in range(x.dim()) if axis != 1]
-    shape = [1, -1] + [1] * (x.dim() - 2)
+    rest, shape = [axis for axis in range(x.dim()) if axis != 1], [1, -1] + [1] * (x.dim() - 2)
     sums = _summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]))
     count = sums[-1].detach()
     if count < 2:
-        raise ValueError(f"inputs: expected more than 1 value per channel in training, got {inputs.shape}")
+        raise ValueError(f"inputs: expected more than 1 value per channel in training, got {list(inputs.shape)}")
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
     variance = _summed(centred.square().sum(rest)) / count
     _track(layer, mean.detach(), variance.detach() * count / (count - 1))
-    scale = torch.rsqrt(variance + layer.eps)
-    if layer.weight is not None:
-        scale = scale * layer.weight
-    normed = centred * scale.view(shape)
-    return (normed if layer.bias is None else normed + layer.bias.view(shape)).to(inputs.dtype)
+    scale = torch.rsqrt(variance + layer.eps) * (1 if layer.weight is None else layer.weight)
+    shift = 0 if layer.bias is None else layer.bias.view(shape)
+    return (centred * scale.view(shape) + shift).to(inputs.dtype)
 
 
 def _summed(values: Tensor) -> Tensor:
-    """The sum over all ranks. Each rank's loss depends on it, so its gradient is the sum of all their gradients."""
-    import torch.distributed as dist
-
+    """The sum over all ranks. The losses of all ranks depend on it, so its gradient is the sum of theirs."""
     total = values.clone()
     if total.requires_grad:
         total.register_hook(_summed)
