@@ -11,9 +11,9 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("ranks",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
-    ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
-    ("cli",),
+    ("types", "errors"), ("plugins",), ("ranks",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",),
+    ("testing",), ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",),
+    ("explorer",), ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
