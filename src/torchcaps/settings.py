@@ -49,7 +49,9 @@ class ModelSettings(_Group):
     """Which model."""
 
     name: str = setting("", "name of a registered model", name="model")
-    options: dict[str, Any] = setting({}, "the model's own options by name", name="model_options")
+    options: dict[str, Any] = setting(  # noqa: RUF009 (it makes a factory)
+        {}, "the model's own options by name", name="model_options"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import pairwise
 
 import tyro
@@ -14,7 +14,6 @@ from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists,
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
-from torchcaps.ranks import Ranks, join, joined, leave, listening
 
 # One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -42,22 +41,26 @@ Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digit
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name); returns the exit status.
 
-    Started by `torchrun`, it is one of several processes: only the first one prints, and none of them returns.
+    As one of several processes that `torchrun` started it ends the process instead.
     """
     _open_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return _guarded(arguments)
-    leave(_guarded(arguments))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells each process of what DDP found out
+    from torchcaps.ranks import leave
+
+    status = _guarded(arguments, _joined(arguments))
+    leave(status)
 
 
-def _guarded(arguments: Sequence[str]) -> int:
-    """The status of a command line; what is expected to go wrong is one sentence."""
+def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nullcontext()) -> int:  # noqa: B008
+    """The status of a command line, run within `around`; what is expected to go wrong is one sentence."""
     from torchcaps.errors import TorchcapsError, UnknownNameError
 
     try:
         _check_words(arguments)
-        with unwinding(), join(os.environ, _device(arguments)) as ranks, listening(), _heard(ranks):
+        with unwinding(), around:
             status = tyro.extras.subcommand_cli_from_dict(
                 {name: importing(command) for name, command in COMMANDS.items()},
                 prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
@@ -91,13 +94,16 @@ def _device(arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def _heard(ranks: Ranks) -> Iterator[None]:
-    """Of several processes the first one prints; what another says goes nowhere, but for an error (see `_fail`)."""
-    if ranks.main:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
+def _joined(arguments: Sequence[str]) -> Iterator[None]:
+    """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_fail`)."""
+    from torchcaps.ranks import join, listening
+
+    with join(os.environ, _device(arguments)) as ranks, listening():
+        if ranks.main:
+            yield
+            return
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
 
 
 def _open_streams() -> None:
@@ -121,8 +127,9 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception | str, status: int) -> int:
-    """Say what went wrong; of several processes that one does which fails first, whichever it is."""
-    if joined().first():
+    """Say what went wrong; of several processes the one that fails first does so, whichever it is."""
+    ranks = sys.modules.get("torchcaps.ranks")
+    if ranks is None or ranks.joined().first():
         print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import tyro
 
 from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
-from torchcaps.ranks import joined
 
 
 def evaluate(
@@ -36,6 +35,7 @@ def evaluate(
         json: Print JSON instead of tables.
     """
     from torchcaps import report
+    from torchcaps.ranks import joined
 
     task, images = report.open_run(run, data=data, root=root, split=split, device=device)
     with progress_bar("evaluating") as bar:

@@ -12,7 +12,6 @@ from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
-from torchcaps.ranks import joined
 
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder, TrainConfig
@@ -44,6 +43,7 @@ def train(
         json: Print the evaluation as JSON.
     """
     from torchcaps import training
+    from torchcaps.ranks import joined
     from torchcaps.training.environment import check_threads
 
     if threads is not None:
@@ -97,6 +97,7 @@ def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
     from torchcaps import plugins, training
+    from torchcaps.ranks import joined
 
     with progress_bar("training") as bar, noted(patient=joined().world > 1) as caught:
         task = bar.add_task("", total=None)
@@ -122,7 +123,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
 
 
 def epoch_line(row: dict[str, Any]) -> str:
-    """`epoch 2/8  training: loss 0.0453, margin 0.0421, accuracy 97.10 %  validation: ...  350 images/s`, and warnings."""
+    """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: loss ...  350 images/s`, and warnings."""
     told = [f"epoch {row['epoch']}/{row['epochs']}"]
     for title, start in (("training", "train_"), ("validation", "val_")):
         found = [(name.removeprefix(start), value) for name, value in row.items() if name.startswith(start)]

@@ -120,7 +120,7 @@ class ImageSet:
         return self.subset(kept), self.subset(held)
 
     def singles(self, indices: Tensor | Sequence[int]) -> Shaped[Tensor, "m k channels height width"] | None:
-        """What each of the k classes of an image looks like alone, in the type of the images; None where none is known."""
+        """What each of the k classes of an image looks like alone, as the images are; None where that is not known."""
         del indices
         return None
 

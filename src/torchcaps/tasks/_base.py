@@ -1,4 +1,4 @@
-"""What a system is trained for. A task is a module around a model: what the loop steps, and what several processes share.
+"""What a system is trained for. A task is a module around a model: what the loop steps, and what processes share.
 
 It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures. Everything else (the
 loop, run folders, the command line, the report, the explorer) knows tasks, never a model.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import atan, degrees
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -278,8 +278,7 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
     """A batch in the same kind of tuple, with every tensor changed."""
     found = [None if tensor is None else change(tensor) for tensor in batch]
     kind: Any = type(batch)
-    same: B = kind(found) if kind is tuple else kind(*found)
-    return same
+    return cast(B, kind(found) if kind is tuple else kind(*found))
 
 
 def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:

@@ -117,7 +117,7 @@ class Classify(Task):
     one is (arXiv 1710.09829, section 4.1).
     """
 
-    losses = _Losses()  # type: ignore[assignment]
+    losses = _Losses()
     offers = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 

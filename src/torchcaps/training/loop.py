@@ -70,7 +70,7 @@ class Callbacks:
     Attributes:
         listener: each row of the metrics; after each step {"kind": "tick", "step", "steps", "loss"}; {"kind": "note",
             "step", "text"} when it goes on from an older checkpoint than the newest, or starts again.
-        on_step: (model, losses by name, the number of steps done among them) after each step; gradients are still there.
+        on_step: (model, losses by name, and "step", the number of steps done) after each; gradients are still there.
         on_epoch: (model, row of the metrics) after each epoch.
         should_stop: asked after each step; True saves the state and raises Interrupted.
     """

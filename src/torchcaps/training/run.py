@@ -175,7 +175,7 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
         task = built(classes)
     about = describe_model(name, options, classes, preprocess, task.name)
     sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
-    return Trainer(task, kept, held, sink, callbacks, lambda: built(classes).model.state_dict())
+    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built(classes).model.state_dict())  # noqa: PLW0108
 
 
 @contextmanager
