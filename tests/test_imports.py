@@ -11,9 +11,9 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("ranks",), ("settings",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
-    ("models",), ("evaluation",), ("viz",), ("tasks",), ("training",), ("bench",), ("report",), ("reproduce",), ("explorer",),
-    ("cli",),
+    ("types", "errors"), ("plugins",), ("ranks",), ("settings",), ("functional",), ("kernels",), ("ops",), ("data",),
+    ("nn",), ("testing",), ("models",), ("evaluation",), ("viz",), ("tasks",), ("training",), ("bench",), ("report",),
+    ("reproduce",), ("explorer",), ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))

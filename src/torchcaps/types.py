@@ -86,6 +86,7 @@ class ModelSpec:
             or "none", where nothing tells whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
         logits: `logits(images)` gives what `probabilities(logits)` are made of.
+        several: an image may show several classes: its probabilities are of each class by itself.
         smallest: side of the smallest image it takes, in pixels.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
         loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
@@ -95,6 +96,7 @@ class ModelSpec:
     activation: Literal["length", "probability", "logit", "none"] = "logit"
     decoder: bool = False
     logits: bool = False
+    several: bool = False
     smallest: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 import torch
+from torchcaps.training.objective import MarginObjective
 
 from torchcaps.training import RunFolder
-from torchcaps.training.objective import MarginObjective
 from training.makers import contents, left_behind
 
 from .conftest import the_sentence

@@ -20,6 +20,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from torchcaps.training.objective import MarginObjective
 
 from torchcaps.data import load_dataset
 from torchcaps.data.pairs import make_pairs
@@ -28,7 +29,6 @@ from torchcaps.explorer import desk as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
-from torchcaps.training.objective import MarginObjective
 
 from .conftest import named, png
 

@@ -164,7 +164,7 @@ def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
     for image, label in zip(images, labels, strict=True):
         image[:, label * 6 : label * 6 + 6] += 180
     np.savez(tmp_path / "bars.npz", images=images, labels=labels)
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="cnn_matched", model_options=TINY, data=str(tmp_path / "bars.npz"), epochs=2, batch_size=16, holdout=6,
         shift=1, device="cpu",
     )  # fmt: skip

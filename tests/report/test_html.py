@@ -336,7 +336,7 @@ def test_runs_on_other_images_are_not_tested_against_each_other(subject, run, tm
 def test_images_of_other_sizes_are_the_same_where_their_set_is(subject):
     smaller = replace(subject, images=replace(subject.images, images=subject.images.images[..., 1:]))
     assert comparison.same_images(subject, smaller)
-    elsewhere = replace(smaller, config=TrainConfig(data="elsewhere"))
+    elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
     assert not comparison.same_images(subject, elsewhere)
 
 

@@ -16,7 +16,7 @@ def trained(folder, **changes):
         "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16, "holdout": 40,
         "shift": 0, "device": "cpu",
     }  # fmt: skip
-    config = TrainConfig(**(settings | changes))
+    config = TrainConfig.of(**(settings | changes))
     return finished(train(config, folder / "run"), config)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchcaps.training.objective import MarginObjective
 
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.training import Interrupted, OptionError, RunFolder, TrainConfig, load, train
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_EVERY
-from torchcaps.training.objective import MarginObjective
 
 from .makers import TINY, contents, left_behind, tiny, write_bars
 

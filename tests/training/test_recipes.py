@@ -84,7 +84,7 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
     assert first.published == {"error": "1 %"}
     assert (
         recipe.resolve(first, "small", seed=4).to_dict()
-        == TrainConfig(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
+        == TrainConfig.of(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
     )
     changed = recipe.resolve(second, "full", root=None)
     assert (changed.epochs, changed.lr, changed.model_options) == (3, 0.25, {"iterations": 1})

@@ -83,7 +83,7 @@ class CNN(InNotebook, nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
         smallest = 2 ** (len(channels) if pool else 0)
-        self.spec = ModelSpec(activation="probability", logits=True, smallest=smallest)
+        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""

@@ -220,7 +220,7 @@ class Task(nn.Module):
     def _loss_name(self, asked: str) -> str:
         name = asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else self.losses[0]
         if name not in self.losses:
-            raise UnknownNameError(f"loss of the task {self.name}", name, self.losses)
+            raise UnknownNameError("loss", name, self.losses)
         return name
 
 

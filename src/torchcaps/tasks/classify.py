@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import Evaluation, evaluate
 from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
@@ -96,8 +96,6 @@ def margin(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
 def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     del settings
-    if wanted.dim() == 2:
-        raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
     low, high = SPREAD
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
@@ -176,9 +174,9 @@ class Classify(Task):
         return full_precision(logits).softmax(dim=1)
 
     def wanted(self, labels: Tensor, classes: int) -> Tensor:
-        """What a loss is given for labels."""
-        del classes
-        return labels
+        """What a loss is given for labels: themselves, or 1 for theirs where each class is judged by itself."""
+        by_itself = self.spec.several and self.loss == "cross_entropy"
+        return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
     def forward(self, batch: Batch, share: float) -> Outcomes:  # type: ignore[override]
         """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import evaluate_multilabel
 from torchcaps.evaluation.forward import Progress
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
+from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, register_task
 from torchcaps.tasks.classify import Batch, Classify
 from torchcaps.tasks.exhibits import overlaps
@@ -23,6 +24,15 @@ class Several(Classify):
     """Several classes an image: a target for each class, and each labelled capsule draws what it stands for alone."""
 
     axes = 2
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__(model, config, images)
+        if self.spec.logits and not self.spec.several:
+            raise ValueError(
+                "model: images that show several classes need a network built with the option several=true"
+            )
+        if self.loss == "spread":
+            raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of each class by itself."""

@@ -176,7 +176,7 @@ def _digits(checksum: int) -> bytes:
 
 
 def describe_model(
-    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str
+    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str = "classify"
 ) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
     about = {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}

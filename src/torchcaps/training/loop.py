@@ -146,15 +146,18 @@ class Trainer:
             indices = batches[self.progress.step % self.per_epoch]
             losses, stop = self._step(indices)
             mine += len(range(len(indices))[self.ranks.rows(len(indices))])
-            if self._failed_to_start(losses):
-                return
-            if self.progress.step % self.per_epoch == 0:
+            again = self._failed_to_start(losses)
+            if again:
+                self.sink.save(self)
+            elif self.progress.step % self.per_epoch == 0:
                 self._finish_epoch(epoch + 1, self.progress.step - since, time.perf_counter() - started, mine)
             elif self.progress.step % self.config.run.checkpoint_every == 0:
                 self.sink.save(self)
             if stop:
                 self.sink.save(self)
                 raise Interrupted(f"stopped after step {self.progress.step} of {self.total}; the state is saved")
+            if again:
+                return
 
     def _step(self, indices: Tensor) -> tuple[dict[str, Tensor], bool]:
         """One step: what the task gave for this process's share, and whether to stop after it."""
@@ -238,7 +241,6 @@ class Trainer:
         self.optimiser = create_optimiser(self.task.parameters(), self.config)
         self.sink.clear()
         self._log({"kind": "note", "step": 0, "text": text})
-        self.sink.save(self)
         return True
 
     def _check_loss(self, value: float, what: str) -> None:

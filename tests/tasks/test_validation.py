@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from torchcaps.training.validation import right
+from torchcaps.tasks.classify import right
 
 
 def test_one_label_is_right_where_its_class_is_the_most_active():

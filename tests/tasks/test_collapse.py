@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import margin_loss
-from torchcaps.training.collapse import diagnose, plateau
+from torchcaps.tasks.collapse import diagnose, plateau
 
 
 def spread(count, classes):
