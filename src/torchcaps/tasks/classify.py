@@ -124,9 +124,10 @@ class Classify(Task):
         if images is not None and images.labels.dim() != self.axes:
             axes = images.labels.dim()
             raise ValueError(f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes")
-        self.weight = self.config.task.reconstruction or 0.0
-        if self.weight and not self.spec.decoder:
-            raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {self.weight}")
+        weight = self.config.task.reconstruction or 0.0
+        if weight and not self.spec.decoder and self.loss == "margin":
+            raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {weight}")
+        self.weight = weight if self.spec.decoder else 0.0
 
     def settings(self) -> dict[str, Any]:
         """The paper's weight of the reconstruction, with the margin loss and a decoder."""

@@ -117,6 +117,8 @@ def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -
     before = found.get("settings", {}) | {f" {key}": value for key, value in found.items()}
     for name, value in values.items():
         was = before.get(name, value)
+        if was == "auto":  # early versions wrote down what was asked, not what was chosen
+            continue
         if was != value and name == " digest":
             raise RunError(f"{path}: the images or labels are not those that were there when the run was stopped")
         if was != value:
