@@ -48,7 +48,7 @@ class _Group:
 class ModelSettings(_Group):
     """Which model."""
 
-    name: str = setting("", "name of a registered model", name="model")
+    name: str = setting("capsnet", "name of a registered model", name="model")
     options: dict[str, Any] = setting(  # noqa: RUF009 (it makes a factory)
         {}, "the model's own options by name", name="model_options"
     )
