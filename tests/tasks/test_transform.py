@@ -142,6 +142,15 @@ def test_pairs_that_are_measured_do_not_depend_on_the_batch(pose):
     assert whole.transformation.flatten(1).std(dim=0)[:2].min() > 0.01
 
 
+@pytest.mark.parametrize("pose", ["translation", "affine"])
+def test_pairs_are_as_exact_under_autocast(pose):
+    task, images = small(pose), as_set(blobs(20))
+    exact = task.batch(images, torch.arange(20), generator())
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = task.batch(images, torch.arange(20), generator())
+    assert all(torch.equal(a, b) for a, b in zip(exact, cast, strict=True))
+
+
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
     crop = {"flip": True, "relight": True, "crop": 10, "shift": 0}
     task = small(size=10, **crop).train()

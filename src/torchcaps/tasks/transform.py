@@ -19,6 +19,7 @@ from torchcaps.data import ImageSet
 from torchcaps.errors import UnknownNameError, check_range, check_shape
 from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
+from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
@@ -226,7 +227,8 @@ def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> Tra
     if pose == "translation":
         between = ((second - first)[:, :2, 2] * (max(images.shape[2:]) / 2)).round()
     else:
-        between = second @ torch.linalg.inv(first)
+        with without_autocast(first):
+            between = second @ torch.linalg.inv(first)
     return TransformedPairs(source, target, between.to(images))
 
 
