@@ -192,7 +192,7 @@ def test_a_transforming_autoencoder_shows_its_five_stages(pose, dims):
     model = TransformingAutoencoder(
         2, (8, 9), capsules=3, recognition=4, generation=5, pose=pose, constrained=pose == "affine", bounded=True
     )
-    capsules = model.encode(torch.rand(1, 2, 8, 9))
+    capsules = model.capsules(torch.rand(1, 2, 8, 9))
     found = rows(model)
     assert found["place"][:2] == (f"poses ({pose})", f"3 capsules of {capsules.pose.shape[-1]} dims")
     assert capsules.pose.shape[-1] == dims

@@ -94,8 +94,6 @@ from torchcaps.evaluation.segmentation import Segments as Segments
 from torchcaps.evaluation.segmentation import match_segments as match_segments
 from torchcaps.evaluation.segmentation import score_segmentation as score_segmentation
 from torchcaps.evaluation.segmentation import segment as segment
-from torchcaps.evaluation.transforming import TransformingEvaluation as TransformingEvaluation
-from torchcaps.evaluation.transforming import evaluate_transforming as evaluate_transforming
 from torchcaps.evaluation.viewpoints import Matched as Matched
 from torchcaps.evaluation.viewpoints import ViewpointComparison as ViewpointComparison
 from torchcaps.evaluation.viewpoints import compare_viewpoints as compare_viewpoints

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
+from torchcaps.functional.bounds import without_autocast
 
 
 def move_by_matrix(
@@ -31,9 +32,10 @@ def move_by_matrix(
     height, width = images.shape[2:]
     unit = matrices.new_tensor([width, height, 1.0])
     unit = torch.cat([max(height, width) / unit[:2], unit[2:]])  # from our coordinates to affine_grid's [-1, 1]
-    back = torch.linalg.inv(matrices) * unit[:, None] / unit
-    grid = F.affine_grid(back[:, :2], list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    with without_autocast(images):  # half precision rounds places by up to a twentieth of a pixel and more
+        back = torch.linalg.inv(matrices) * unit[:, None] / unit
+        grid = F.affine_grid(back[:, :2], list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def shift_matrices(shifts: Float[Tensor, "batch 2"], img_size: tuple[int, int]) -> Float[Tensor, "batch 3 3"]:

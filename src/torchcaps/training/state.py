@@ -112,6 +112,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
     """Raise RunError for the first thing that the file knows to have been otherwise."""
+    if "kind" in found.get("settings", {}):  # another loop wrote it, which held no images out
+        raise RunError(f"{path}: was written by an early version; its model is kept, but this training cannot go on")
     now = json.loads(json.dumps(about))
     values = now.pop("settings") | {f" {key}": value for key, value in now.items()}  # a setting may have the same name
     before = found.get("settings", {}) | {f" {key}": value for key, value in found.items()}

@@ -23,6 +23,6 @@ from torchcaps.viz.pictures import reconstructions as reconstructions
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
 from torchcaps.viz.segmentation import overlaps as overlaps
-from torchcaps.viz.transforming import generation_weights as generation_weights
-from torchcaps.viz.transforming import predicted_transformations as predicted_transformations
-from torchcaps.viz.transforming import transformed as transformed
+from torchcaps.viz.transformations import generation_weights as generation_weights
+from torchcaps.viz.transformations import predicted_transformations as predicted_transformations
+from torchcaps.viz.transformations import transformed as transformed

@@ -1,4 +1,4 @@
-"""What a transforming auto-encoder draws, what its poses say, and what its units draw with."""
+"""Known transformations: what was drawn for them, what was told of them, and what units draw with."""
 
 from __future__ import annotations
 
