@@ -24,7 +24,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from torchcaps.data import load_dataset
 from torchcaps.data.pairs import make_pairs
 from torchcaps.explorer import Session, laid_over
-from torchcaps.explorer import desk as queue
+from torchcaps.explorer import worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
@@ -59,10 +59,10 @@ def reader(digits):
 
 
 @contextmanager
-def served(*sessions, desk=None):
+def served(*sessions, worker=None):
     """Where a page of these models is served, by a thread of this process."""
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(settings(make_app(sessions, desk=desk)))
+        server = uvicorn.Server(settings(make_app(sessions, worker=worker)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
@@ -198,7 +198,7 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
 
 
 def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
-    one, held, replaced = queue.Desk(), threading.Event(), []
+    one, held, replaced = queue.Worker(), threading.Event(), []
     settle = queue._settle
 
     def settled(future, answer):
@@ -207,7 +207,7 @@ def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
         settle(future, answer)
 
     monkeypatch.setattr(queue, "_settle", settled)
-    with served(reader, desk=one) as address:
+    with served(reader, worker=one) as address:
         browser = page(at=address)
         browser.find_element(By.ID, "clear").click()
         wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)

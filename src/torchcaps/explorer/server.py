@@ -10,7 +10,6 @@ import webbrowser
 from collections.abc import Callable, Sequence
 
 from torchcaps.errors import RunError
-from torchcaps.explorer.desk import Desk
 from torchcaps.explorer.session import Session
 
 try:
@@ -20,6 +19,7 @@ try:
 
     from torchcaps.explorer.access import access_for
     from torchcaps.explorer.app import make_app
+    from torchcaps.explorer.worker import Worker
 except ImportError as error:
     raise ImportError(
         f"explore needs starlette and uvicorn ({error}); install them with: pip install 'torchcaps[explorer]'"
@@ -84,7 +84,7 @@ def serve(
         if port not in (0, taken):
             say(f"port {port} is in use; taking {taken}")
         url = page_url(host, taken, access.token)
-        desk = Desk()
+        worker = Worker()
 
         def ready() -> None:
             say(url)
@@ -92,9 +92,9 @@ def serve(
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
         try:
-            _Server(settings(make_app(sessions, access, desk)), ready, desk.close).run(sockets=[listening])
+            _Server(settings(make_app(sessions, access, worker)), ready, worker.close).run(sockets=[listening])
         finally:
-            desk.close()
+            worker.close()
 
 
 class _Patient(H11Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,8 @@ class Motion:
 
     def at(self, value: float) -> Motion:
         """The same with another amount of what changes."""
-        return replace(self, **{self.changing: value})  # type: ignore[arg-type]
+        change: dict[str, Any] = {self.changing: value}
+        return replace(self, **change)
 
 
 def move(image: UInt8[Tensor, "channels height width"], motion: Motion) -> UInt8[Tensor, "channels height width"]:
