@@ -28,7 +28,8 @@ from torchcaps.explorer import worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
-from torchcaps.training.objective import MarginObjective
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
 
 from .conftest import named, png
 
@@ -48,12 +49,12 @@ def reader(digits):
     torch.manual_seed(0)
     model = create_model("capsnet", channels=16, primary_types=4)
     images = load_dataset("digits", "train")
-    objective = MarginObjective(model, reconstruction=0.0005)
+    task = create_task(model, TrainConfig.of(shift=0), images)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(240):
         batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step))
         optimiser.zero_grad()
-        objective(images.float_images(batch), images.labels[batch]).total.backward()
+        task(task.batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
         optimiser.step()
     return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
 
@@ -277,7 +278,7 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
 
     first, second = next(filter(found, pairs))
     browser = page(f"tab=overlap&ex={first}&ex2={second}")
-    wait(browser, lambda: browser.find_element(By.ID, "overlap-told").text)
+    wait(browser, lambda: browser.find_element(By.ID, "overlap-status").text)
     names = {str(labels[first]), str(labels[second])}
     longest_two = browser.find_elements(By.CSS_SELECTOR, "#overlap .bars .longest .name")
     assert {name.text for name in longest_two} == names

@@ -78,21 +78,18 @@ def serve(
     Raises:
         RunError: where there is no such address, or no free port.
     """
-    access = access_for(host)
+    access, worker = access_for(host), Worker()
     with bound(host, port) as listening:
         taken = listening.getsockname()[1]
         if port not in (0, taken):
             say(f"port {port} is in use; taking {taken}")
-        url = page_url(host, taken, access.token)
-        worker = Worker()
-
-        def ready() -> None:
-            say(url)
-            if open_page:  # a thread, as some browsers return only when they are closed
-                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-
+        url, server = page_url(host, taken, access.token), _Server(settings(make_app(sessions, access, worker)))
+        server.closing = worker.close
+        say(url)  # the socket listens already: who comes before the server runs is answered then
+        if open_page:  # a thread, as some browsers return only when they are closed
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         try:
-            _Server(settings(make_app(sessions, access, worker)), ready, worker.close).run(sockets=[listening])
+            server.run(sockets=[listening])
         finally:
             worker.close()
 
@@ -102,47 +99,36 @@ class _Patient(H11Protocol):
 
     _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        self._wait()
+        self._watch(waiting=True)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait()
-        else:
-            self._stop()
+        self._watch(waiting=self.cycle is None or self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._watch(waiting=False)
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
+    def _watch(self, waiting: bool) -> None:
+        if self._timer is not None and not waiting:
             self._timer.cancel()
             self._timer = None
+        elif self._timer is None and waiting:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` when requests are answered and Ctrl-C stops it in good order, and `closing` when it stops."""
+    """Calls `closing` when it stops, and waits for no client: nothing is lost with an answer that nobody gets."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object], closing: Callable[[], object]) -> None:
-        super().__init__(config)
-        self.ready, self.closing = ready, closing
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.ready()
+    closing: Callable[[], object]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """At once: nothing is lost with an answer that nobody gets, so no client is waited for."""
+        """Stop at once."""
         self.closing()
-        await asyncio.sleep(0.05)  # those who wait are told
+        await asyncio.sleep(0.05)  # refusals are sent
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # the connections learn that they are lost

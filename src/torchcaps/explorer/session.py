@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -76,8 +76,8 @@ class Sweep(NamedTuple):
 class Session:
     """A trained model, and images to show it.
 
-    What can be asked is what the task offers and the model declares that it has. "Capsules" are also the classes of a
-    model without capsules.
+    It answers what the task offers and the model declares that it has. Classes of a model without capsules count as
+    capsules. Arguments that do not fit, and what is not offered, raise ValueError.
 
     Args:
         model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
@@ -89,27 +89,22 @@ class Session:
     Attributes:
         names: of the capsules: the classes, or else "capsule 1", "capsule 2", ...
         pose_dim: numbers of a pose; 0 without poses.
-        has_labels: whether examples have labels that stand for `names`.
-        decodes: whether `decode` draws.
-        routes: whether the couplings can be made uniform.
-        steps: whether `routing` shows the steps.
-        sweeps: whether `sweep` is offered.
-
-    Raises:
-        ValueError: for a model without `.classes` and `.preprocess`.
+        has_labels: labels of examples are indices of `names`.
+        decodes, routes, steps, sweeps: what is offered: drawings, uniform couplings, routing step by step, sweeps.
     """
 
     def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:
         self.task = task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
-        self.model: Any = task.model
-        if not isinstance(getattr(self.model, "preprocess", None), Preprocess):
-            raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them, got neither")
-        self.preprocess: Preprocess = self.model.preprocess
+        self.model = cast(Any, task.model)
+        self.preprocess: Preprocess
+        try:
+            classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
+        except AttributeError:
+            raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them") from None
         self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)
         activation, pose = self._encoded([blank], "trained")
-        classes = tuple(self.model.classes)
         self.names = classes or tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
         self.pose_dim = 0 if pose is None else pose.shape[-1]
         self.has_labels = task.labelled and bool(classes)
@@ -147,11 +142,7 @@ class Session:
         }  # fmt: skip
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
-        """An image to show the model, and the classes that it shows; none where labels have no part in the task.
-
-        Raises:
-            ValueError: for an index outside the examples, or where there are none.
-        """
+        """An image to show the model, and the classes that it shows; none where labels have no part in the task."""
         if self.examples is None:
             raise ValueError("examples: there are none here")
         check_range("index", index, low=0, high=len(self.examples) - 1)
@@ -160,11 +151,7 @@ class Session:
         return image.cpu(), tuple(labels)
 
     def labelled(self, label: int) -> Int64[Tensor, " n"]:
-        """Indices of the examples of a class.
-
-        Raises:
-            ValueError: for a class that there is not, or where there are no examples with labels.
-        """
+        """Indices of the examples of a class."""
         self._check_class(label)
         if self.examples is None or not self.has_labels:
             raise ValueError("examples: there are none here that have labels")
@@ -185,11 +172,7 @@ class Session:
         return (pixels if crop is None else centre_crop(pixels.unsqueeze(0), crop)[0]).contiguous()
 
     def fitted(self, image: Picture) -> Picture:
-        """An image for another model, with the size and channels that this one takes.
-
-        Raises:
-            DataError: where channels cannot be turned into this model's.
-        """
+        """An image for another model, with this one's size and channels; DataError where these cannot be had."""
         channels, height, width = self.shape
         return fit_images(image.unsqueeze(0), (height, width), channels)[0]
 
@@ -203,9 +186,6 @@ class Session:
             classes: which to decode, each by itself; none are the `count` with the largest activations.
             routing: "uniform" gives every class the same share of every child, at test time only.
             count: how many, at most as many as there are capsules.
-
-        Raises:
-            ValueError: for another shape, a class that there is not, or a model that has no routing to take out.
         """
         return self.looks([image], [classes], routing, count=count)[0]
 
@@ -240,9 +220,6 @@ class Session:
             label: the capsule.
             activations: `[n]`, of that capsule; by default one. Where activations are lengths, they are those of
                 `poses` in any case.
-
-        Raises:
-            ValueError: for a model without a decoder, or arguments that do not fit.
         """
         self._check_class(label)
         if not self.decodes:
@@ -258,11 +235,7 @@ class Session:
         return self._drawn(Capsules(whole, activation), (label,) * len(poses))
 
     def routing(self, image: Picture, label: int, routing: Routing = "trained") -> RoutingSteps:
-        """How the class capsules came about, and which places of the image voted for one of them.
-
-        Raises:
-            ValueError: for a model without routing, or arguments that do not fit.
-        """
+        """How the class capsules came about, and which places of the image voted for one of them."""
         self._check_class(label)
         if not self.steps:
             raise ValueError("routing: the votes for this model's classes cannot be shown step by step")
@@ -281,9 +254,6 @@ class Session:
             values: at most `MOST_SWEPT`, one input each, of what `motion.changing` names.
             label: the capsule whose pose is followed.
             routing: see `look`.
-
-        Raises:
-            ValueError: for arguments that do not fit, or a task that does not offer it.
         """
         self._check_class(label)
         if not self.sweeps:

@@ -40,8 +40,8 @@ class Worker:
         Args:
             function: of one argument; or, with `together`, of a list of arguments, with a list of answers.
             argument: of this request.
-            stream: name of the stream that the request belongs to; without a name it replaces no other request.
-            together: whether the function answers several requests at once; all that say so share one function.
+            stream: that the request belongs to; without a name it replaces no other request.
+            together: the function answers several requests at once; all with this share one function.
 
         Raises:
             Superseded: a newer request of the stream came while this one waited.
@@ -83,12 +83,9 @@ class Worker:
                 _settle(job.future, answer)
 
     def _taken(self) -> list[_Job]:
-        streams = list(self._waiting)
-        if streams and self._waiting[streams[0]].together:
-            streams = [stream for stream in streams if self._waiting[stream].together][:MOST_TOGETHER]
-        else:
-            streams = streams[:1]
-        jobs = [self._waiting.pop(stream) for stream in streams]
+        together = [stream for stream, job in self._waiting.items() if job.together]
+        first = [*self._waiting][:1]
+        jobs = [self._waiting.pop(k) for k in (together[:MOST_TOGETHER] if first == together[:1] else first)]
         return [job for job in jobs if not job.future.cancelled()]
 
 
