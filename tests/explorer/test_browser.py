@@ -31,7 +31,8 @@ from torchcaps.nn import DynamicRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 
-from .conftest import named, png
+from .conftest import bars, named, png
+from .test_tasks import Brightness, FindSpots, Spots, TellBrightness
 
 pytestmark = pytest.mark.slow
 SECONDS = 30
@@ -319,6 +320,7 @@ def test_without_routing_the_couplings_are_uniform(page):
         )
         maps.add(browser.execute_script("return document.querySelector('.steps > div:last-child canvas').toDataURL()"))
     assert len(maps) == 3
+    assert "centre of the 17 × 17 pixels" in browser.find_element(By.ID, "routing").text
     browser.find_element(By.ID, "uniform").click()
     wait(browser, lambda: spreads() == [pytest.approx(0, abs=1e-6)])
     assert "gives every class the same 0.100" in browser.find_element(By.ID, "routing").text
@@ -419,6 +421,41 @@ def test_images_of_two_digits_have_two_predictions(page, reader, digits):
         wait(browser, lambda: any(pixels(browser, "capsule-2")))
         assert pixels(browser, "overlap-seen") == pixels(browser, "seen")
         assert "the input alone" in browser.find_element(By.ID, "overlap").text
+
+
+def shown_tabs(browser):
+    return [tab.text for tab in browser.find_elements(By.CSS_SELECTOR, "#tabs button") if tab.is_displayed()]
+
+
+def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
+    torch.manual_seed(0)
+    spots = Session(FindSpots(named(Spots(), classes=()), TrainConfig()), "spots", bars())
+    with served(spots) as address:
+        browser = page("tab=routing&ex=0&ex2=1", at=address)
+        assert shown_tabs(browser) == ["Pose", "Transform"]
+        wait(browser, lambda: "Pose of capsule " in browser.find_element(By.ID, "pose").text)
+        assert browser.find_element(By.ID, "prediction").text.startswith("Largest: capsule ")
+        assert not browser.find_element(By.ID, "uniform-row").is_displayed()
+        assert not browser.find_element(By.ID, "gallery").is_displayed()
+        assert browser.find_element(By.ID, "truth").text == ""
+        # Drawn from the request's pose and presence, a walk's start is the reconstruction.
+        start = pixels(browser, "reconstruction")
+        walk = browser.find_element(By.CSS_SELECTOR, "#pose input[aria-label=walk]")
+        set_slider(browser, walk, 0.001)
+        wait(browser, lambda: "0 % of the way, capsule" in browser.find_element(By.ID, "pose").text)
+        wait(browser, lambda: max(abs(a - b) for a, b in zip(pixels(browser, "walk"), start, strict=True)) <= 2)
+        browser.find_element(By.ID, "tab-transform").click()
+        wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose-lines path")) == 2)
+        assert not browser.find_element(By.ID, "problem").is_displayed()
+
+
+def test_a_system_without_capsules_and_classes_has_a_page(page):
+    session = Session(TellBrightness(named(Brightness(), classes=()), TrainConfig()), "brightness", bars())
+    with served(session) as address:
+        browser = page("ex=0", at=address)
+        assert "has no capsules" in browser.find_element(By.ID, "prediction").text
+        assert shown_tabs(browser) == []
+        assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
 def test_a_finger_draws(page):

@@ -16,17 +16,11 @@ _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?")  # name or [IP
 
 
 class Access(NamedTuple):
-    """Who may send requests.
+    """Who may send requests."""
 
-    Attributes:
-        hosts: names of this server in a Host header, without port; IP addresses are names too.
-        any_address: every IP address is such a name, as the server listens on more than it knows by name.
-        token: what every request must bring; empty for a server that only this machine can reach.
-    """
-
-    hosts: frozenset[str]
-    any_address: bool = False
-    token: str = ""
+    hosts: frozenset[str]  # names of this server in a Host header, without port; IP addresses are names too
+    any_address: bool = False  # every IP address is such a name
+    token: str = ""  # that every request must bring; empty for a server that only this machine can reach
 
     def check(self, scope: Scope) -> None:
         """Raise HTTPException (403) for another host name, another page, or without the token."""

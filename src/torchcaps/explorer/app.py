@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -50,13 +49,7 @@ MISSING = {404: "there is no such page", 405: "this address is not asked this wa
 
 
 def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker | None = None) -> ASGIApp:
-    """The application.
-
-    Args:
-        sessions: the models to look into; all take pictures of the first one's size.
-        access: who may send requests.
-        worker: computes the answers, for the caller to close; by default one of its own.
-    """
+    """The application for these models, which all take pictures of the first one's size; the caller closes `worker`."""
     api = Api(list(sessions), worker or Worker())
     folder = files("torchcaps.explorer").joinpath("static")
     found = {file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]]) for file in folder.iterdir()}
@@ -81,18 +74,11 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
 
 
 class Api:
-    """What is answered under `/api/`.
-
-    Args:
-        sessions: the models.
-        worker: computes the answers.
-    """
+    """What is answered under `/api/`."""
 
     def __init__(self, sessions: list[Session], worker: Worker) -> None:
-        self.sessions, self.worker = sessions, worker
-        self.most = largest(sessions)
-        self.files = 0
-        self.batched = {name: partial(function, sessions) for name, function in BATCHED.items()}
+        self.sessions, self.worker, self.most, self.files = sessions, worker, largest(sessions), 0
+        self.functions = {name: partial(function, sessions) for name, function in {**SINGLE, **BATCHED}.items()}
 
     async def about(self, _: Request) -> Response:
         """The models."""
@@ -101,14 +87,13 @@ class Api:
     async def answer(self, request: Request) -> Response:
         """The answer about a picture or a pose. A request replaces an older one of its stream in the queue."""
         name, stream = request.path_params["name"], request.headers.get("x-stream", "")
-        if name not in SINGLE and name not in BATCHED:
+        if name not in self.functions:
             raise HTTPException(404)
         if len(stream) > MOST_NAME:
             raise HTTPException(400, f"x-stream: expected at most {MOST_NAME} characters, got {len(stream)}")
         body, together = parsed(await read(request, self.most)), name in BATCHED
-        function = self.batched[name] if together else partial(SINGLE[name], self.sessions)
         try:
-            return JSONResponse(await self.worker.run(function, body, stream, together=together))
+            return JSONResponse(await self.worker.run(self.functions[name], body, stream, together=together))
         except Superseded:
             return JSONResponse({"superseded": True})
 
@@ -124,12 +109,7 @@ class Api:
 
 
 class Guard:
-    """Checks who sends a request before the application sees it, and adds headers to every answer.
-
-    Args:
-        app: the application.
-        access: who may send requests.
-    """
+    """Checks who sends a request before the application sees it, and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -171,16 +151,11 @@ async def read(request: Request, most: int) -> bytes:
 
 async def refusal(_: Request, error: Exception) -> Response:
     """One sentence about what went wrong. The traceback of an error of the server goes to its terminal alone."""
-    status: int
-    sentence: Any
-    match error:
-        case HTTPException():
-            status, sentence = error.status_code, MISSING.get(error.status_code, error.detail)
-        case ClientDisconnect():
-            status, sentence = 400, "the client is gone"
-        case ValueError() | TorchcapsError():
-            status, sentence = 400, one_line(str(error))
-        case _:
-            traceback.print_exception(error, file=sys.stderr)
-            status, sentence = 500, "the server failed; its terminal says why"
+    status, sentence = 500, "the server failed; its terminal says why"
+    if isinstance(error, HTTPException):
+        status, sentence = error.status_code, MISSING.get(error.status_code, error.detail)
+    elif isinstance(error, ClientDisconnect | ValueError | TorchcapsError):
+        status, sentence = 400, one_line(str(error))
+    else:
+        traceback.print_exception(error, file=sys.stderr)
     return JSONResponse({"error": sentence}, status_code=status)

@@ -54,7 +54,11 @@ def looks(sessions: Sessions, bodies: Sequence[Body]) -> list[Answer]:
         alike.setdefault((_model(sessions, body), fields.routing(body)), []).append(k)
     answers: dict[int, Answer] = {}
     for (model, kind), places in alike.items():
-        images = [_moved(sessions, bodies[k]) for k in places]
+        images = [_image(sessions, bodies[k]) for k in places]
+        images = [
+            move(image, fields.motion(bodies[k])) if "motion" in bodies[k] else image
+            for k, image in zip(places, images, strict=True)
+        ]
         found = sessions[model].looks(images, [fields.capsules(bodies[k]) for k in places], kind)
         answers |= {k: _looked(one, image) for k, one, image in zip(places, found, images, strict=True)}
     return [answers[k] for k in range(len(bodies))]
@@ -86,7 +90,7 @@ def sweep(sessions: Sessions, body: Body) -> Answer:
     values = fields.numbers(body, "values", 1, MOST_SWEPT, max(high for _, high in LIMITS.values()))
     image, label = _image(sessions, body), _label(sessions, body)
     found = _session(sessions, body).sweep(image, fields.motion(body), values, label, fields.routing(body))
-    return {name: plain(value) for name, value in found._asdict().items()}
+    return {"values": values, "activation": plain(found.activation), "pose": plain(found.pose)}
 
 
 def overlap(sessions: Sessions, body: Body) -> Answer:
@@ -99,10 +103,10 @@ def overlap(sessions: Sessions, body: Body) -> Answer:
     return _looked(session.look(image, fields.capsules(body), fields.routing(body), count=2), image)
 
 
-SINGLE: dict[str, Callable[[Sessions, Body], Answer]] = {
+SINGLE: dict[str, Callable[[Sessions, Any], Any]] = {
     "examples": examples, "decode": decode, "routing": steps, "sweep": sweep, "overlap": overlap,
 }  # fmt: skip
-BATCHED: dict[str, Callable[[Sessions, Sequence[Body]], list[Answer]]] = {"look": looks}
+BATCHED: dict[str, Callable[[Sessions, Any], Any]] = {"look": looks}  # of several bodies at once
 
 
 def _model(sessions: Sessions, body: Body) -> int:
@@ -120,11 +124,6 @@ def _label(sessions: Sessions, body: Body) -> int:
 def _image(sessions: Sessions, body: Body, name: str = "image") -> Tensor:
     """A picture of a request, as the model that is asked takes it."""
     return _session(sessions, body).fitted(fields.pixels(body, name, sessions[0].shape))
-
-
-def _moved(sessions: Sessions, body: Body) -> Tensor:
-    image = _image(sessions, body)
-    return move(image, fields.motion(body)) if "motion" in body else image
 
 
 def _looked(found: Look, image: Tensor) -> Answer:

@@ -49,19 +49,12 @@ class Sight(NamedTuple):
 
 
 class RoutingSteps(NamedTuple):
-    """One image through the routing of the class capsules.
+    """One image through the routing of the class capsules."""
 
-    Attributes:
-        layer: name of the class capsules' layer.
-        children: how many there are.
-        steps: one for each iteration; one alone for routing without iterations.
-        sight: where the places of the maps look; None where it is not known from the layers below.
-    """
-
-    layer: str
-    children: int
-    steps: tuple[Step, ...]
-    sight: Sight | None
+    layer: str  # name of the class capsules' layer
+    children: int  # how many there are
+    steps: tuple[Step, ...]  # one for each iteration; one alone for routing without iterations
+    sight: Sight | None  # None where the layers below do not tell it
 
 
 def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height width"], label: int) -> RoutingSteps:
@@ -87,7 +80,7 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
         votes, own = layer.ask(given[name]), seen.map_of(given[name])
         children = votes.count
         size = (1, children) if own is None else tuple(own.capsules.pose.shape[1:3])
-        weight = votes.activation[0].float() if layer.router.activation == "probability" else None
+        weight = votes.activation[0].float() if layer.router.activation == "probability" else 1.0
         with torch.inference_mode():
             steps.append(_step(found.layers[name], votes.dense()[0].float(), weight, label, size))
         sight = None if own is None else _sight(own)
@@ -100,17 +93,12 @@ def can_step(model: nn.Module) -> bool:
     return bool(layers) and layers[-1].router.coupling == "shares" and layers[-1].field is Everything
 
 
-def _step(
-    recorded: Recorded, votes: Tensor, child_activation: Tensor | None, label: int, size: tuple[int, ...]
-) -> Step:
+def _step(recorded: Recorded, votes: Tensor, weight: Tensor | float, label: int, size: tuple[int, ...]) -> Step:
     coupling = recorded.coupling[0].float()  # [children, classes]
     vote, parent = votes[:, label], recorded.pose[0, label].float()  # [children, dim], [dim]
     length = vote.norm(dim=-1)
-    amount = coupling[:, label] * length
-    if child_activation is not None:
-        amount = amount * child_activation
+    amount = coupling[:, label] * length * weight
     cosine = (vote @ parent) / (length * parent.norm()).clamp_min(TINY)
-
     share, total, agreed = (x.reshape(*size, -1) for x in (coupling[:, label], amount, amount * cosine))
     total = total.sum(dim=-1)
     agreement = agreed.sum(dim=-1) / total.clamp_min(TINY)

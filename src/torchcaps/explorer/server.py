@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torchcaps.errors import RunError
 from torchcaps.explorer.session import Session
@@ -37,20 +39,17 @@ def bound(host: str, port: int) -> socket.socket:
         RunError: for an address that is not this machine's, or no free port among the next ones.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise RunError(f"--host {host}: is no address ({error.strerror})") from error
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     for free in range(port, min(port + (PORTS if port else 1), 65536)):
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place = (str(address[0]), free)
         try:
-            listening.bind((address[0], free))
-            listening.listen(MOST_CONNECTIONS)
-            return listening
+            return socket.create_server(place, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both)
         except OSError as error:
-            listening.close()
             if error.errno != errno.EADDRINUSE:
-                raise RunError(f"{host}:{free}: cannot be listened on ({error.strerror})") from error
+                raise RunError(f"{host}:{free}: cannot be listened on ({os.strerror(error.errno or 0)})") from error
     raise RunError(f"--port {port}: it and the {PORTS - 1} after it are in use; name another")
 
 
@@ -97,27 +96,20 @@ def serve(
 class _Patient(H11Protocol):
     """Closes a connection whose client begins a request and does not end its head."""
 
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._watch(waiting=True)
+        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch(waiting=self.cycle is None or self.cycle.response_complete)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._timer.cancel()
+        elif self._timer.cancelled():
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch(waiting=False)
+        self._timer.cancel()
         super().connection_lost(exc)
-
-    def _watch(self, waiting: bool) -> None:
-        if self._timer is not None and not waiting:
-            self._timer.cancel()
-            self._timer = None
-        elif self._timer is None and waiting:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
 
 class _Server(uvicorn.Server):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Float, Int64, UInt8
-from PIL import Image
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image
@@ -60,15 +60,8 @@ class Look(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """One capsule, while the input is turned, moved or resized.
+    """Activations, and the poses of one capsule (None for a model without capsules), while the input changes."""
 
-    Attributes:
-        values: `[steps]`, in degrees, pixels or as a factor.
-        activation: `[steps, capsules]`.
-        pose: of the capsule asked for, `[steps, dim]`; None for a model without capsules.
-    """
-
-    values: Float[Tensor, " steps"]
     activation: Float[Tensor, "steps capsules"]
     pose: Float[Tensor, "steps dim"] | None
 
@@ -87,7 +80,7 @@ class Session:
         note: why there are no examples.
 
     Attributes:
-        names: of the capsules: the classes, or else "capsule 1", "capsule 2", ...
+        names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each class.
         pose_dim: numbers of a pose; 0 without poses.
         has_labels: labels of examples are indices of `names`.
         decodes, routes, steps, sweeps: what is offered: drawings, uniform couplings, routing step by step, sweeps.
@@ -105,9 +98,10 @@ class Session:
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)
         activation, pose = self._encoded([blank], "trained")
-        self.names = classes or tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
+        numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
+        self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
-        self.has_labels = task.labelled and bool(classes)
+        self.has_labels = task.labelled and 0 < len(classes) == len(numbered)
         self.decodes = pose is not None and self.spec.decoder and "decode" in task.offers
         self.routes = "routing" in task.offers and any(isinstance(one, RoutedLayer) for one in self.model.modules())
         self.steps = self.routes and can_step(self.model)
@@ -121,24 +115,20 @@ class Session:
         """(channels, height, width) of the images that the model takes."""
         return (self.preprocess.in_chans, *self.preprocess.model_size)
 
-    @property
-    def several(self) -> int:
-        """How many classes an example shows: one, but for overlapping digits."""
-        labels = None if self.examples is None or not self.has_labels else self.examples.labels
-        return 1 if labels is None or labels.dim() == 1 else labels.shape[1]
-
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
         meaning = "activation" if self.spec.pose else "probability"
+        labels = torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
+        several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
         return {
             "name": self.name, "title": type(self.model).__name__, "classes": list(self.names), "channels": channels,
             "height": height, "width": width, "parameters": sum(p.numel() for p in self.model.parameters()),
             "task": self.task.name, "offers": sorted(self.task.offers), "labelled": self.has_labels,
             "capsules": self.spec.pose, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
             "activation": "length" if self.spec.activation == "length" else meaning, "dim": self.pose_dim,
-            "several": self.several, "examples": 0 if self.examples is None else len(self.examples),
-            "data": "" if self.examples is None else self.examples.name, "note": self.note,
+            "several": several, "examples": count, "data": "" if self.examples is None else self.examples.name,
+            "note": self.note,
         }  # fmt: skip
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
@@ -164,8 +154,11 @@ class Session:
         Raises:
             DataError: for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`.
         """
-        with opened(file, "image") as image:
-            _check_file(image)
+        with opened(file, "image") as image:  # its header alone: nothing is decoded yet
+            if image.format not in FORMATS:
+                raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}")
         channels, crop = self.preprocess.in_chans, self.preprocess.crop
         pixels = decode_image(file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image")
         pixels = pixels.expand(channels, -1, -1)
@@ -179,13 +172,13 @@ class Session:
     def look(
         self, image: Picture, classes: Sequence[int] = (), routing: Routing = "trained", *, count: int = 1
     ) -> Look:
-        """Activations and poses of the capsules, and what the decoder draws of some of them.
+        """Activations and poses of the capsules for one image, and what the decoder draws of some of them.
 
         Args:
             image: of this model's `shape`.
-            classes: which to decode, each by itself; none are the `count` with the largest activations.
+            classes: which capsules to decode, each by itself; none are the `count` with the largest activations.
             routing: "uniform" gives every class the same share of every child, at test time only.
-            count: how many, at most as many as there are capsules.
+            count: at most as many as there are capsules.
         """
         return self.looks([image], [classes], routing, count=count)[0]
 
@@ -195,18 +188,17 @@ class Session:
     ) -> list[Look]:  # fmt: skip
         """The same for several images, each with its own capsules to decode, in one pass of the model."""
         for wanted in classes:
-            for label in wanted:
-                self._check_class(label)
             check_range("classes", len(wanted), high=MOST_DECODED)
+            self._check_class(*wanted)
         check_range("count", count, low=1, high=max(1, len(self.names)))
         activations, poses = self._encoded(images, routing)
         found = []
-        for k, (activation, wanted) in enumerate(zip(activations, classes, strict=True)):
+        alike = repeat(None, len(images)) if poses is None else poses
+        for activation, pose, wanted in zip(activations, alike, classes, strict=True):
             shown = tuple(wanted) or tuple(activation.topk(min(count, len(activation))).indices.tolist())
-            pose, drawn = None if poses is None else poses[k], None
+            drawn, n = None, len(shown)
             if pose is not None and self.decodes:
-                n = len(shown)
-                drawn = self._drawn(Capsules(pose.expand(n, -1, -1), activation.expand(n, -1)), shown)
+                drawn = self._drawn(pose.expand(n, -1, -1), activation.expand(n, -1), shown)
             found.append(Look(activation, pose, drawn, shown))
         return found
 
@@ -226,13 +218,10 @@ class Session:
             raise ValueError("decode: this model has no decoder")
         check_shape("poses", poses, ("n", "dim"), dim=self.pose_dim)
         check_range("poses", len(poses), low=1, high=MOST_DECODED)
-        whole = torch.zeros(len(poses), len(self.names), self.pose_dim)
-        whole[:, label] = poses
-        activation = whole.norm(dim=-1)
-        if self.spec.activation != "length":
-            activation = torch.zeros_like(activation)
-            activation[:, label] = 1.0 if activations is None else activations
-        return self._drawn(Capsules(whole, activation), (label,) * len(poses))
+        given = torch.ones(len(poses)) if activations is None else activations
+        given = poses.norm(dim=-1) if self.spec.activation == "length" else given
+        own = torch.arange(len(self.names)) == label
+        return self._drawn(own.unsqueeze(-1) * poses.unsqueeze(1), own * given.unsqueeze(1), (label,) * len(poses))
 
     def routing(self, image: Picture, label: int, routing: Routing = "trained") -> RoutingSteps:
         """How the class capsules came about, and which places of the image voted for one of them."""
@@ -255,12 +244,12 @@ class Session:
             label: the capsule whose pose is followed.
             routing: see `look`.
         """
-        self._check_class(label)
         if not self.sweeps:
             raise ValueError(f"sweep: the task {self.task.name} does not offer it")
+        self._check_class(label)
         check_range("values", len(values), low=1, high=MOST_SWEPT)
         activation, pose = self._encoded([move(image, motion.at(value)) for value in values], routing)
-        return Sweep(torch.tensor(values), activation, None if pose is None else pose[:, label])
+        return Sweep(activation, None if pose is None else pose[:, label])
 
     def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
         """Activations `[n, capsules]` and poses `[n, capsules, dim]` of images."""
@@ -279,10 +268,10 @@ class Session:
             check_shape("image", image, ("channels", "height", "width"), channels=channels, height=height, width=width)
         return (torch.stack([*images]).float() / 255).to(device_of(self.model))
 
-    def _drawn(self, capsules: Capsules, shown: Sequence[int]) -> Float[Tensor, "n channels height width"]:
+    def _drawn(self, pose: Tensor, activation: Tensor, shown: Sequence[int]) -> Tensor:
         place = device_of(self.model)
-        capsules = Capsules(*(values.to(place) for values in capsules))
         with evaluating(self.model):
+            capsules = Capsules(pose.to(place), activation.to(place))
             drawn: Tensor = self.model.reconstruct(capsules, torch.tensor(shown, device=place))
         return drawn.float().cpu()
 
@@ -295,8 +284,9 @@ class Session:
             raise ValueError("routing: this model has no routing to take out")
         return swapped_routers(self.model, Router.uniform)
 
-    def _check_class(self, label: int) -> None:
-        check_range("class", label, low=0, high=len(self.names) - 1)
+    def _check_class(self, *labels: int) -> None:
+        for label in labels:
+            check_range("class", label, low=0, high=len(self.names) - 1)
 
 
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
@@ -310,15 +300,6 @@ def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))
     return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)
-
-
-def _check_file(image: Image.Image) -> None:
-    """Refuse by the header, before anything is decoded."""
-    if image.format not in FORMATS:
-        raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {width} × {height}")
 
 
 def open_session(

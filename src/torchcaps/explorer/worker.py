@@ -19,10 +19,9 @@ class Superseded(Exception):
 
 
 class Worker:
-    """One thread and its queue.
+    """One thread and its queue, in which at most one request of a stream waits: the newest.
 
-    At most one request of a stream waits: a newer one takes the place of the older one. Requests that one pass of a
-    model can answer together leave the queue together.
+    Requests that one pass of a model can answer together leave the queue together.
     """
 
     def __init__(self) -> None:
@@ -75,18 +74,15 @@ class Worker:
     def _next(self) -> None:
         """In the thread: answer the first of the queue; those that it was taken together with find less to do."""
         with self._lock:
-            self._running = jobs = self._taken()
+            together = [stream for stream, job in self._waiting.items() if job.together]
+            first = [*self._waiting][:1]
+            jobs = [self._waiting.pop(k) for k in (together[:MOST_TOGETHER] if first == together[:1] else first)]
+            self._running = jobs = [job for job in jobs if not job.future.cancelled()]
         answers = _answers(jobs) if jobs else []
         with self._lock:
             self._running = []
             for job, answer in zip(jobs, answers, strict=True):
                 _settle(job.future, answer)
-
-    def _taken(self) -> list[_Job]:
-        together = [stream for stream, job in self._waiting.items() if job.together]
-        first = [*self._waiting][:1]
-        jobs = [self._waiting.pop(k) for k in (together[:MOST_TOGETHER] if first == together[:1] else first)]
-        return [job for job in jobs if not job.future.cancelled()]
 
 
 class _Job(NamedTuple):
