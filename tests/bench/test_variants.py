@@ -11,13 +11,12 @@ from torchcaps.bench import Subject, baselines, compare_layers, compare_steps, m
 from torchcaps.bench.layer import layer_variants
 from torchcaps.bench.roofline import Rates, least_seconds, least_work, measured_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
-from torchcaps.bench.subject import routed_layer
+from torchcaps.bench.subject import loss_of, routed_layer, task_of
 from torchcaps.bench.textbook import TextbookNetwork, textbook_loss
 from torchcaps.bench.verify import WrongResultError
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.training import MarginObjective
 
 from .conftest import SMALL
 from .test_measure import ticking
@@ -54,7 +53,7 @@ def test_the_textbook_network_has_our_weights_and_computes_the_same(small):
     network = TextbookNetwork(model)
     assert count(network) == count(model)
     images, labels = small.data(model)
-    ours, theirs = MarginObjective(model)(images, labels).total, textbook_loss(images, labels, *network(images, labels))
+    ours, theirs = loss_of(task_of(model), images, labels), textbook_loss(images, labels, *network(images, labels))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     ours.backward()
     theirs.backward()
@@ -71,7 +70,7 @@ def count(model):
 
 
 def test_the_textbook_network_takes_the_network_of_2017_only():
-    with pytest.raises(TypeError, match="model: expected a CapsNet with a decoder, got Linear"):
+    with pytest.raises(TypeError, match="model: expected one of Conv2d, .* alone, got Linear"):
         TextbookNetwork(nn.Linear(2, 2))
 
 

@@ -9,6 +9,9 @@ import torch
 import torchcaps as tc
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import model_passport
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.tasks.classify import Batch
 
 SMALL = {"channels": 8, "primary_types": 2}
 
@@ -46,14 +49,14 @@ def test_forward_at_the_published_size(name):
     assert activation.shape == (2, passport.num_classes)
     assert 0 <= activation.min() <= activation.max() <= 1
     torch.testing.assert_close(model(images[:1]), activation[:1])
-    if not getattr(model, "has_capsules", True):
+    if not model.spec.pose:
         with pytest.raises(ValueError, match="this is a CNN, whose classes have no pose"):
             model.capsules(images)
         return
     capsules = model.capsules(images)
     assert capsules.pose.shape[:2] == (2, passport.num_classes)
     torch.testing.assert_close(activation, capsules.activation)
-    if model.decoder is not None:
+    if model.spec.decoder:
         assert model.reconstruct(capsules).shape == images.shape
 
 
@@ -62,7 +65,7 @@ def test_a_step_reaches_every_parameter(name):
     model = tc.create_model(name)
     passport = model_passport(name)
     images, labels = torch.rand(2, passport.in_chans, *passport.img_size), torch.tensor([0, 1])
-    tc.training.create_objective(model)(images, labels).total.backward()
+    create_task(model, TrainConfig())(Batch(images, labels), 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name

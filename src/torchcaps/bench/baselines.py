@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from shutil import which
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,8 @@ def library(impl: str) -> Callable[[CapsuleLinear], nn.Module]:
 
     def build(layer: CapsuleLinear) -> nn.Module:
         copy = deepcopy(layer)
-        copy.router.impl = impl  # type: ignore[assignment]
+        router: Any = copy.router
+        router.impl = impl
         return copy
 
     return build

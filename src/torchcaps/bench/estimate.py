@@ -14,9 +14,10 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchcaps.bench.subject import PRECISIONS, image_shape, objective_of
+from torchcaps.bench.subject import PRECISIONS, image_shape, task_of
 from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
 from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.tasks.classify import Batch
 
 _MOMENTS = 2  # numbers that Adam keeps for each parameter
 _MIB = 1 << 20
@@ -59,7 +60,7 @@ class MemoryEstimate:
 def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32", training: bool = True) -> MemoryEstimate:
     """Peak memory of a training step, or of a forward pass, without running one.
 
-    The step is that of `torchcaps train`: the model's own objective, Adam, convolutions in channels-last memory.
+    The step is that of `torchcaps train`: the loss of the model's task, Adam, convolutions in channels-last memory.
     Its operators are run on fake tensors, which have sizes and no values; what kernels take inside comes from a table
     for the CPU. Memory that the allocator keeps although it is free (`--keep-memory yes`) is not counted.
 
@@ -116,12 +117,12 @@ def _run(
         with torch.no_grad():
             functional_call(model, dict(tensors), (images,))
         return None
-    objective = objective_of(model)
+    task = task_of(model)
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, _unchanged):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        total: Tensor = functional_call(objective, named, (images, labels)).total
-    return total
+        loss: Tensor = functional_call(task, named, (Batch(images, labels), 0.0))["loss"]
+    return loss
 
 
 def _parts(

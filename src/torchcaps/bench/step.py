@@ -18,10 +18,9 @@ import torch
 from torchcaps.bench import measure
 from torchcaps.bench.baselines import VARIANTS, check_known, unusable
 from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
-from torchcaps.bench.subject import Subject, routed_layer, training_step
-from torchcaps.bench.textbook import TextbookNetwork, textbook_step
+from torchcaps.bench.subject import Subject, image_shape, routed_layer, training_step
+from torchcaps.bench.textbook import TextbookNetwork, has_stages, textbook_step
 from torchcaps.bench.verify import checked, largest_error, verify
-from torchcaps.models.capsnet import CapsNet
 from torchcaps.nn import set_impl
 from torchcaps.training.allocator import give_memory_back, keep_memory
 
@@ -42,8 +41,8 @@ def step_variants(subject: Subject, asked: Sequence[str] = (), tell: Tell = sile
         return list(dict.fromkeys(asked))
     model = subject.build()
     reasons = unusable(routed_layer(model)[1])
-    if not _has_textbook(model):
-        reasons[NETWORK] = "the tutorials' network is a CapsNet with a decoder"
+    if not (has_stages(model) and image_shape(model)[1:] == (28, 28)):
+        reasons[NETWORK] = "the tutorials' network is that of 2017 with a decoder, for 28x28 images"
     for name, reason in reasons.items():
         tell(f"left out: {name} ({reason})")
     return [name for name in STEPS if name not in reasons]
@@ -55,15 +54,15 @@ def verify_steps(variants: Sequence[str], subject: Subject) -> dict[str, float]:
     Raises:
         WrongResultError: if one exceeds the tolerance.
     """
-    model = subject.build()
+    model: Any = subject.build()
     errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
     if NETWORK in variants:
         few = Subject(subject.model, subject.options, batch=2)
         images, labels = few.data(model)
         with torch.no_grad():
             found = TextbookNetwork(model)(images, labels)
-            capsules = model.capsules(images)  # type: ignore[operator]
-            drawn = model.reconstruct(capsules, labels).flatten(1)  # type: ignore[operator]
+            capsules = model.capsules(images)
+            drawn = model.reconstruct(capsules, labels).flatten(1)
         errors |= checked({NETWORK: largest_error(found, (capsules.activation, drawn))})
     return errors
 
@@ -73,7 +72,7 @@ def step_of(variant: str, subject: Subject, precision: str) -> Callable[[], None
     model = subject.build()
     images, labels = subject.data(model)
     if variant == NETWORK:
-        return textbook_step(model, images, labels, precision)  # type: ignore[arg-type]
+        return textbook_step(model, images, labels, precision)
     if variant in FOREIGN:
         set_impl(model, "reference")
     place, layer = routed_layer(model)
@@ -154,7 +153,3 @@ def _add_memory(rows: list[Row], subject: Subject, tell: Tell) -> None:
 
 def _prefixed(tell: Tell, prefix: str) -> Tell:
     return lambda text: tell(f"{prefix}, {text}")
-
-
-def _has_textbook(model: torch.nn.Module) -> bool:
-    return isinstance(model, CapsNet) and model.decoder is not None and model.img_size == (28, 28)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torchcaps.bench.baselines import iterations_of
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.training.objective import Objective, create_objective
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task, create_task
+from torchcaps.tasks.classify import Batch
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -25,43 +27,48 @@ class Subject:
     options: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 128
 
-    def build(self) -> nn.Module:
+    def build(self) -> Any:
         """The model, the same weights each time; its convolutions in channels-last memory."""
         model = create_model(self.model, generator=torch.Generator().manual_seed(0), **self.options)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
         return model
 
-    def data(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+    def data(self, model: Any) -> tuple[Tensor, Tensor]:
         """Images `[batch, channels, height, width]` in [0, 1], channels-last in memory, and labels `[batch]`."""
         generator = torch.Generator().manual_seed(1)
         images = torch.rand(self.batch, *image_shape(model), generator=generator)
-        labels = torch.randint(int(model.num_classes), (self.batch,), generator=generator)  # type: ignore[arg-type]
+        labels = torch.randint(model.num_classes, (self.batch,), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
 
 
-def image_shape(model: nn.Module) -> tuple[int, int, int]:
+def image_shape(model: Any) -> tuple[int, int, int]:
     """(channels, height, width) of a model's images.
 
     Raises:
         TypeError: for a module that does not say so, as the library's models do.
     """
-    if not all(hasattr(model, name) for name in ("in_chans", "img_size", "num_classes")):
-        raise TypeError(f"model: expected a model of create_model(), got {type(model).__name__}")
-    height, width = model.img_size  # type: ignore[misc]
-    return int(model.in_chans), height, width  # type: ignore[arg-type]
+    try:
+        height, width = model.img_size
+        return model.in_chans, height, width
+    except AttributeError:
+        raise TypeError(f"model: expected a model of create_model(), got {type(model).__name__}") from None
 
 
-def objective_of(model: nn.Module) -> Objective:
-    """The objective that the model is trained with; with reconstruction where it has a decoder."""
-    if getattr(model, "decoder", None) is None:
-        return create_objective(model, reconstruction=0.0)
-    return create_objective(model)
+def loss_of(task: Task, images: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a batch at the start of the training."""
+    loss: Tensor = task(Batch(images, labels), 0.0)["loss"]
+    return loss
+
+
+def task_of(model: nn.Module) -> Task:
+    """What the model is trained for; with reconstruction where it has a decoder."""
+    return create_task(model, TrainConfig())
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
-    """A function that makes one training step: the model's objective, then fused Adam.
+    """A function that makes one training step: the loss of the model's task, then fused Adam.
 
     Args:
         model: what is trained, in place.
@@ -69,13 +76,13 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
         labels: `[batch]` class indices.
         precision: "bf16" for autocast, anything else for fp32.
     """
-    objective = objective_of(model)
+    task = task_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = objective(images, labels).total
+            loss = loss_of(task, images, labels)
         loss.backward()
         optimiser.step()
 

@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.bench.baselines import TextbookCapsules
-from torchcaps.models.capsnet import STRIDE, CapsNet
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.types import Capsules
+
+STAGES = (nn.Conv2d, PrimaryCaps, CapsuleLinear, FullyConnectedDecoder)
+_Stages = tuple[nn.Conv2d, PrimaryCaps, CapsuleLinear, FullyConnectedDecoder]
 
 
 class TextbookNetwork(nn.Module):
     """Eight convolutions stacked to primary capsules, routing with logits as large as the votes, a linear decoder.
 
-    Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of a `CapsNet`, in the order
-    that its own code needs, and computes the same.
+    Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of a model of these `STAGES`,
+    in the order that its own code needs, and computes the same.
 
     Raises:
-        TypeError: for another model than a `CapsNet` with a decoder.
+        TypeError: for a model of other stages.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not isinstance(model, CapsNet) or model.decoder is None:
-            raise TypeError(f"model: expected a CapsNet with a decoder, got {type(model).__name__}")
-        types, dim = model.primary.types, model.primary.dim
-        self.num_classes = model.num_classes
-        self.conv1 = _convolution(model.conv.weight, model.conv.bias, stride=1)
-        weights, biases = model.primary.conv.weight.unflatten(0, (types, dim)), model.primary.conv.bias
+        if not has_stages(model):
+            stages = ", ".join(stage.__name__ for stage in STAGES)
+            raise TypeError(f"model: expected one of {stages} alone, got {type(model).__name__}")
+        conv, primary, class_capsules, decoder = cast(_Stages, tuple(model.children()))
+        types, dim = primary.types, primary.dim
+        self.num_classes = class_capsules.out_capsules
+        self.conv1 = _convolution(conv.weight, conv.bias, conv.stride)
+        weights, biases = primary.conv.weight.unflatten(0, (types, dim)), primary.conv.bias
         assert biases is not None
         self.capsules = nn.ModuleList(
-            _convolution(weights[:, d], biases.view(types, dim)[:, d], STRIDE) for d in range(dim)
+            _convolution(weights[:, d], biases.view(types, dim)[:, d], primary.conv.stride) for d in range(dim)
         )
-        self.digits = TextbookCapsules(model.class_capsules)
+        self.digits = TextbookCapsules(class_capsules)
         # Children type by type here; position by position there.
         by_type = self.digits.route_weights.unflatten(1, (-1, types)).transpose(1, 2).flatten(1, 2)
         self.digits.route_weights = nn.Parameter(by_type.detach().contiguous())
-        self.decoder = nn.Sequential(*(_copy(layer) for layer in model.decoder.layers))
+        self.decoder = nn.Sequential(*(_copy(layer) for layer in decoder.layers))
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Lengths `[batch, classes]`, and reconstructions `[batch, pixels]` of the labelled capsules."""
@@ -60,7 +66,13 @@ def textbook_loss(images: Tensor, labels: Tensor, classes: Tensor, drawn: Tensor
     return (margin + 0.0005 * error) / images.size(0)
 
 
-def textbook_step(model: CapsNet, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
+def has_stages(model: nn.Module) -> bool:
+    """Whether a model is made of `STAGES` and nothing else."""
+    children = tuple(model.children())
+    return len(children) == len(STAGES) and all(map(isinstance, children, STAGES))
+
+
+def textbook_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """A function that runs one training step of the textbook network, with plain Adam."""
     network, images = TextbookNetwork(model), images.contiguous(memory_format=torch.contiguous_format)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -75,9 +87,9 @@ def textbook_step(model: CapsNet, images: Tensor, labels: Tensor, precision: str
     return step
 
 
-def _convolution(weight: Tensor, bias: Tensor | None, stride: int) -> nn.Conv2d:
+def _convolution(weight: Tensor, bias: Tensor | None, stride: tuple[int, ...]) -> nn.Conv2d:
     outputs, channels, *kernel = weight.shape
-    made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), stride, bias=bias is not None)
+    made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), (stride[0], stride[1]), bias=bias is not None)
     made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
     if bias is not None:
         made.bias = nn.Parameter(bias.detach().clone())

@@ -199,8 +199,8 @@ def matched_cnn(
         raise TypeError(f"model: sizes and options ({names}) go with a name, not with {type(model).__name__}")
     if isinstance(model, CNN):
         raise ValueError("model: expected a capsule network, got a CNN")
-    sizes: tuple[int, int, tuple[int, int]] = (model.num_classes, model.in_chans, model.img_size)  # type: ignore[assignment]
-    target = parameter_count(model)
+    sized: Any = model
+    sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)
     first, second, hidden = matched_widths(target, *sizes)
     cnn = CNN(
         *sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout,

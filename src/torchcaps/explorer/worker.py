@@ -1,4 +1,4 @@
-"""The one worker of a page's server, and the short queue before it. Nothing of the web is here."""
+"""The one thread that computes for the server, and the short queue before it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from torchcaps.explorer.wire import Refused
+from starlette.exceptions import HTTPException
 
-MOST_WAITING = 64  # requests before the worker
+MOST_WAITING = 64  # requests in the queue
 MOST_TOGETHER = 8  # requests in one pass of a model
 
 
@@ -18,11 +18,10 @@ class Superseded(Exception):
     """A newer request of the same stream took this one's place in the queue."""
 
 
-class Desk:
-    """The one thread that works, and the queue before it.
+class Worker:
+    """One thread and its queue, in which at most one request of a stream waits: the newest.
 
-    Of each stream at most one request waits: a newer one takes the place of the older one, where that stood in the
-    queue. Requests that one pass of a model can answer together leave the queue together.
+    Requests that one pass of a model can answer together leave the queue together.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class Desk:
         self._running: list[_Job] = []
         self._closed = False
 
-    async def work(
+    async def run(
         self, function: Callable[[Any], Any], argument: object, stream: str = "", *, together: bool = False
     ) -> Any:
         """What the function returns, run in the thread.
@@ -40,15 +39,15 @@ class Desk:
         Args:
             function: of one argument; or, with `together`, of a list of arguments, with a list of answers.
             argument: of this request.
-            stream: whose request this is; one without a name takes nobody's place.
-            together: whether the function answers several requests at once; all that say so share one function.
+            stream: that the request belongs to; without a name it replaces no other request.
+            together: the function answers several requests at once; all with this share one function.
 
         Raises:
-            Superseded: if a newer request of the stream came while this one waited.
-            Refused: if too many wait, or the server stops. Exception: what the function raises.
+            Superseded: a newer request of the stream came while this one waited.
+            HTTPException: (503) the queue is full, or the server stops. Exception: what the function raises.
         """
         job = _Job(function, argument, together, Future())
-        self._line_up(stream or object(), job)
+        self._enqueue(stream or object(), job)
         self._thread.submit(self._next)
         return await asyncio.wrap_future(job.future)
 
@@ -57,17 +56,17 @@ class Desk:
         with self._lock:
             self._closed = True
             for job in (*self._waiting.values(), *self._running):
-                _settle(job.future, Refused(503, "the server is stopping"))
+                _settle(job.future, HTTPException(503, "the server is stopping"))
             self._waiting.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _line_up(self, stream: object, job: _Job) -> None:
+    def _enqueue(self, stream: object, job: _Job) -> None:
         with self._lock:
-            if self._closed:
-                raise Refused(503, "the server is stopping")
             older = self._waiting.get(stream)
+            if self._closed:
+                raise HTTPException(503, "the server is stopping")
             if older is None and len(self._waiting) >= MOST_WAITING:
-                raise Refused(503, "the server is busy; try again in a moment")
+                raise HTTPException(503, "the server is busy; try again in a moment")
             self._waiting[stream] = job  # a dictionary keeps the place
             if older is not None:
                 _settle(older.future, Superseded())
@@ -75,21 +74,15 @@ class Desk:
     def _next(self) -> None:
         """In the thread: answer the first of the queue; those that it was taken together with find less to do."""
         with self._lock:
-            self._running = jobs = self._taken()
+            together = [stream for stream, job in self._waiting.items() if job.together]
+            first = [*self._waiting][:1]
+            jobs = [self._waiting.pop(k) for k in (together[:MOST_TOGETHER] if first == together[:1] else first)]
+            self._running = jobs = [job for job in jobs if not job.future.cancelled()]
         answers = _answers(jobs) if jobs else []
         with self._lock:
             self._running = []
             for job, answer in zip(jobs, answers, strict=True):
                 _settle(job.future, answer)
-
-    def _taken(self) -> list[_Job]:
-        streams = list(self._waiting)
-        if streams and self._waiting[streams[0]].together:
-            streams = [stream for stream in streams if self._waiting[stream].together]
-            jobs = [self._waiting.pop(stream) for stream in streams[:MOST_TOGETHER]]
-        else:
-            jobs = [self._waiting.pop(stream) for stream in streams[:1]]
-        return [job for job in jobs if not job.future.cancelled()]
 
 
 class _Job(NamedTuple):
@@ -100,7 +93,7 @@ class _Job(NamedTuple):
 
 
 def _answers(jobs: Sequence[_Job]) -> list[Any]:
-    """An answer or an exception for each; where one of several fails, each is asked by itself."""
+    """An answer or an exception for each; where one of several fails, each is computed by itself."""
     first = jobs[0]
     try:
         if first.together:
@@ -111,7 +104,7 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
 
 
 def _settle(future: Future[Any], answer: object) -> None:
-    """Give a future its answer, unless it has one or was given up."""
+    """Give a future its answer, unless it has one or was cancelled."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(answer, Exception):
