@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ Html = NewType("Html", str)
 
 PIXELS_PER_INCH = 96  # of CSS
 PHONE = 500  # CSS pixels of a picture that is still read when it is made as narrow as a phone
+MOST_MARKS = 2500  # of a drawing; a matrix of fifty classes has as many
 DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may hold these
 
@@ -86,29 +87,35 @@ def table(caption: str, heads: Sequence[Html], rows: Sequence[Sequence[Html]], *
     )
 
 
-def picture(figure: Figure, alt: str, *, kind: Literal["svg", "webp"] = "svg") -> Html:
-    """A matplotlib figure on a white card: "svg" for lines and bars, "webp" for what is made of pixels.
+def picture(figure: Figure, alt: str) -> Html:
+    """A matplotlib figure on a white card: drawn again at any size, or as pixels where it has very many marks.
 
     Args:
         figure: drawn into the page.
         alt: what it shows, for those who do not see it.
-        kind: of the embedded picture.
     """
     from matplotlib import rc_context
 
-    stream = io.BytesIO()
+    stream, mime = io.BytesIO(), "image/svg+xml"
     with rc_context({"svg.hashsalt": "torchcaps"}):  # the same figure is the same page, byte for byte
-        if kind == "svg":
+        if _marks(figure) <= MOST_MARKS:
             figure.savefig(stream, format="svg", metadata={"Date": None})
         else:
+            mime = "image/webp"
             figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
     width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
     kinds = "card broad" if width > PHONE else "card"
-    mime = "image/svg+xml" if kind == "svg" else "image/webp"
     return Html(
         f'<figure class="{kinds}"><img src="{_address(mime, stream.getvalue())}" alt="{text(alt)}" width="{width}" '
         f'height="{height}" style="--natural:{width}px"></figure>'
     )
+
+
+def _marks(figure: Figure) -> int:
+    """Pixels of images, and points."""
+    marks = [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
+    marks += [np.asarray(points.get_offsets())[:, 0] for axes in figure.axes for points in axes.collections]
+    return sum(array.size for array in marks)
 
 
 def thumbnail(pixels: NDArray[np.uint8], alt: str) -> Html:

@@ -1,15 +1,12 @@
-"""Plots of a run, as PNG files. Only here and in pictures.py is matplotlib needed."""
+"""Plots of a run, as files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from torchcaps.evaluation import reconstructions
+from torchcaps.report.epochs import Rows, curve_rows, epochs_of, score_of
 from torchcaps.training import RunFolder
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder
@@ -26,37 +23,19 @@ def can_plot() -> bool:
 
 
 def plot_training(run: RunFolder, loss: str) -> Path:
-    """Write curves of loss and score over epochs; a loss of reconstruction is measured in training alone.
+    """Write curves of a task's loss (by its name) and of the score over epochs.
 
     Raises:
         RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
     """
+    return save_figure(training_figure(epochs_of(run), loss), run.path / PLOTS / "curves.png")
+
+
+def training_figure(epochs: Rows, loss: str) -> Figure:
+    """Curves of a loss and of the score; parts of the loss that are measured in training alone are left out."""
     from torchcaps import viz
 
-    epochs = [row for row in run.rows() if row["kind"] == "epoch"]
-    return save_figure(viz.curves(curve_rows(epochs, loss)), run.path / PLOTS / "curves.png")
-
-
-def curve_rows(epochs: Sequence[Mapping[str, Any]], loss: str) -> list[dict[str, Any]]:
-    """Metrics of epochs with, as "train_loss", the part of the loss that "val_loss" is of, and the score by that name.
-
-    Args:
-        epochs: rows of kind "epoch".
-        loss: the name of that part; early versions called it "margin".
-    """
-    return [
-        {**row, "train_loss": row.get(f"train_{loss}", row.get("train_margin", row["train_loss"]))} for row in epochs
-    ]
-
-
-def reconstruction_figure(model: nn.Module, images: Tensor, labels: Tensor | None) -> Figure:
-    """Originals over what the decoder makes of their longest capsule; with labels, wrong answers are marked."""
-    from torchcaps import viz
-
-    drawn = reconstructions(model, images)
-    classes = viz.drawable(model.classes)  # type: ignore[arg-type]
-    truth = drawn.predictions if labels is None else labels
-    return viz.reconstructions(images, drawn.images, truth, predictions=drawn.predictions, classes=classes)
+    return viz.curves(curve_rows(epochs, loss), loss=loss, score=score_of(epochs))
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +101,6 @@ def write_evaluation(folder: str | Path, found: Found, task: Task, images: Image
         for shown in task.exhibits(found, images):
             if shown.figure is not None:
                 save_figure(shown.figure, Path(folder) / PLOTS / f"{shown.key}.png")
-
-
-def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int | None) -> float | None:
-    """Time in training steps, from the images per second of each epoch; None where that was not recorded.
-
-    Args:
-        epochs: the metrics of the epochs of a run, in their order.
-        batch_size: images per step; only runs of early versions, which do not count their images, need it.
-    """
-    total, before = 0.0, 0
-    for row in epochs:
-        count, speed = row.get("images", (row["step"] - before) * (batch_size or 0)), row.get("images_per_second")
-        if not (count and speed):
-            return None
-        total, before = total + count / speed, row["step"]
-    return total if epochs else None
 
 
 def _few(names: tuple[str, ...]) -> str:
