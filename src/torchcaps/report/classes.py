@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.report.finished import FinishedRun
-from torchcaps.report.markup import Html, Section, join, lengths, name, paragraph, picture, table, text, thumbnail
+from torchcaps.report.markup import Html, Section, join, paragraph, picture, table
 from torchcaps.report.sections import register_section
 from torchcaps.report.words import percent
 from torchcaps.tasks import Exhibit
 from torchcaps.tasks.exhibits import evenly
 
-MISTAKES, RIVALS, GRIDS, MAPS = 12, 4, 10, 20
+MISTAKES, GRIDS, MAPS = 12, 10, 20
 SPAN, STEPS, MOST_TILES = 0.25, 5, 1024  # of perturbations
 
 QUESTIONS = {
@@ -52,22 +53,32 @@ def found_by_class(run: FinishedRun) -> Exhibit | None:
 
 
 @register_section()
-def mistakes(run: FinishedRun) -> Section | None:
+def mistakes(run: FinishedRun) -> Exhibit | None:
     """The wrong answers that the model was surest of."""
     if not run.tells_classes:
         return None
+    from torchcaps import viz
+
     worst, wrong = _worst(run)
     looked = f"{len(run.images):,} test images looked at"
     if not wrong:
-        return Section("mistakes", "Worst mistakes", paragraph(text(f"None: all of the {looked} are right.")))
+        return Exhibit("mistakes", "Worst mistakes", f"None: all of the {looked} are right.")
+    labels, activations = run.labels[worst], run.activations[worst]
+    taken = evaluation.top_labels(activations, labels.shape[1])
+    rows = tuple(
+        (*(" + ".join(run.classes[k] for k in some.tolist()) for some in (of, taken_for)),
+         *(f"{float(values[some].min()):.3f}" for some in (of, taken_for)))
+        for of, taken_for, values in zip(labels, taken, activations, strict=True)
+    )  # fmt: skip
     kind = "length" if run.task.spec.activation == "length" else "activation"
-    about = (
+    return Exhibit(
+        "mistakes", "Worst mistakes",
         f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class exceeds "
-        f"that of the true one by most. The bars are {kind}s: the true class in blue, wrong answers in orange."
-    )
-    cards = "\n".join(f"<li>{_card(run, int(index))}</li>" for index in worst)
-    body = join(paragraph(text(about)), Html(f'<ul class="cards">\n{cards}\n</ul>'))
-    return Section("mistakes", "Worst mistakes", body)
+        f"that of the true one by most. The bars are {kind}s.",
+        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=viz.drawable(run.classes)),
+        f"{len(worst)} test images that were taken for other classes, with bars for the most active ones.",
+        ("Image of", "Taken for", f"{kind.capitalize()} of the true class", f"{kind.capitalize()} of the other"), rows,
+    )  # fmt: skip
 
 
 @register_section()
@@ -83,7 +94,7 @@ def dimensions(run: FinishedRun) -> Section | None:
     found = evaluation.perturb(run.task.model, run.images.float_images(some), labels, span=SPAN, steps=STEPS)
     dims = found.reconstructions.shape[1]
     if dims * STEPS > MOST_TILES:
-        return Section("dimensions", title, paragraph(text(f"{dims} dimensions are too many to draw.")))
+        return Section("dimensions", title, paragraph(f"{dims} dimensions are too many to draw."))
     names, pictures = viz.drawable(run.classes), []
     for grid, label in zip(found.reconstructions, labels.tolist(), strict=True):
         drawn = viz.perturbations(grid, found.offsets, title=f"class capsule {names[label]!r}")
@@ -98,7 +109,7 @@ def dimensions(run: FinishedRun) -> Section | None:
         f"the decoder draws what comes out. The framed column is the capsule as it is.{shown}"
     )
     grids = Html(f'<div class="grids">\n{join(*pictures)}\n</div>')
-    return Section("dimensions", title, join(paragraph(text(about)), grids))
+    return Section("dimensions", title, join(paragraph(about), grids))
 
 
 @register_section()
@@ -144,55 +155,34 @@ def routing(run: FinishedRun) -> Section | None:
             raise ValueError("its measures need one class an image")
         found = evaluation.diagnose(run.task.model, run.images, count=run.diagnosed, seed=0)
     except ValueError as error:
-        return Section("routing", "Routing", paragraph(text(f"It cannot be measured for this run: {error}.")))
+        return Section("routing", "Routing", paragraph(f"It cannot be measured for this run: {error}."))
     about = (
         f"Measured on {found.num_samples} test images, {percent(found.accuracy)} of which are right. So few images "
         "tell large effects from none, not small ones. How each figure is defined stands in the documentation, under "
         "diagnostics."
     )
     alt = "Four panels: coupling entropy, activations by layer, share of capsules out of use, accuracy without routing."
-    body = join(paragraph(text(about)), verdicts(found), picture(viz.diagnosis(found), alt))
+    body = join(paragraph(about), verdicts(found), picture(viz.diagnosis(found), alt))
     return Section("routing", "Routing", body)
 
 
 def verdicts(found: Diagnosis) -> Html:
     """Every measure with its sentence, for the whole model and then layer by layer."""
-    parts: dict[str, list[tuple[Html, Html]]] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}
     for key, sentence in found.verdicts().items():
         layer, _, measure = key.rpartition(": ")
         if measure == "baseline":
             continue  # beside another run, a comparison says it
-        parts.setdefault(layer, []).append((text(QUESTIONS.get(measure, measure)), text(sentence)))
-    heads = [text("Question"), text("Answer")]
-    return join(
-        *(table(f"Layer {layer}" if layer else "The whole model", heads, rows, kind="words")
-          for layer, rows in parts.items())
-    )  # fmt: skip
+        parts.setdefault(layer, []).append((QUESTIONS.get(measure, measure), sentence))
+    titles = {layer: f"Layer {layer}" if layer else "The whole model" for layer in parts}
+    return join(*(table(titles[layer], ("Question", "Answer"), rows, kind="words") for layer, rows in parts.items()))
 
 
-def _worst(run: FinishedRun) -> tuple[list[int], int]:
+def _worst(run: FinishedRun) -> tuple[Tensor, int]:
     """The wrong answers that the model was surest of, and how many there are in all."""
     true = torch.zeros_like(run.activations, dtype=torch.bool).scatter(1, run.labels, True)
     rival = run.activations.masked_fill(true, -1.0).amax(dim=1)
     missed = run.activations.masked_fill(~true, 2.0).amin(dim=1)
     wrong = (~run.right).nonzero().squeeze(1)
     order = (rival - missed)[wrong].argsort(descending=True, stable=True)
-    return wrong[order][:MISTAKES].tolist(), len(wrong)
-
-
-def _card(run: FinishedRun, index: int) -> Html:
-    """One image, what it is, what it was taken for, and the activations of the rivals."""
-    from torchcaps.viz.images import pictures
-
-    true, values = run.labels[index].tolist(), run.activations[index]
-    taken = evaluation.top_labels(values.unsqueeze(0), len(true))[0].tolist()
-    largest = values.topk(min(RIVALS, len(values))).indices.tolist()
-    shown = sorted({*largest, *true}, key=lambda k: -float(values[k]))
-    kinds = dict.fromkeys(taken, "wrong") | dict.fromkeys(true, "true")
-    names = [" + ".join(run.classes[k] for k in ks) for ks in (true, taken)]
-    image = pictures("images", run.images.float_images(torch.tensor([index])).cpu())[0]
-    both = [Html(" + ".join(name(run.classes[k]) for k in ks)) for ks in (true, taken)]
-    said = paragraph(Html(f"<strong>{both[0]}</strong>, taken for {both[1]}"))
-    bars = lengths([(run.classes[k], float(values[k]), kinds.get(k, "")) for k in shown])
-    alt = f"Test image of class {names[0]}, taken for {names[1]}"
-    return Html(f"{thumbnail(image, alt)}<div>{said}{bars}</div>")
+    return wrong[order][:MISTAKES], len(wrong)

@@ -48,12 +48,12 @@ def figures(runs: Runs) -> Section:
     """Model, figures of test images, size, time."""
     found = [_facts(run) for run in runs.values()]
     labels = dict.fromkeys(label for one in found for label in one)
-    rows = [(text(label), *(name(one.get(label, "–")) for one in found)) for label in labels]
+    rows = [(label, *(name(one.get(label, "–")) for one in found)) for label in labels]
     about = (
         "Accuracy is the share of images with all of their classes found. " * any(run.several for run in runs.values())
         + "Times are those of training steps alone, on the machine of each run."
     )
-    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(text(about)))
+    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(about))
     return Section("figures", "Side by side", body)
 
 
@@ -84,8 +84,8 @@ def difference(runs: Runs) -> Section:
         found = compare_answers(run.right, base.right)
         low, high = (f"{100 * bound:+.2f}" for bound in found.interval)
         rows.append((
-            name(key), text(f"{100 * found.difference:+.2f}"), text(f"{low} to {high}"), text(f"{found.only_first:,}"),
-            text(f"{found.only_second:,}"), text(f"{found.p_value:.2g}"),
+            name(key), f"{100 * found.difference:+.2f}", f"{low} to {high}", f"{found.only_first:,}",
+            f"{found.only_second:,}", f"{found.p_value:.2g}",
         ))  # fmt: skip
         verdict = found.verdict.replace("The first model", "This run").replace("The second model", "The reference")
         verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: {text(verdict)}")))
@@ -96,7 +96,7 @@ def difference(runs: Runs) -> Section:
         "One run a model is one seed a model: a difference between two trainings is not yet one between two methods. "
         "Several runs of each are compared by <code>torchcaps compare</code>."
     )
-    heads = [text(t) for t in ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")]
+    heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
     counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
     told = [table(counted, heads, rows, kind="figures")] if rows else []
     return Section("difference", "Is one better?", join(paragraph(about), *told, *verdicts))
@@ -122,18 +122,18 @@ def curves(runs: Runs) -> Section:
     ends = ", ".join(f"{key} ends at {figure(score, last)}" for key, last in lasts.items() if last is not None)
     alt = f"Validation loss and {score.replace('_', ' ')} over epochs, a line for each run: {ends}."
     other = "" if len(losses) == 1 else "The runs were trained with different losses: these lines cannot be compared."
-    return Section("curves", "Training", join(picture(drawn, alt), paragraph(text(other)) if other else Html("")))
+    return Section("curves", "Training", join(picture(drawn, alt), *([paragraph(other)] if other else [])))
 
 
 def classes(runs: Runs) -> Section:
     """Accuracy of each class, a column for each run."""
     title, base = "Class by class", next(iter(runs.values()))
     if any(run.several for run in runs.values()):
-        return Section("classes", title, paragraph(text("A comparison by class needs one class an image.")))
+        return Section("classes", title, paragraph("A comparison by class needs one class an image."))
     if any(run.classes != base.classes for run in runs.values()):
-        return Section("classes", title, paragraph(text("The runs do not have the same classes.")))
+        return Section("classes", title, paragraph("The runs do not have the same classes."))
     rows = [
-        (name(label), *(text(percent(run.figures["per_class"][index]["accuracy"])) for run in runs.values()))
+        (name(label), *(percent(run.figures["per_class"][index]["accuracy"]) for run in runs.values()))
         for index, label in enumerate(base.classes)
     ]
     return Section("classes", title, table("Accuracy by class", _heads("Class", runs), rows, kind="figures"))
@@ -148,15 +148,15 @@ def settings(runs: Runs) -> Section:
     ):
         rows = _differing(values)
         told = table(caption, _heads(heading, runs), rows, kind="words")
-        parts.append(told if rows else paragraph(text(f"{caption}: none.")))
+        parts.append(told if rows else paragraph(f"{caption}: none."))
     return Section("settings", "What differs", join(*parts))
 
 
-def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[Html, ...]]:
+def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     keys = dict.fromkeys(key for one in values for key in one)
     rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
-    return [(text(key), *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    return [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
 
 
-def _heads(first: str, runs: Runs) -> list[Html]:
-    return [text(first), *(name(key) for key in runs)]
+def _heads(first: str, runs: Runs) -> list[str]:
+    return [first, *map(name, runs)]

@@ -11,7 +11,7 @@ from torchcaps.report import classes as classes  # registers its sections
 from torchcaps.report import comparison
 from torchcaps.report.finished import FinishedRun, open_finished
 from torchcaps.report.markup import page
-from torchcaps.report.plots import can_plot
+from torchcaps.report.run import can_plot
 from torchcaps.report.sections import lead, sections_of
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder

@@ -13,8 +13,7 @@ from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.plots import PLOTS, save_figure
-from torchcaps.report.run import open_run
+from torchcaps.report.run import PLOTS, open_run, save_figure
 from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import load
 from torchcaps.types import ModelSpec, spec_of

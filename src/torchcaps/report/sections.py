@@ -11,7 +11,7 @@ from torchcaps.models._registry import model_passport
 from torchcaps.report.epochs import score_of
 from torchcaps.report.finished import FinishedRun
 from torchcaps.report.markup import Html, Section, heading, join, name, paragraph, picture, table, text
-from torchcaps.report.plots import training_figure
+from torchcaps.report.run import training_figure
 from torchcaps.report.words import counted, duration, figure, percent, setting
 from torchcaps.tasks import Exhibit, create_task
 from torchcaps.training import TrainConfig
@@ -56,12 +56,11 @@ def sections_of(run: FinishedRun) -> list[Section]:
 
 def exhibited(shown: Exhibit) -> Section:
     """An exhibit of a task as a section."""
-    parts = [paragraph(text(shown.about))] if shown.about else []
+    parts = [paragraph(shown.about)] if shown.about else []
     if shown.figure is not None:
         parts.append(picture(shown.figure, shown.alt or shown.title))
     if shown.heads:
-        rows = [(name(first), *map(text, cells)) for first, *cells in shown.rows]
-        parts.append(table(shown.title, _heads(*shown.heads), rows, kind="figures"))
+        parts.append(table(shown.title, shown.heads, [tuple(map(name, row)) for row in shown.rows], kind="figures"))
     return Section(shown.key, shown.title, join(*parts))
 
 
@@ -85,24 +84,23 @@ def summary(run: FinishedRun) -> Section:
     passport = model_passport(run.config.model.name)
     options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model.options.items())
     rows = {
-        "Model": text(f"{run.config.model.name} ({passport.title}, {passport.year})"),
-        "Its options": text(options or "none, so its defaults"),
-        "Its outputs": text(_outputs(run)),
-        "Parameters": text(f"{run.parameters:,}"),
-        "Task": text(f"{run.task.name}, trained with the {_words(run.task.loss)} loss"),
+        "Model": f"{run.config.model.name} ({passport.title}, {passport.year})",
+        "Its options": options or "none, so its defaults",
+        "Its outputs": _outputs(run),
+        "Parameters": f"{run.parameters:,}",
+        "Task": f"{run.task.name}, trained with the {_words(run.task.loss)} loss",
         "Data": name(run.config.data.name),
-        "Images": text(f"{width} × {height} pixels (width × height), {_channels(run.images.in_chans)}"),
-        "Classes": _classes(run) if run.task.labelled else text("labels had no part in it"),
-        "Training": text(_training(run)),
-        "Time": text(_time(run)),
-        "Model kept": text(_kept(run)),
-    } | {label: text(value) for label, value in _results(run).items()}
-    told = [table("The run", _heads("What", "Value"), [(text(k), v) for k, v in rows.items()], kind="words")]
+        "Images": f"{width} × {height} pixels (width × height), {_channels(run.images.in_chans)}",
+        "Classes": _classes(run) if run.task.labelled else "labels had no part in it",
+        "Training": _training(run),
+        "Time": _time(run),
+        "Model kept": _kept(run),
+    } | _results(run)
+    told = [table("The run", ("What", "Value"), [*rows.items()], kind="words")]
     if not run.tells_classes:
         heads, *cells = run.measured.table()
-        rounded = [tuple(map(text, row)) for row in cells]
-        told.append(table(f"Figures on {len(run.images):,} test images", _heads(*heads), rounded, kind="figures"))
-    return Section("summary", "Summary", join(*told, *(paragraph(text(note)) for note in _notes(run))))
+        told.append(table(f"Figures on {len(run.images):,} test images", heads, cells, kind="figures"))
+    return Section("summary", "Summary", join(*told, *map(paragraph, _notes(run))))
 
 
 def curves(run: FinishedRun) -> Section:
@@ -122,34 +120,26 @@ def curves(run: FinishedRun) -> Section:
     if "score" not in run.epochs[-1] and loss != "margin" and ends:
         about += " In runs of early versions the validation loss is the margin loss: the lines cannot be compared."
     warnings = [f"Epoch {row['epoch']}: {warning}" for row in run.epochs for warning in row.get("warnings", ())]
-    told = [paragraph(text(sentence)) for sentence in (*run.notes, *warnings)]
+    told = map(paragraph, (*run.notes, *warnings))
     drawn = picture(training_figure(run.epochs, loss), alt)
-    return Section("curves", "Training", join(paragraph(text(about)), drawn, *told))
+    return Section("curves", "Training", join(paragraph(about), drawn, *told))
 
 
 def configuration(run: FinishedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
     default = create_task(run.task.model, TrainConfig())
     usual = default.config.updated(clip=default.clip).flat()
-    rows = []
+    rows: list[tuple[str, str]] = []
     for key, value in run.config.flat().items():
         shown = text(setting(value))
-        rows.append((text(key), shown if value in (usual[key], None) else Html(f"<strong>{shown}</strong>")))
-    machine = [(text(key), text(setting(value))) for key, value in run.environment.items()]
-    told = (
-        table("What the run was started with", _heads("What", "Version or kind"), machine, kind="words")
-        if machine
-        else paragraph(text("The environment was not recorded."))
-    )
+        rows.append((key, shown if value in (usual[key], None) else Html(f"<strong>{shown}</strong>")))
+    machine = [(key, setting(value)) for key, value in run.environment.items()]
+    told = table("What the run was started with", ("What", "Version or kind"), machine, kind="words")
     body = join(
-        table("Settings; bold where they are not the default", _heads("Setting", "Value"), rows, kind="words"),
-        heading("Environment"), told,
+        table("Settings; bold where they are not the default", ("Setting", "Value"), rows, kind="words"),
+        heading("Environment"), told if machine else paragraph("The environment was not recorded."),
     )  # fmt: skip
     return Section("configuration", "Configuration and environment", body)
-
-
-def _heads(*titles: str) -> list[Html]:
-    return [text(title) for title in titles]
 
 
 def _words(key: str) -> str:

@@ -42,7 +42,7 @@ def confusions(found: Evaluation) -> Exhibit:
         for n, place in zip(counts[:CONFUSIONS], places[:CONFUSIONS], strict=True) if n
     ]  # fmt: skip
     rows = tuple(
-        (f"{names[true]} → {names[taken]}", f"{n:,}", _percent(n / int(found.confusion[true].sum())))
+        (names[true], names[taken], f"{n:,}", _percent(n / int(found.confusion[true].sum())))
         for n, true, taken in pairs
     )
     about = "Rows are true classes, columns what they were taken for."
@@ -53,7 +53,7 @@ def confusions(found: Evaluation) -> Exhibit:
         "confusion_matrix", "Confusion matrix", about, viz.confusion_matrix(found.confusion, drawn),
         f"Confusion matrix of {len(names)} classes: {int(found.confusion.trace()):,} of {found.num_samples:,} images "
         "on its diagonal are right.",
-        ("True class → taken for", "Images", "Of the true class") if rows else (), rows,
+        ("True class", "Taken for", "Images", "Of the true class") if rows else (), rows,
     )  # fmt: skip
 
 
