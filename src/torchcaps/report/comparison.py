@@ -9,7 +9,7 @@ import torch
 
 from torchcaps.errors import RunError
 from torchcaps.evaluation import compare_answers
-from torchcaps.report.epochs import score_of
+from torchcaps.report.epochs import best_epoch, score_of
 from torchcaps.report.finished import FinishedRun
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
 from torchcaps.report.words import duration, figure, numbers, percent, setting, telling
@@ -59,7 +59,7 @@ def figures(runs: Runs) -> Section:
 
 def _facts(run: FinishedRun) -> dict[str, str]:
     figures = run.figures
-    own = {label: figure(label, value) for label, value in numbers(figures).items() if label != "num samples"}
+    own = {label: figure(label, value) for label, value in numbers(figures).items()}
     if run.tells_classes:
         own = {"Test accuracy": percent(run.accuracy), "Test error": percent(figures["error"])}
         if not run.several:
@@ -68,8 +68,8 @@ def _facts(run: FinishedRun) -> dict[str, str]:
     return {"Model": run.config.model.name} | own | {
         "Test images": f"{figures['num_samples']:,}", "Parameters": f"{run.parameters:,}",
         "Loss in training": run.task.loss.replace("_", " "), "Epochs": str(len(run.epochs)),
-        "Best epoch": str(run.best_epoch), "Training time": "–" if run.seconds is None else duration(run.seconds),
-        "Seed": str(run.config.run.seed),
+        "Best epoch": str(best_epoch(run.epochs)), "Seed": str(run.config.run.seed),
+        "Training time": "–" if run.seconds is None else duration(run.seconds),
     }  # fmt: skip
 
 

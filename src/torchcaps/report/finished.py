@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +13,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import RunError, check_range, read_text
+from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Calibration, Evaluation, Reliability
-from torchcaps.report.epochs import best_epoch, epochs_of, is_finished, training_seconds
-from torchcaps.report.run import EVALUATION, open_run
+from torchcaps.report.epochs import epochs_of, is_finished, training_seconds
+from torchcaps.report.run import EVALUATION, open_run, read_figures
 from torchcaps.tasks import Found, Task
 from torchcaps.tasks.classify import right
 from torchcaps.tasks.exhibits import evenly
@@ -55,11 +54,6 @@ class FinishedRun:
     figures: dict[str, Any]
     recorded: bool
     diagnosed: int = 64
-
-    @property
-    def name(self) -> str:
-        """That of the folder."""
-        return self.path.resolve().name
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -115,11 +109,6 @@ class FinishedRun:
         return sum(p.numel() for p in self.task.model.parameters())
 
     @property
-    def best_epoch(self) -> int:
-        """Whose model was kept, counted from 1."""
-        return best_epoch(self.epochs) or 0
-
-    @property
     def seconds(self) -> float | None:
         """Time in training steps, from the images per second of each epoch; None where that was not recorded."""
         return training_seconds(self.epochs, self.config.run.batch_size)
@@ -159,28 +148,24 @@ def open_finished(
             f"{run.path}: this run is not finished, it has done {len(epochs)} of {config.run.epochs} epochs; "
             f"continue it with: torchcaps train {config.model.name} --output {run.path} --resume"
         )
-    file, total = run.path / EVALUATION, len(images)
-    recorded = file.exists() and "classes" in task.offers
-    if recorded and total > most_images:
+    total, recorded = len(images), read_figures(run.path) if "classes" in task.offers else None
+    if recorded is not None and total > most_images:
         images = images.subset(evenly(torch.arange(total), most_images))
     measured = task.evaluate(images, progress=progress)
+    figures = measured.to_dict()
+    if recorded is not None:
+        _check_recorded(recorded, figures, run.path / EVALUATION)
     return FinishedRun(
         path=run.path, config=config, environment=run.environment(), epochs=epochs, task=task, images=images,
         notes=[str(row.get("text")) for row in run.rows() if row["kind"] == "note"], total=total, measured=measured,
-        recorded=recorded, figures=_recorded(file, measured) if recorded else measured.to_dict(), diagnosed=diagnosed,
+        recorded=recorded is not None, figures=recorded or figures, diagnosed=diagnosed,
     )  # fmt: skip
 
 
-def _recorded(file: Path, measured: Found) -> dict[str, Any]:
-    """What evaluation.json says, if it speaks of this model."""
+def _check_recorded(found: dict[str, Any], measured: dict[str, Any], file: Path) -> None:
+    """Raise RunError unless the figures of a file speak of the model that was measured."""
     again = f"write it anew with: torchcaps evaluate {file.parent}"
-    try:
-        found = json.loads(read_text(file))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file}: is no readable evaluation ({error}); {again}") from error
-    expected = measured.to_dict()
-    if not isinstance(found, dict) or not expected.keys() <= found.keys():
+    if not measured.keys() <= found.keys():
         raise RunError(f"{file}: does not hold the figures of an evaluation; {again}")
-    if found.get("classes") != expected.get("classes"):
+    if found.get("classes") != measured.get("classes"):
         raise RunError(f"{file}: its classes are not those of the model; {again}")
-    return found

@@ -55,10 +55,8 @@ def write_report(
         ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
     _check(images, diagnose)
-    found = open_finished(
-        run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress
-    )  # fmt: skip
-    content = page(f"Report on {found.name}", lead(found), sections_of(found), _foot([found]))
+    found = open_finished(run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress)
+    content = page(f"Report on {found.path.resolve().name}", lead(found), sections_of(found), _foot([found]))
     return _write(content, found.path / REPORT if output is None else Path(output))
 
 
@@ -90,10 +88,8 @@ def write_comparison(
         raise ValueError(f"runs: expected different run folders, got {twice} twice")
     found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
     comparison.check_same_task(found)
-    named = comparison.named(found)
-    content = page(
-        f"Comparison of {len(found)} runs", comparison.lead(named), comparison.sections_of(named), _foot(found)
-    )
+    title, named = f"Comparison of {len(found)} runs", comparison.named(found)
+    content = page(title, comparison.lead(named), comparison.sections_of(named), _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 

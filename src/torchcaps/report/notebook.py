@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from torchcaps.errors import RunError, read_text
 from torchcaps.models.notebook import card, facts, plain
 from torchcaps.report.epochs import best_epoch, epochs_of, is_finished, score_of, training_seconds
-from torchcaps.report.run import EVALUATION
+from torchcaps.report.run import read_figures
 from torchcaps.report.words import counted, duration, figure, numbers, percent
 from torchcaps.training import RunFolder, load
 
@@ -87,16 +85,7 @@ class Run:
         Raises:
             RunError: if it is damaged.
         """
-        file = self.folder.path / EVALUATION
-        if not file.exists():
-            return None
-        try:
-            found = json.loads(read_text(file))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file}: is no readable evaluation ({error})") from error
-        if not isinstance(found, dict):
-            raise RunError(f"{file}: is no evaluation, which is a JSON object")
-        return found
+        return read_figures(self.folder.path)
 
     def load(self, device: str = "cpu") -> nn.Module:
         """Its model, in evaluation mode.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.data import images_in
@@ -16,7 +16,7 @@ from torchcaps.evaluation import example_indices
 from torchcaps.report.run import PLOTS, open_run, save_figure
 from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import load
-from torchcaps.types import ModelSpec, spec_of
+from torchcaps.types import spec_of
 
 MOST_PAIRS = 80
 
@@ -52,7 +52,11 @@ def reconstruct_run(
     drawn = evaluation.reconstructions(chosen.model, chosen.images[some])
     truth = drawn.predictions if chosen.labels is None else chosen.labels[some]
     figure = viz.reconstructions(
-        chosen.images[some], drawn.images, truth, predictions=drawn.predictions, classes=viz.drawable(chosen.classes)
+        chosen.images[some],
+        drawn.images,
+        truth,
+        predictions=drawn.predictions,
+        classes=viz.drawable(chosen.model.classes),
     )
     return save_figure(figure, _plots(run) / "reconstructions.png" if output is None else Path(output))
 
@@ -89,7 +93,7 @@ def perturb_run(
 
     chosen = _chosen(run, images, data, root, 1, seed)
     folder = _plots(run) if output is None else Path(output)
-    classes, written = viz.drawable(chosen.classes), []
+    classes, written = viz.drawable(chosen.model.classes), []
     for index, name in enumerate(chosen.names):
         label = None if chosen.labels is None else chosen.labels[index : index + 1]
         found = evaluation.perturb(chosen.model, chosen.images[index : index + 1], label, span=span, steps=steps)
@@ -100,10 +104,9 @@ def perturb_run(
 
 
 class _Chosen(NamedTuple):
-    """A model with a decoder, names of its classes, images, their labels where they are known, and a name for each."""
+    """A model with a decoder of class capsules, images, their labels where they are known, and a name for each."""
 
-    model: nn.Module
-    classes: tuple[str, ...]
+    model: Any
     images: Tensor
     labels: Tensor | None
     names: list[str]
@@ -113,22 +116,22 @@ def _chosen(
     run: str | Path, images: Sequence[str | Path], data: str | None, root: str | None, per_class: int, seed: int
 ) -> _Chosen:
     if images:
-        model: Any = load(run)
-        _check_decoder(run, spec_of(model), model.classes)
+        model = _with_decoder(run, load(run))
         files = images_in(images)
         pictures = torch.stack([model.preprocess(file) for file in files])
-        return _Chosen(model, model.classes, pictures, None, _file_names([file.stem for file in files]))
+        return _Chosen(model, pictures, None, _file_names([file.stem for file in files]))
     task, test = open_run(run, data=data, root=root, device="cpu")
-    _check_decoder(run, task.spec, test.classes if "classes" in task.offers else ())
-    some = example_indices(test.labels.view(len(test), -1)[:, 0], per_class, seed)
-    labels = test.labels[some].view(len(some), -1)[:, 0]
-    names = _file_names([test.classes[k] for k in labels.tolist()])
-    return _Chosen(task.model, test.classes, test.float_images(some), labels, names)
+    model = _with_decoder(run, task.model)
+    first = test.labels.view(len(test), -1)[:, 0]
+    some = example_indices(first, per_class, seed)
+    names = _file_names([test.classes[k] for k in first[some].tolist()])
+    return _Chosen(model, test.float_images(some), first[some], names)
 
 
-def _check_decoder(run: str | Path, spec: ModelSpec, classes: Sequence[str]) -> None:
-    if not (spec.decoder and classes):
+def _with_decoder(run: str | Path, model: Any) -> Any:
+    if not (spec_of(model).decoder and model.classes):
         raise RunError(f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them")
+    return model
 
 
 def _plots(run: str | Path) -> Path:

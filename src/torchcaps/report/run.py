@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
-from torchcaps.errors import DataError, RunError
+from torchcaps.errors import DataError, RunError, read_text
 from torchcaps.ranks import joined
 from torchcaps.report.epochs import Rows, curve_rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
@@ -126,6 +127,26 @@ def training_figure(epochs: Rows, loss: str) -> Figure:
     from torchcaps import viz
 
     return viz.curves(curve_rows(epochs, loss), loss=loss, score=score_of(epochs))
+
+
+def read_figures(folder: str | Path) -> dict[str, Any] | None:
+    """What a folder's evaluation.json says of the test images; None before they were looked at.
+
+    Raises:
+        RunError: if it is damaged.
+    """
+    file = Path(folder) / EVALUATION
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(read_text(file))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{file}: is no readable evaluation ({error}); write it anew with: torchcaps evaluate {folder}"
+        ) from error
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

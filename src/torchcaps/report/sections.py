@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torchcaps import plugins
 from torchcaps.models._registry import model_passport
-from torchcaps.report.epochs import score_of
+from torchcaps.report.epochs import best_epoch, score_of
 from torchcaps.report.finished import FinishedRun
 from torchcaps.report.markup import Html, Section, heading, join, name, paragraph, picture, table, text
 from torchcaps.report.run import training_figure
@@ -183,8 +183,8 @@ def _time(run: FinishedRun) -> str:
 
 def _kept(run: FinishedRun) -> str:
     if not any(row.get("best") for row in run.epochs):
-        return f"that of epoch {run.best_epoch}, the last"
-    return f"that of epoch {run.best_epoch}, chosen by validation; test images had no part in it"
+        return f"that of epoch {best_epoch(run.epochs)}, the last"
+    return f"that of epoch {best_epoch(run.epochs)}, chosen by validation; test images had no part in it"
 
 
 def _results(run: FinishedRun) -> dict[str, str]:

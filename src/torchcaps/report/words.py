@@ -18,13 +18,13 @@ def figure(key: str, value: float) -> str:
 
 
 def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among figures, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
+    """The figures that are numbers, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
     found: dict[str, float] = {}
     for key, value in figures.items():
         name = key.replace("_", " ")
         if isinstance(value, dict):
             found |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and key != "num_samples":
             found[name] = value
     return found
 

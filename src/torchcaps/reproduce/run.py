@@ -161,16 +161,8 @@ def _one(
 
 
 def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int, dict[str, Any]]:
-    """Number of parameters, and the figures of the task and of the recipe's measures.
-
-    The table shows plain numbers: those of a figure in parts, as a correlation of each axis, get names of their own.
-    """
+    """Number of parameters, and the figures of the task and of the recipe's measures."""
     figures: dict[str, Any] = finish_run(run, device=config.run.device, root=config.data.root).to_dict()
-    figures |= {
-        f"{name}_{part}": number
-        for name, parts in figures.items() if isinstance(parts, dict)
-        for part, number in parts.items() if isinstance(number, int | float)
-    }  # fmt: skip
     trained = finished(run, config)
     for name in recipe.measures:
         figures |= MEASURES[name](trained)
