@@ -75,10 +75,10 @@ def test_outputs_are_those_of_a_forward_pass(name):
     for stage, module in model.named_modules():
         module.register_forward_hook(lambda module, inputs, output, stage=stage: seen.setdefault(stage, output))
     images = torch.rand(1, model.in_chans, *model.img_size)
-    if not model.spec.decoder:
-        model(images)
-    else:
+    if model.spec.decoder:
         model.reconstruct(model.capsules(images))
+    else:
+        model(images)
     found = rows(model)
     stages = set(found) - {"stage", "images", "total"}
     assert len(stages) >= 4

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
-from torchcaps.errors import DataError, RunError
+from torchcaps.errors import DataError, RunError, read_text
 from torchcaps.ranks import joined
-from torchcaps.report.plots import PLOTS, can_plot, plot_training, save_figure
+from torchcaps.report.epochs import Rows, curve_rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task
 from torchcaps.training import RunFolder, load
-from torchcaps.training.checkpoint import write_json
+from torchcaps.training.checkpoint import atomic, write_json
 from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped
 
-EVALUATION = "evaluation.json"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EVALUATION, PLOTS = "evaluation.json", "plots"
 
 
 def open_run(
@@ -104,20 +108,63 @@ def write_evaluation(folder: str | Path, found: Found, task: Task, images: Image
                 save_figure(shown.figure, Path(folder) / PLOTS / f"{shown.key}.png")
 
 
-def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int | None) -> float | None:
-    """Time in training steps, from the images per second of each epoch; None where that was not recorded.
+def can_plot() -> bool:
+    """Whether matplotlib is installed; without it a run has its figures, but no plots."""
+    return find_spec("matplotlib") is not None
 
-    Args:
-        epochs: the metrics of the epochs of a run, in their order.
-        batch_size: images per step; only runs of early versions, which do not count their images, need it.
+
+def plot_training(run: RunFolder, loss: str) -> Path:
+    """Write curves of a task's loss (by its name) and of the score over epochs.
+
+    Raises:
+        RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
     """
-    total, before = 0.0, 0
-    for row in epochs:
-        count, speed = row.get("images", (row["step"] - before) * (batch_size or 0)), row.get("images_per_second")
-        if not (count and speed):
-            return None
-        total, before = total + count / speed, row["step"]
-    return total if epochs else None
+    return save_figure(training_figure(epochs_of(run), loss), run.path / PLOTS / "curves.png")
+
+
+def training_figure(epochs: Rows, loss: str) -> Figure:
+    """Curves of a loss and of the score; parts of the loss that are measured in training alone are left out."""
+    from torchcaps import viz
+
+    return viz.curves(curve_rows(epochs, loss), loss=loss, score=score_of(epochs))
+
+
+def read_figures(folder: str | Path) -> dict[str, Any] | None:
+    """What a folder's evaluation.json says of the test images; None before they were looked at.
+
+    Raises:
+        RunError: if it is damaged.
+    """
+    file = Path(folder) / EVALUATION
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(read_text(file))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{file}: is no readable evaluation ({error}); write it anew with: torchcaps evaluate {folder}"
+        ) from error
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically, in the format that the ending of `path` names (PNG without one); folders are made.
+
+    Raises:
+        ValueError: for an ending that is no picture format.
+        RunError, TrainingError: if it cannot be written.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"output: expected a file ending in one of {', '.join(sorted(known))}, got {path.name}")
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        figure.savefig(partial, format=kind, dpi=120)
+    return path
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchcaps.errors import RunError
 from torchcaps.evaluation import Comparison, RunsComparison, compare_answers, compare_runs
-from torchcaps.report.comparison import same_images
-from torchcaps.report.subject import Subject, open_subject
+from torchcaps.report.comparison import check_same_task, same_images
+from torchcaps.report.finished import FinishedRun, open_finished
 
 ALL_IMAGES = 2**62
 
@@ -41,8 +41,9 @@ def compare_folders(
         progress: called with (images done, images in all) for each run.
 
     Raises:
-        RunError: for no run, one that is not finished or damaged, runs that were not tested on the same images, two of
-            one method with the same seed, or, if paired, other seeds for the second method.
+        RunError: for no run, one that is not finished or damaged, runs of different tasks or of one without right
+            answers, runs that were not tested on the same images, two of one method with the same seed, or, if paired,
+            other seeds for the second method.
         DataError: if the test images cannot be had.
         ValueError: as for `compare_runs`.
     """
@@ -50,6 +51,7 @@ def compare_folders(
         _answers(runs, root=root, device=device, most_images=ALL_IMAGES, progress=progress) for runs in (first, second)
     ]
     (ours, base), (theirs, other) = found
+    check_same_task([base, other])
     if not same_images(base, other):
         raise RunError(f"{other.path}: was not tested on the same images as {base.path}")
     if len(ours) == len(theirs) == 1:
@@ -62,12 +64,15 @@ def compare_folders(
     return compare_runs(one, two, paired=paired, margin=margin)
 
 
-def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Tensor, " n"]], Subject]:
+def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Tensor, " n"]], FinishedRun]:
     """Which images each run of one method is right on, by the seeds in their order; and the first run."""
-    subjects = (open_subject(run, **how) for run in runs)
-    base = next(subjects)
+    opened = (open_finished(run, **how) for run in runs)
+    base = next(opened)
+    if not base.tells_classes:
+        raise RunError(f"{base.path}: the task {base.task.name} gives no right and wrong answers to compare")
     right = {base.config.run.seed: base.right}
-    for run in subjects:  # one at a time: each holds its model and its images
+    for run in opened:  # one at a time: each holds its model and its images
+        check_same_task([base, run])
         seed = run.config.run.seed
         if seed in right:
             raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")

@@ -34,12 +34,12 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
 
     Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class
     in place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction
-    orange.
+    orange; images may show several classes each.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 20.
         activations: `[n, classes]` lengths in [0, 1].
-        labels: `[n]` indices of the true classes.
+        labels: `[n]` or `[n, k]` indices of the true classes.
         classes: names; long ones are shortened in the middle.
 
     Raises:
@@ -51,7 +51,7 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     if lengths.shape != (len(shown), len(classes)):
         want = named_shape(("n", "classes"), (len(shown), len(classes)))
         raise ValueError(f"activations: expected {want}, got {named_shape(('n', 'classes'), lengths.shape)}")
-    true = class_indices("labels", labels, len(shown), len(classes))
+    true = class_indices("labels", labels, len(shown), len(classes)).reshape(len(shown), -1).tolist()
     bars = len(classes) if len(classes) <= MOST_BARS else FEW
     height, _ = tile_size(shown.shape[1:3], 1.1)
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
@@ -63,23 +63,24 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
         above, below = figure.add_subplot(grid[row, column]), figure.add_subplot(grid[row + 1, column])
         above.imshow(image, interpolation="antialiased")
         above.set_axis_off()
-        above.set_title(names[true[i]], fontsize=SMALL)
-        _draw_bars(below, lengths[i], int(true[i]), names)
-    figure.suptitle("lengths; blue: true class, orange: wrong answer", fontsize=TEXT)
+        above.set_title(" + ".join(names[k] for k in true[i]), fontsize=SMALL)
+        _draw_bars(below, lengths[i], true[i], names)
+    figure.suptitle("activations; blue: true class, orange: wrong answer", fontsize=TEXT)
     return figure
 
 
-def _chosen(lengths: NDArray[np.float64], true: int) -> list[int]:
+def _chosen(lengths: NDArray[np.float64], true: list[int]) -> list[int]:
     """Which classes have a bar, from top to bottom."""
     if len(lengths) <= MOST_BARS:
         return list(range(len(lengths)))
     longest = [int(i) for i in np.argsort(-lengths, kind="stable")[:FEW]]
-    return longest if true in longest else [*longest[:-1], true]
+    missing = [k for k in true if k not in longest]
+    return [*longest[: FEW - len(missing)], *missing]
 
 
-def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: int, names: list[str]) -> None:
-    chosen, predicted = _chosen(lengths, true), int(np.argmax(lengths))
-    colours = [SKY if i == true else ORANGE if i == predicted else GREY for i in chosen]
+def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
+    chosen, predicted = _chosen(lengths, true), np.argsort(-lengths, kind="stable")[: len(true)]
+    colours = [SKY if i in true else ORANGE if i in predicted else GREY for i in chosen]
     plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colours)
     for row, index in enumerate(chosen):
         axes.text(0.02, row, names[index], va="center", fontsize=SMALL)

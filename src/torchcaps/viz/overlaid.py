@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from torchcaps.errors import check_range
 from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure, plain, short_names
+from torchcaps.viz.history import unit_of
 from torchcaps.viz.robustness import STYLES
 
 Metrics = Sequence[Mapping[str, float | None]]
@@ -17,27 +18,28 @@ DASHES = ("-", "--", ":", "-.")  # a second round of colours is told apart by th
 MOST_RUNS = 4 * len(STYLES)
 
 
-def overlaid_curves(runs: Mapping[str, Metrics]) -> Figure:
-    """Validation loss and accuracy over epochs, a line a run.
+def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> Figure:
+    """Validation loss and score over epochs, a line a run.
 
     A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
 
     Args:
-        runs: name -> one row an epoch, with `epoch` and any of `val_loss`, `val_accuracy` (in [0, 1]); absent values
-            are passed over; NaN and infinity leave a gap.
+        runs: name -> one row an epoch, with `epoch` and any of `val_loss`, `val_<score>`; absent values are passed
+            over; NaN and infinity leave a gap.
+        score: as for `curves`.
 
     Raises:
         ValueError: for no run, or more than can be told apart.
     """
     check_range("number of runs", len(runs), low=1, high=MOST_RUNS)
     figure = new_figure(9.0, 3.6 + 0.16 * len(runs))
-    loss, accuracy = figure.subplots(1, 2)
+    loss, right = figure.subplots(1, 2)
     drawn = _panel(loss, runs, "val_loss", 1.0)
-    _panel(accuracy, runs, "val_accuracy", 100.0)
+    _panel(right, runs, f"val_{score}", 100.0 if unit_of(score) else 1.0)
     if drawn and 0 < 20 * min(drawn) <= max(drawn):
         loss.set_yscale("log")
     loss.set_title("validation loss", fontsize=TEXT, loc="left")
-    accuracy.set_title("validation accuracy (%)", fontsize=TEXT, loc="left")
+    right.set_title(f"validation {score.replace('_', ' ')}{unit_of(score)}", fontsize=TEXT, loc="left")
     lines, _ = loss.get_legend_handles_labels()
     names = short_names(list(runs), 70)
     figure.legend(lines, names, loc="outside lower center", fontsize=SMALL, frameon=False)

@@ -9,8 +9,10 @@ from torchcaps.data import ImageSet
 from torchcaps.errors import TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
-from torchcaps.report import plot_evaluation, save_figure
-from torchcaps.report.plots import drawable, evenly, reconstruction_figure
+from torchcaps.report import save_figure
+from torchcaps.tasks import exhibits
+from torchcaps.tasks.exhibits import classified, evenly
+from torchcaps.viz import drawable
 
 
 @pytest.fixture
@@ -79,14 +81,29 @@ def test_names_that_a_picture_cannot_show_are_numbers():
 def test_names_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
     # A letter without a glyph would warn, and a warning fails here.
     names = ("左折禁止", "शरद", "größe")
-    assert drawable(names) == ["class 0", "class 1", "größe"]
     torch.manual_seed(0)
     model = create_model("capsnet", num_classes=3, img_size=18, channels=4, primary_types=2).eval()
-    model.classes = names
     images = ImageSet(torch.randint(0, 255, (9, 1, 18, 18), dtype=torch.uint8), torch.arange(9) % 3, names, "scripts")
-    found = score(torch.rand(9, 3), images.labels, names)
-    assert len(plot_evaluation(tmp_path, found, model, images)) == 5
-    figure = reconstruction_figure(model, images.float_images(), None)
-    words = {text.get_text() for axes in figure.axes for text in axes.texts}
-    assert not any(name in word for word in words for name in names[:2])
-    save_figure(figure, tmp_path / "again.png")
+    shown = classified(model, score(torch.rand(9, 3), images.labels, names), images)
+    assert [one.key for one in shown] == [
+        "confusion_matrix",
+        "per_class",
+        "calibration",
+        "activations",
+        "reconstructions",
+    ]
+    for one in shown:
+        save_figure(one.figure, tmp_path / f"{one.key}.png")
+        words = {text.get_text() for axes in one.figure.axes for text in axes.texts}
+        assert not any(name in word for word in words for name in names[:2])
+    assert "the class's number in the table below" in shown[0].about
+    assert [row[:2] for row in shown[1].rows] == [(name, str(k)) for k, name in enumerate(names)]
+
+
+def test_of_very_many_classes_the_least_accurate_are_listed(monkeypatch):
+    monkeypatch.setattr(exhibits, "MOST_ROWS", 2)
+    labels = torch.arange(30) % 3
+    guesses = torch.where(torch.arange(30) < 15, (labels + (labels != 1)) % 3, labels)
+    shown = exhibits.by_class(score(torch.nn.functional.one_hot(guesses, 3).float(), labels, ("a", "b", "c")))
+    assert "the 2 least accurate of 3 classes" in shown.about
+    assert [row[0] for row in shown.rows] == ["a", "c"]
