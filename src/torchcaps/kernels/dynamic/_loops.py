@@ -71,12 +71,10 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
 
 
 @compiled
-def backward_pass(
-    first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, coupling, grad_logits, grad_reached
-):
-    """Coupling, gradient of the logits `[g, i, j, lane]`, and of `reached`; grad_c is the coupling's own, or empty."""
+def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, factors, grad_reached):
+    """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty."""
     children, parents, dim, in_dim = sizes
-    per_group, row = parents * dim * LANES, dim * LANES
+    per_group, row, logits = parents * dim * LANES, dim * LANES, factors.size // 2
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
@@ -86,15 +84,15 @@ def backward_pass(
             child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
             _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
-            _copy(c, parents * LANES, coupling, pairs)
+            _copy(c, parents * LANES, factors, pairs)
             for j in range(parents):
-                dot(votes, j * row, grad_s, g * per_group + j * row, dim, grad_logits, pairs + j * LANES)
+                dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
             if grad_c.size:
                 for n in range(pairs, pairs + parents * LANES):
-                    grad_logits[n] += grad_c[n]
-            softmax_gradient(c, 0, grad_logits, pairs, parents)
+                    factors[logits + n] += grad_c[n]
+            softmax_gradient(c, 0, factors, logits + pairs, parents)
             for j in range(parents):
-                accumulate(grad_logits, pairs + j * LANES, votes, j * row, dim, part, j * row)
+                accumulate(factors, logits + pairs + j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, grad_reached, g * per_group)
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from torchcaps.functional.bounds import STEADY, bounded
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.functional.votes import Votes
-from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
-from torchcaps.kernels.numerics import squash_backward
+from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
@@ -121,23 +120,18 @@ def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted
     del wanted  # each is made on the way to the others
     (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
     layer = _Layer.of(x.pose, x.weight, x.leaky)
-    last = len(sums) - 1
-    reached = squash(sums).cumsum(dim=0)
-    grad_parent, grad_bias = torch.zeros_like(sums), torch.zeros_like(sums[0, 0])
-    grad_parent[last] = grad_v
     outer = grad_coupling.permute(2, 0, 1).contiguous() if x.want_coupling else None
     into = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (layer.pose, layer.weight))
-    for t in range(last, -1, -1):
-        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        grad_bias += grad_s.sum(dim=0)
-        before, agreed = (reached[t - 1] if t > 0 else None), None
+
+    def step(t: int, before: Tensor | None, grad_s: Tensor) -> Tensor | None:
+        agreed = None
         if before is not None:
-            agreed = layer.agreements(before, None if x.detach else grad_s, outer if t == last else None)
+            last = t == len(sums) - 1
+            agreed = layer.agreements(before, None if x.detach else grad_s, outer if last else None)
         layer.add_gradients(agreed, before, grad_s, *into)
-        if x.detach or agreed is None:
-            break
-        grad_parent[:t] += layer.sums(agreed)
-    return *into, grad_bias
+        return None if agreed is None or x.detach else layer.sums(agreed)
+
+    return *into, backward(sums, grad_v, grad_length, step).sum(dim=0)
 
 
 _routed = operator("dynamic_routing_triton", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
