@@ -184,35 +184,26 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequen
     return intrinsic(define)
 
 
-def _multiply(
-    code: Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:
-    each = [code.integer(r) for r in range(rows)]
-    totals = [code.variable(code.load(out, out0, r)) for r in each]
-    starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
-    with cgutils.for_range(code.builder, n) as loop:
-        values = code.load(x, x0, loop.index)
-        step = code.builder.mul(loop.index, column)
-        for start, total in zip(starts, totals, strict=True):
-            code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
-    for r, total in zip(each, totals, strict=True):
-        code.store(code.builder.load(total), out, out0, r)
+def _multiply(count: int) -> Any:
+    def multiply(
+        code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+    ) -> None:  # fmt: skip
+        each = [code.integer(r) for r in range(count)]
+        totals = [code.variable(code.load(out, out0, r)) for r in each]
+        starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
+        with cgutils.for_range(code.builder, n) as loop:
+            values = code.load(x, x0, loop.index)
+            step = code.builder.mul(loop.index, column)
+            for start, total in zip(starts, totals, strict=True):
+                code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
+        for r, total in zip(each, totals, strict=True):
+            code.store(code.builder.load(total), out, out0, r)
+
+    return operation(multiply)
 
 
-@operation
-def multiply_rows(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
-    _multiply(code, ROWS, w, w0, row, column, n, x, x0, out, out0)
-
-
-@operation
-def multiply_row(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """The same for one row."""
-    _multiply(code, 1, w, w0, row, column, n, x, x0, out, out0)
+# out[r] += sum_n w(r, n) x[n] for ROWS rows, or one, w(r, n) being the single number at w0 + r row + n column.
+multiply_rows, multiply_row = _multiply(ROWS), _multiply(1)
 
 
 @operation
@@ -234,16 +225,17 @@ def accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: A
 
 
 @operation
-def accumulate_two(
-    code: Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
-) -> None:
-    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
-    times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
-    with cgutils.for_range(code.builder, n) as loop:
-        total = code.load(out, out0, loop.index)
-        for one, at in zip(times, (a0, a1), strict=True):
-            total = code.multiply_add(one, code.load(a, at, loop.index), total)
-        code.store(total, out, out0, loop.index)
+def accumulate_terms(
+    code: Code, factor: Any, f0: Any, f_step: Any, a: Any, a0: Any, a_step: Any, terms: Any, n: Any, out: Any, out0: Any
+) -> None:  # fmt: skip
+    """out[n] += sum_m factor_m a_m[n], factor_m at f0 + m f_step and a_m from a0 + m a_step on, m < terms."""
+    b = code.builder
+    with cgutils.for_range(b, n) as loop:
+        total = code.variable(code.load(out, out0, loop.index))
+        with cgutils.for_range(b, terms) as term:
+            times = code.load(factor, b.add(f0, b.mul(term.index, f_step)), code.integer(0))
+            code.add_product(total, times, code.load(a, b.add(a0, b.mul(term.index, a_step)), loop.index))
+        code.store(b.load(total), out, out0, loop.index)
 
 
 @operation
@@ -256,11 +248,9 @@ def multiply_tile(
     a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
     """
     builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
-
     def starts(first: Any, row: Any, count: Any) -> list[Any]:
         """Positions of the rows; the last again in the place of those that there are not."""
-        last = builder.sub(count, code.integer(1))
-        each = [code.integer(r) for r in range(TILE)]
+        last, each = builder.sub(count, code.integer(1)), [code.integer(r) for r in range(TILE)]
         real = [builder.select(builder.icmp_signed("<", r, count), r, last) for r in each]
         return [builder.add(first, builder.mul(row, r)) for r in real]
 
