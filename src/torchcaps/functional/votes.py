@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.errors import check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
 from torchcaps.functional.chance import random_logits
-from torchcaps.functional.fields import Field, Gathered
+from torchcaps.functional.fields import Everything, Field
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
@@ -204,7 +204,7 @@ class GivenVotes(Votes):
         if activation.shape != votes.shape[:-2]:
             raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        field = Gathered(positions=tuple(votes.shape[1:-3]))
+        field = Everything(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 

@@ -69,10 +69,8 @@ def check_ranges(routing: Routing, **options: Any) -> None:
         share = _coupling(routed).sum(dim=-1)
         if router.coupling == "shares":
             assert_between("coupling", _coupling(routed), 0.0, 1.0, slack=1e-6)
-            if getattr(router, "leaky", False):
-                assert_between("sum of couplings over parents", share, 0.0, 1.0, slack=1e-6)
-            else:
-                assert_close("sum of couplings over parents", share, torch.ones_like(share), 1e-6)
+            low = 0.0 if getattr(router, "leaky", False) else 1.0
+            assert_between("sum of couplings over parents", share, low, 1.0, slack=1e-5)
         if router.activation != "none":
             assert_between("activation", routed.activation, 0.0, 1.0, slack=1e-6)
         if router.activation == "length":
@@ -85,7 +83,7 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         routed = _route(router, inputs)
         for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
             order = _order(inputs.votes.shape[axis])
-            moved = _route(router, inputs.map(lambda x, axis=axis, order=order: x.index_select(axis, order)))  # type: ignore[misc]
+            moved = _route(router, _Inputs(*(x.index_select(axis, order) for x in inputs)))
             _same(f"{name}: ", moved, Routed(*(t.index_select(axis, order) for t in _whole(routed))))
         if not router.exchangeable:
             continue
@@ -94,8 +92,7 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         moved = _route(router, inputs._replace(votes=inputs.votes[..., order, :]))
         _same("parents: ", moved, Routed(pose[..., order, :], length[..., order], coupling[..., order]))
         order = _order(inputs.votes.shape[-3])
-        votes, activation, poses = inputs.votes[..., order, :, :], inputs.activation[..., order], inputs.pose
-        moved = _route(router, _Inputs(votes, activation, poses[..., order, :]))
+        moved = _route(router, _Inputs(*(x.index_select(3, order) for x in inputs)))
         _same("children: ", moved, Routed(pose, length, coupling[..., order, :]))
 
 
@@ -227,8 +224,7 @@ def _inputs(sizes: LayerSizes, batch: int = 3, space: tuple[int, ...] = ()) -> _
 
 
 def _route(router: Router, inputs: _Inputs) -> Routed:
-    routed: Routed = router(GivenVotes(*inputs))
-    return routed
+    return router(GivenVotes(*inputs))
 
 
 def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
