@@ -70,7 +70,7 @@ def check_ranges(routing: Routing, **options: Any) -> None:
         if router.coupling == "shares":
             assert_between("coupling", _coupling(routed), 0.0, 1.0, slack=1e-6)
             low = 0.0 if getattr(router, "leaky", False) else 1.0
-            assert_between("sum of couplings over parents", share, low, 1.0, slack=1e-5)
+            assert_between("sum of couplings over parents", share, low, 1.0, slack=1e-6)
         if router.activation != "none":
             assert_between("activation", routed.activation, 0.0, 1.0, slack=1e-6)
         if router.activation == "length":

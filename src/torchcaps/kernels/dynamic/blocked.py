@@ -19,12 +19,11 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import backward, outcome
-from torchcaps.kernels.fields import padded_windows
 from torchcaps.kernels.numerics import roomy, roomy_factors
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
-from torchcaps.kernels.support import FULL, made_anew, unfit, watched
+from torchcaps.kernels.support import FULL, made_anew, padded_windows, unfit, watched
 from torchcaps.types import Routed
 
 

@@ -19,12 +19,11 @@ from torchcaps.functional.fields import Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import outcome
-from torchcaps.kernels.fields import padded_windows
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, watched
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, padded_windows, watched
 from torchcaps.types import Routed
 
 # Weights below which compiled loops gain less than the seconds that compiling them takes.

@@ -248,6 +248,7 @@ def multiply_tile(
     a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
     """
     builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
+
     def starts(first: Any, row: Any, count: Any) -> list[Any]:
         """Positions of the rows; the last again in the place of those that there are not."""
         last, each = builder.sub(count, code.integer(1)), [code.integer(r) for r in range(TILE)]
