@@ -120,7 +120,7 @@ class Everything(Field):
         return math.prod(self.space) * types
 
     def gather(self, x: Float[Tensor, "batch *space n *rest"]) -> Float[Tensor, "batch i *rest"]:
-        """All children in one row, position after position; as they are where they stand at their parents' positions."""
+        """All children in one row, position after position; those at their parents' positions as they are."""
         return x if self.positions else x.flatten(1, 1 + len(self.space))
 
     def scatter(self, x: Float[Tensor, "batch i"]) -> Float[Tensor, "batch *space n"]:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.fields import Convention
 
 Operands = TypeVar("Operands", bound=tuple[Any, ...])
 Grads = Sequence[Tensor | None]
 
 _SCHEMA = {
     Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float", str: "str",
-    list[int]: "SymInt[]", list[float]: "float[]",
+    list[int]: "SymInt[]", list[float]: "float[]", Convention: "str",
 }  # fmt: skip
 
 

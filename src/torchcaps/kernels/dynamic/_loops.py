@@ -17,7 +17,15 @@ from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
 from torchcaps.kernels.simd.lanes import LANES
 from torchcaps.kernels.simd.vectors import (
-    ROWS, TILE, accumulate, accumulate_terms, dot, multiply_row, multiply_rows, multiply_tile, softmax,
+    ROWS,
+    TILE,
+    accumulate,
+    accumulate_terms,
+    dot,
+    multiply_row,
+    multiply_rows,
+    multiply_tile,
+    softmax,
     softmax_gradient,
 )  # fmt: skip
 

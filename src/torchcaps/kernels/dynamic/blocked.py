@@ -1,7 +1,8 @@
 """Routing by agreement in torch operations, a block of samples at a time, with recomputation in the backward pass.
 
 The votes of a batch are never stored. Those of a block lie in the cache, unless one sample has more. After t passes the
-logits are <u, V_t>, V_t being the sum of the first t parents, so the s of each pass is all that the backward pass needs. Letters: n samples x positions, i children, j parents, d and k dimensions of a vote and a child; t the pass.
+logits are <u, V_t>, V_t being the sum of the first t parents, so the s of each pass is all that the way back needs.
+Letters: n samples x positions, i children, j parents, d and k dimensions of a vote and a child; t the pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, limit
-from torchcaps.functional.fields import Everything, Windows
+from torchcaps.functional.fields import Convention, Everything, Field, Windows
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -38,7 +39,7 @@ class Problem(NamedTuple):
     weight: Tensor | None
     bias: Tensor | None
     windows: list[int]
-    convention: str
+    convention: Convention
     iterations: int
     leaky: bool
     detach: bool
@@ -140,7 +141,8 @@ class _Terms:
     def step(self, t: int, before: Tensor | None, grad_s: Tensor) -> Tensor | None:
         """See `linear.backward`."""
         if before is None:
-            return self._add(self.votes.first(self.block), grad_s)
+            self._add(self.votes.first(self.block), grad_s)
+            return None
         u = self.votes.of(self.block)
         c = self.votes.share(_agreement(u, before))
         self._add(c, grad_s)
@@ -184,7 +186,7 @@ class _Votes:
             self.pose, like, self.sizes = pose.to(weight.dtype), weight, weight.shape
             self.weight = weight.contiguous().flatten(1, 2)  # [i, j d, k]
         self.i, self.j, self.d = self.sizes[:3]
-        self.field = Windows(*x.windows, 0, x.convention) if x.windows else Everything()  # type: ignore
+        self.field: Field = Windows(*x.windows, convention=x.convention) if x.windows else Everything()
         self.positions, each = math.prod(self.field.positions), self.i * self.j * self.d
         samples = block_bytes(like) // max(1, self.positions * each * like.element_size())
         self.size = self.positions * max(1, min(samples, len(self.pose) // max(1, self.positions)))

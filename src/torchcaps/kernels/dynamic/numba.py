@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
 from torchcaps.kernels.numerics import roomy_factors
 from torchcaps.kernels.operator import Parts, operator
@@ -36,9 +36,9 @@ def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
     reason = other_votes(votes) if HAS_NUMBA else NO_NUMBA
     reason = reason or unfit(votes, FULL, torch.device("cpu"))
-    if reason is not None:
-        return Support(False, reason)
-    used = votes.weight.numel() * math.prod(votes.field.positions)  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given")
+    used = votes.weight.numel() * math.prod(votes.field.positions)
     if used < WORTH:
         return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
     return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
@@ -180,7 +180,7 @@ class _Factors:
         outer = self.grad_coupling if t == self.last else before.new_empty(0)
         grad_reached = layer.parents()
         layer.run(
-            "backward_pass", int(layer.leaky), layer.pose, layer.weight, self.against[2 + n], self.against[1 + n], outer,
-            place, grad_reached,
+            "backward_pass", int(layer.leaky), layer.pose, layer.weight, self.against[2 + n], self.against[1 + n],
+            outer, place, grad_reached,
         )  # fmt: skip
         return by_sample(grad_reached, layer.batch)

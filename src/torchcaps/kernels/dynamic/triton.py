@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, bounded
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
@@ -53,7 +53,7 @@ def tile(dim: int, in_dim: int) -> Tile:
     It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
     processes, or in the last batch of an epoch, and with it the last bits of the results.
     """
-    block_k, block_d = max(4, power_of_two(in_dim)), max(16, power_of_two(dim))
+    block_k, block_d = (max(least, 1 << (n - 1).bit_length()) for least, n in ((4, in_dim), (16, dim)))
     columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
     return Tile(32, block_d, columns // block_k, block_k, warps=4 if block_d * columns <= 2048 else 8)
 
@@ -72,9 +72,9 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
 def supports(votes: Votes) -> Support:
     """Whether the GPU kernels can take these votes."""
     reason = other_votes(votes) if HAS_TRITON else "Triton is not installed"
-    if reason is not None:
-        return Support(False, reason)
-    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given")
+    weight = votes.weight
     device = weight.device.type
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
@@ -143,10 +143,6 @@ class _Agreed(NamedTuple):
     agreed: Tensor
     stats: Tensor
 
-    @property
-    def gradient(self) -> bool:
-        return len(self.agreed) == 2
-
     def coupling(self) -> Tensor:
         """`[b, i, j]`."""
         high, inverse = self.stats[:2]
@@ -181,7 +177,7 @@ class _Layer(NamedTuple):
             reached.new_empty((2 + backward, batch, children)),
         )
         self._launch(
-            "agreements", (self._blocks_i, self._blocks_b), self.pose, self.weight, reached,
+            "agreements", self._grid("ib"), self.pose, self.weight, reached,
             reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
             LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
         )  # fmt: skip
@@ -194,7 +190,7 @@ class _Layer(NamedTuple):
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
         self._launch(
-            "sums", (splits, self._blocks_b, parents), self.pose, self.weight, *(agreed or (partial, partial)), partial,
+            "sums", (splits, *self._grid("bj")), self.pose, self.weight, *(agreed or (partial, partial)), partial,
             per_split=per_split, FACTOR=_factor(agreed),
         )  # fmt: skip
         s = partial.sum(dim=0)
@@ -206,22 +202,18 @@ class _Layer(NamedTuple):
         """Add a pass's part to the gradients of poses and weights, in float32."""
         before = grad_s if reached is None else reached
         options = {"uniform": self.uniform, "FACTOR": _factor(agreed)}
-        made = agreed or (grad_s, grad_s)
-        self._launch(
-            "pose_gradient", (self._blocks_i, self._blocks_b), self.weight, before, grad_s, *made, grad_pose, **options
-        )
-        self._launch(
-            "weight_gradient", (self._blocks_i, self.weight.shape[1]), self.pose, before, grad_s, *made, grad_weight,
-            **options,
-        )  # fmt: skip
+        for kernel, axes, other, grad in (
+            ("pose_gradient", "ib", self.weight, grad_pose), ("weight_gradient", "ij", self.pose, grad_weight),
+        ):  # fmt: skip
+            self._launch(
+                kernel, self._grid(axes), other, before, grad_s, *(agreed or (grad_s, grad_s)), grad, **options
+            )
 
-    @property
-    def _blocks_b(self) -> int:
-        return -(-len(self.pose) // self.tile.block_b)
-
-    @property
-    def _blocks_i(self) -> int:
-        return -(-len(self.weight) // self.tile.block_i)
+    def _grid(self, axes: str) -> tuple[int, ...]:
+        """Programs: for each block of samples b or children i, for each parent j."""
+        children, parents = self.weight.shape[:2]
+        blocks = {"b": -(-len(self.pose) // self.tile.block_b), "i": -(-children // self.tile.block_i), "j": parents}
+        return tuple(blocks[axis] for axis in axes)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
         from torchcaps.kernels.dynamic import _triton_passes
@@ -236,9 +228,4 @@ class _Layer(NamedTuple):
 
 def _factor(agreed: _Agreed | None) -> int:
     """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
-    return 0 if agreed is None else 1 + agreed.gradient
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
+    return 0 if agreed is None else len(agreed.agreed)

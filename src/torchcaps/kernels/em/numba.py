@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, STEADY, limit
-from torchcaps.functional.fields import Windows
+from torchcaps.functional.fields import Convention, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import outcome
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     shift: Tensor | None
     kernel: int
     stride: int
-    convention: str
+    convention: Convention
     temperatures: list[float]
     want_coupling: bool
 
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
     def windows(self) -> Windows:
         """How they lie on the map."""
         height, width = self.pose.shape[1:3]
-        return Windows(height, width, self.kernel, self.stride, convention=self.convention)  # type: ignore[arg-type]
+        return Windows(height, width, self.kernel, self.stride, convention=self.convention)
 
     def bounded(self) -> Problem:
         """The same, so bounded that squares of votes stay finite."""
@@ -71,13 +71,11 @@ def supports(votes: Votes) -> Support:
     if not HAS_NUMBA:
         return Support(False, NO_NUMBA)
     reason = watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
-    if reason is None and not isinstance(votes, ProductVotes):
-        reason = "the votes are given, not made of poses and matrices"
-    elif reason is None and not votes.field.local and padded_windows(votes.field) is None:
+    if reason is None and isinstance(votes, ProductVotes) and not votes.field.local and not padded_windows(votes.field):
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
-    if reason is not None:
-        return Support(False, reason)
-    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given, not made of poses and matrices")
+    weight = votes.weight
     products = votes.children.pose.shape[-1] * weight.shape[-1]
     if products > MOST_PRODUCTS:
         return Support(False, f"a vote takes {products} products; at most {MOST_PRODUCTS} are written out in code")
