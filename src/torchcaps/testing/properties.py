@@ -109,7 +109,7 @@ def check_purity(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options):
         before = inputs.map(Tensor.clone)
         first = _route(router, inputs)
-        for name, now, then in zip(("votes", "activation", "pose"), inputs, before, strict=True):
+        for name, now, then in zip(_Inputs._fields, inputs, before, strict=True):
             assert_close(f"{name} after the call", now, then, 0.0)
         _route(router, inputs._replace(votes=inputs.votes.flip(0) * 3.0))
         _same("second call: ", _route(router, inputs), first)
@@ -230,15 +230,14 @@ def _route(router: Router, inputs: _Inputs) -> Routed:
 def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
     leaves = inputs.map(lambda x: x.detach().clone().requires_grad_())
     routed = _route(router, leaves)
-    for name, tensor in zip(("pose", "activation", "coupling"), _whole(routed), strict=True):
+    for name, tensor in zip(Routed._fields, _whole(routed), strict=True):
         assert_finite(f"{name} {what}", tensor)
     if router.activation != "none":
         assert_between(f"activation {what}", routed.activation, 0.0, 1.0, slack=1e-6)
     upstream = torch.rand(_coupling(routed).shape, generator=seeded(2))  # the sum of couplings alone is constant
     outcome = routed.pose.sum() + routed.activation.sum() + (_coupling(routed) * upstream).sum()
-    for name, gradient in zip(
-        ("votes", "activation", "pose"), torch.autograd.grad(outcome, leaves, allow_unused=True), strict=True
-    ):
+    gradients = torch.autograd.grad(outcome, leaves, allow_unused=True)
+    for name, gradient in zip(_Inputs._fields, gradients, strict=True):
         if gradient is not None:
             assert_finite(f"gradient by {name} {what}", gradient)
 

@@ -186,7 +186,10 @@ class _Votes:
             self.pose, like, self.sizes = pose.to(weight.dtype), weight, weight.shape
             self.weight = weight.contiguous().flatten(1, 2)  # [i, j d, k]
         self.i, self.j, self.d = self.sizes[:3]
-        self.field: Field = Windows(*x.windows, convention=x.convention) if x.windows else Everything()
+        self.field: Field = Everything()
+        if x.windows:
+            height, width, kernel, stride = x.windows
+            self.field = Windows(height, width, kernel, stride, convention=x.convention)
         self.positions, each = math.prod(self.field.positions), self.i * self.j * self.d
         samples = block_bytes(like) // max(1, self.positions * each * like.element_size())
         self.size = self.positions * max(1, min(samples, len(self.pose) // max(1, self.positions)))

@@ -29,10 +29,18 @@ from torchcaps.kernels.em._vectors import (
     spread,
     square_form,
 )  # fmt: skip
-from torchcaps.kernels.simd import each, vectors
+from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
-from torchcaps.kernels.simd.each import accumulate_products, exponentiate, invert, multiply, peak, scale, softmax_below
 from torchcaps.kernels.simd.lanes import LANES
+from torchcaps.kernels.simd.vectors import (
+    accumulate_products,
+    exponentiate,
+    invert,
+    multiply,
+    peak,
+    scale,
+    softmax_below,
+)
 
 compiled = numba.njit(nogil=True, error_model="numpy")
 # Made part of its caller before anything is compiled: otherwise numba compiles it twice.
@@ -314,6 +322,4 @@ def _sum_lanes(wide, out, g):
         out[g * count + n] = total
 
 
-keep_compiled(
-    (forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, each, vectors)))
-)
+keep_compiled((forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, vectors))))

@@ -8,6 +8,7 @@ Each takes flat arrays and the position of the first number in each. Only `multi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -179,9 +180,9 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequen
 
     taken = ["typingctx", *(names or list(inspect.signature(write).parameters)[1:])]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
-    define.__name__, define.__doc__ = write.__name__, write.__doc__
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return intrinsic(define)
+    known: Any = define  # numba takes names from here
+    known.__name__, known.__doc__, known.__signature__ = write.__name__, write.__doc__, inspect.Signature(parameters)
+    return intrinsic(known)
 
 
 def _multiply(count: int) -> Any:
@@ -292,3 +293,65 @@ def softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any)
     with cgutils.for_range(b, n) as loop:
         value = b.fsub(code.load(grad, grad0, loop.index), b.load(mean))
         code.store(b.fmul(code.load(c, c0, loop.index), value), grad, grad0, loop.index)
+
+
+_Place = tuple[Any, Any]  # an array, and a position in it
+
+
+def _each(write: Any) -> Any:
+    """An operation on n vectors from a function that writes it for one: that takes (array, position) and its number."""
+
+    @functools.wraps(write)
+    def loop(code: Code, *arguments: Any) -> None:
+        *places, n = arguments
+        pairs = list(zip(places[::2], places[1::2], strict=True))
+        with cgutils.for_range(code.builder, n) as body:
+            write(code, body.index, *pairs)
+
+    arrays = list(inspect.signature(write).parameters)[2:]
+    return operation(loop, names=[*(name for array in arrays for name in (array, f"{array}_at")), "n"])
+
+
+@_each
+def scale(code: Code, at: Any, factor: _Place, x: _Place, out: _Place) -> None:
+    """out[n] = f x[n], f being the single number at f0."""
+    code.store(code.times(code.everywhere(*factor), code.load(*x, at)), *out, at)
+
+
+@_each
+def multiply(code: Code, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    """out[n] = a[n] b[n]."""
+    code.store(code.times(code.load(*a, at), code.load(*b, at)), *out, at)
+
+
+@_each
+def accumulate_products(code: Code, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    """out[n] += a[n] b[n]."""
+    code.store(code.multiply_add(code.load(*a, at), code.load(*b, at), code.load(*out, at)), *out, at)
+
+
+@_each
+def peak(code: Code, at: Any, x: _Place, out: _Place) -> None:
+    """out[n] = max(out[n], x[n])."""
+    code.store(code.larger(code.load(*out, at), code.load(*x, at)), *out, at)
+
+
+@_each
+def exponentiate(code: Code, at: Any, top: _Place, x: _Place, total: _Place) -> None:
+    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
+    value = code.exp(code.builder.fsub(code.load(*x, at), code.load(*top, at)))
+    code.store(value, *x, at)
+    code.store(code.builder.fadd(code.load(*total, at), value), *total, at)
+
+
+@_each
+def invert(code: Code, at: Any, x: _Place) -> None:
+    """x[n] = 1 / x[n]."""
+    code.store(code.inverse(code.load(*x, at)), *x, at)
+
+
+@_each
+def softmax_below(code: Code, at: Any, share: _Place, mean: _Place, grad: _Place) -> None:
+    """grad[n] = share[n] (grad[n] - mean[n])."""
+    value = code.builder.fsub(code.load(*grad, at), code.load(*mean, at))
+    code.store(code.times(code.load(*share, at), value), *grad, at)
