@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,17 +25,20 @@ CONVENTIONS = get_args(Convention)
 
 
 class Field(ABC):
-    """Children of a map `[batch, *space, n, ...]` and the positions of their parents.
+    """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
 
-    Attributes:
-        positions: of the parents; empty for one set of parents.
-        local: whether parents of different positions never compete for a child.
-        convention: the name of the competition; see `Windows`.
-    """
-
-    positions: tuple[int, ...]
-    local: bool
     convention: Convention
+    """The name of the competition; see `Windows`."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> tuple[int, ...]:
+        """Of the parents; empty for one set of parents."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only the parents of one position compete for a child."""
+        return self.convention == "type"
 
     @abstractmethod
     def count(self, types: int) -> int:
@@ -54,17 +57,20 @@ class Field(ABC):
         del types
         return None
 
-    @abstractmethod
-    def total(self, x: Tensor) -> Tensor:
-        """Sum over the parents that compete for a child, in the place of each; axes of length one where all are equal.
+    def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+        """`reduce` (Tensor.sum or amax) `[batch, *positions, i, j]` over the parents that compete for a child.
 
-        Args:
-            x: `[batch, *positions, i, parents]`.
+        The outcome stands in the place of each of them; axes of length one where all are equal.
         """
+        return reduce(x, dim=-1, keepdim=True)
 
-    @abstractmethod
-    def most(self, x: Tensor) -> Tensor:
-        """Like `total`, with the maximum in place of the sum. No gradient."""
+    def total(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
+        """Sum over the parents that compete for a child; see `among`."""
+        return self.among(x, Tensor.sum)
+
+    def most(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
+        """Maximum over the parents that compete for a child; see `among`. No gradient."""
+        return self.among(x.detach(), Tensor.amax)
 
     def share(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
@@ -96,13 +102,13 @@ class Everything(Field):
     Attributes:
         height: of the map, in positions; None for children without places.
         width: of the map.
+        positions: where children already stand at the positions of their parents, these; empty otherwise.
     """
 
     height: int | None = None
     width: int | None = None
-    positions: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
-    local = True
-    convention = "type"
+    positions: tuple[int, ...] = ()
+    convention: Convention = field(default="type", init=False)
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -114,39 +120,12 @@ class Everything(Field):
         return math.prod(self.space) * types
 
     def gather(self, x: Float[Tensor, "batch *space n *rest"]) -> Float[Tensor, "batch i *rest"]:
-        """All children in one row, position after position."""
-        return x.flatten(1, 1 + len(self.space))
+        """All children in one row, position after position; those at their parents' positions as they are."""
+        return x if self.positions else x.flatten(1, 1 + len(self.space))
 
     def scatter(self, x: Float[Tensor, "batch i"]) -> Float[Tensor, "batch *space n"]:
         """Back to the map."""
-        return x.unflatten(1, (*self.space, -1))
-
-    def total(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
-        """Sum over parents."""
-        return x.sum(dim=-1, keepdim=True)
-
-    def most(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
-        """Maximum over parents. No gradient."""
-        return x.detach().amax(dim=-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Gathered(Everything):
-    """Children that already stand at the positions of their parents; those of different positions do not compete.
-
-    Attributes:
-        positions: of the parents.
-    """
-
-    positions: tuple[int, ...] = ()  # type: ignore[misc]
-
-    def gather(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
-
-    def scatter(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
+        return x if self.positions else x.unflatten(1, (*self.space, -1))
 
 
 @dataclass(frozen=True)
@@ -187,11 +166,6 @@ class Windows(Field):
             raise UnknownNameError("convention", self.convention, CONVENTIONS)
 
     @property
-    def local(self) -> bool:  # type: ignore[override]
-        """Whether only the types of one window compete."""
-        return self.convention == "type"
-
-    @property
     def edge(self) -> int:
         """Rows and columns of absent children on each side."""
         return self.padding
@@ -213,7 +187,7 @@ class Windows(Field):
         return height, width
 
     @property
-    def positions(self) -> tuple[int, int]:  # type: ignore[override]
+    def positions(self) -> tuple[int, int]:
         """Rows and columns of windows."""
         height, width = self.padded
         return (height - self.kernel) // self.step + 1, (width - self.kernel) // self.step + 1
@@ -247,23 +221,17 @@ class Windows(Field):
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
 
-    def total(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Sum over the parents that compete for a child; see `convention`."""
-        return self._among(x, Tensor.sum, self._fold)
-
-    def most(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Like `total`, with the maximum in place of the sum. No gradient."""
-        return self._among(x.detach(), Tensor.amax, self._largest)
-
-    def _among(self, x: Tensor, reduce: Callable[..., Tensor], onto_map: Callable[[Tensor], Tensor]) -> Tensor:
-        """`reduce` over the parents that compete for a child; `onto_map` does so over the windows with the child."""
+    def among(self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]) -> Tensor:
+        """`reduce` over the parents that compete for a child; see `convention`."""
+        onto_map = self._fold if reduce is Tensor.sum else self._largest  # over the windows with a child
         if self.convention == "type":
-            return reduce(x, dim=-1, keepdim=True)
+            return super().among(x, reduce)
         if self.convention == "patch":
             return reduce(x, dim=(1, 2, 4), keepdim=True)
-        if self.convention == "space":
-            return _by_type(lambda links: self._unfold(onto_map(links)), x)
-        return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
+        if self.convention == "all":
+            return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
+        links = x.movedim(-1, 1).flatten(0, 1)  # of each type alone
+        return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
@@ -310,17 +278,8 @@ class Transposed(Windows):
 
     A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
     `torch.nn.functional.conv_transpose2d`; the matrices of the window's row ky are those of its row K - 1 - ky there.
-
-    Attributes:
-        height: of the map, in positions.
-        width: of the map.
-        kernel: side of a window, K.
-        stride: positions of parents from one child to the next.
-        padding: rows and columns of parents that are left out on each side, below K.
-        convention: which parents compete for a child; see `Windows`.
-
-    Raises:
-        ValueError: for sizes out of range, or another convention.
+    Attributes and errors are those of `Windows`, but `stride` is from one child's window of parents to the next, and
+    `padding` counts rows and columns of parents that are left out on each side.
     """
 
     @property
@@ -337,9 +296,3 @@ class Transposed(Windows):
     def gap(self) -> int:
         """Positions from one place of the map to the next."""
         return self.stride
-
-
-def _by_type(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of links `[batch, rows, columns, i]`, for each parent type of `[batch, rows, columns, i, j]`."""
-    links = x.movedim(-1, 1).flatten(0, 1)
-    return change(links).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)

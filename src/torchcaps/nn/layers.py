@@ -189,10 +189,10 @@ class ClassCaps(RoutedLayer):
             check_range(name, value, low=1)
         places = None
         if centres is not None:
-            matrix = isinstance(pose_size, int)
-            indices = indices or ((pose_size - 1, 2 * pose_size - 1) if matrix else (0, 1))  # type: ignore[operator]
+            size = pose_size if isinstance(pose_size, int) else None
+            indices = indices or ((0, 1) if size is None else (size - 1, 2 * size - 1))
             rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
-            blank = torch.zeros(len(rows), len(columns), 1, 1, pose_size**2 if matrix else pose_size[1])  # type: ignore
+            blank = torch.zeros(len(rows), len(columns), 1, 1, _sizes(1, 1, pose_size).dim)
             places = coordinate_addition(blank, rows, columns, indices)
         votes = _votes(in_types, classes, pose_size, bias=bias, init_std=init_std, places=places)
         super().__init__(votes, routing, Everything, **routing_options)
@@ -218,16 +218,20 @@ class ClassCaps(RoutedLayer):
         return f"{self.in_types}, {self.votes.sizes.parents}, {added} coordinates, bias={self.bias is not None}"
 
 
+def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:
+    """Of poses that are P x P matrices, or vectors of these dimensions."""
+    in_dim, dim = (pose_size**2,) * 2 if isinstance(pose_size, int) else pose_size
+    for value in (pose_size,) if isinstance(pose_size, int) else pose_size:
+        check_range("pose_size", value, low=1)
+    return LayerSizes(children, in_dim, parents, dim)
+
+
 def _votes(
     children: int, parents: int, pose_size: int | tuple[int, int], *, init_std: float | None, windows: float = 1.0,
     **options: Any,
 ) -> LinearVotes:  # fmt: skip
     """P x P matrices, or vectors of these dimensions."""
+    sizes = _sizes(children, parents, pose_size)
     if isinstance(pose_size, int):
-        check_range("pose_size", pose_size, low=1)
-        noise = 0.1 if init_std is None else init_std
-        return MatrixVotes(LayerSizes(children, pose_size**2, parents, pose_size**2), init_std=noise, **options)
-    for value in pose_size:
-        check_range("pose_size", value, low=1)
-    sizes = LayerSizes(children, pose_size[0], parents, pose_size[1])
+        return MatrixVotes(sizes, init_std=0.1 if init_std is None else init_std, **options)
     return LinearVotes(sizes, init_std=init_std, windows=windows, **options)

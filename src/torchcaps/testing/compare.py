@@ -31,7 +31,7 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless the two have one shape and a relative RMS error of at most `tolerance`.
+    """Raise PropertyError unless both have one shape and a relative RMS error of at most `tolerance`.
 
     Args:
         name: what the tensor is, for the message.
@@ -62,13 +62,9 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
 
 
 def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless two routings agree in pose, activation and coupling.
+    """Raise PropertyError unless two routings agree in pose, activation and, where both have one, coupling.
 
-    Args:
-        actual: of the implementation in question.
-        expected: of the reference; where either has no coupling, couplings are not compared.
-        tolerance: of the relative RMS error.
-        floor: see `relative_rms`.
+    `tolerance` is of the relative RMS error; for `floor` see there.
     """
     assert_close("pose", actual.pose, expected.pose, tolerance, floor)
     assert_close("activation", actual.activation, expected.activation, tolerance, floor)

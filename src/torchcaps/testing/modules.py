@@ -77,9 +77,7 @@ def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
     outputs = _outputs(module, zeros)
     for name, tensor in outputs:
         assert_finite(f"{name} of an input of zeros", tensor)
-    leaves = [*_tensors(zeros), *module.parameters()]
-    gradients = torch.autograd.grad(_loss(outputs), leaves, allow_unused=True)
-    for gradient in gradients:
+    for gradient in torch.autograd.grad(_loss(outputs), [*_tensors(zeros), *module.parameters()], allow_unused=True):
         if gradient is not None:
             assert_finite("gradient at an input of zeros", gradient)
 
@@ -88,10 +86,8 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
     """float64 and bfloat16 weights, and bfloat16 autocast, give what float32 gives; autocast gives it in float32."""
     expected = _outputs(copy.deepcopy(module).eval(), inputs)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.bfloat16, ROUNDED)):
-        other = copy.deepcopy(module).eval().to(dtype)
-        _same(
-            f"{dtype}: ", _outputs(other, _map(functools.partial(Tensor.to, dtype=dtype), inputs)), expected, tolerance
-        )
+        other, given = copy.deepcopy(module).eval().to(dtype), _map(functools.partial(Tensor.to, dtype=dtype), inputs)
+        _same(f"{dtype}: ", _outputs(other, given), expected, tolerance)
     with torch.autocast("cpu", torch.bfloat16):
         cast = _outputs(copy.deepcopy(module).eval(), inputs)
     _same("under autocast: ", cast, expected, ROUNDED)

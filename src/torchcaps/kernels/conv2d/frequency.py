@@ -83,7 +83,10 @@ def _backward(
     del kept
     (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
     if chosen is None:
-        found = _direct_backward(grad, x, weight, given.steps, wanted)
+        both, none = [wanted[0], wanted[1], False], [0, 0]
+        found = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, given.stride, none, [1, 1], False, none, 1, both
+        )[:2]
     else:
         found = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
     return *found, grad.sum(dim=(0, 2, 3)) if wanted[2] else None
@@ -106,7 +109,7 @@ def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
     y = x.new_empty(len(x), *chosen.out, len(weight))  # [b, h, w, o]
     taps = weight.permute(0, 2, 3, 1)
     for samples in _samples(len(x), chosen):
-        work = _Work(_pixels(x[samples], chosen), taps, chosen)
+        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
         total = work.zeros(len(weight))
         for block in work.blocks():
             total.baddbmm_(work.windows_at_points(block), work.taps_at_points(block).transpose(1, 2))
@@ -127,14 +130,15 @@ def at_points_backward(
     grad_x = _like(x, zero=not once) if wanted[0] else None
     grad_taps = _like(weight, zero=len(parts) > 1) if wanted[1] else None
     for samples in parts:
-        work = _Work(_pixels(x[samples], chosen), taps, chosen)
+        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
         against = work.gradient_at_points(grad[samples].permute(0, 2, 3, 1))
         for block in work.blocks():
             if grad_x is not None:
                 work.add_to_map(block, against, grad_x[samples], once)
             if grad_taps is not None:
                 work.add_to_taps(block, against, grad_taps, len(parts) == 1)
-    return tuple(None if g is None else g.permute(0, 3, 1, 2) for g in (grad_x, grad_taps))  # type: ignore[return-value]
+    by_channel = [None if g is None else g.permute(0, 3, 1, 2) for g in (grad_x, grad_taps)]
+    return by_channel[0], by_channel[1]
 
 
 class _Block(NamedTuple):
@@ -183,7 +187,7 @@ class _Work:
     def gradient_at_points(self, grad: Tensor) -> Tensor:
         """Gradient of the outcome `[b, h, w, o]` -> `[r, n, o]`."""
         (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
-        grad = _filled(grad, (rows * high, columns * wide))
+        grad = _fitted(grad, (rows * high, columns * wide))
         tiles = grad.unflatten(2, (columns, wide)).unflatten(1, (rows, high)).permute(2, 4, 0, 1, 3, 5)
         return (self.constants.back.t() @ tiles.reshape(high * wide, -1)).view(self.points, self.rows, -1)
 
@@ -243,14 +247,9 @@ class _Work:
         return self.constants.of_taps[:, : taps.shape[1], : taps.shape[2]].flatten(1)
 
 
-def _pixels(x: Tensor, chosen: Plan) -> Tensor:
-    """The map as `[b, h, w, c]`, cut or filled with zeros to what the plan reads."""
-    rows, columns = chosen.needed
-    return _filled(x.permute(0, 2, 3, 1)[:, :rows, :columns], chosen.needed)
-
-
-def _filled(pixels: Tensor, size: Pair) -> Tensor:
-    """`[b, h, w, c]` with zeros below and to the right up to this size; `F.pad` would copy if nothing is missing."""
+def _fitted(pixels: Tensor, size: Pair) -> Tensor:
+    """`[b, h, w, c]` cut, or filled with zeros below and to the right; `F.pad` would copy if nothing is missing."""
+    pixels = pixels[:, : size[0], : size[1]]
     missing = size[0] - pixels.shape[1], size[1] - pixels.shape[2]
     return F.pad(pixels, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else pixels
 
@@ -271,12 +270,3 @@ def _put(there: Tensor, values: Tensor, once: bool) -> None:
 def _samples(batch: int, chosen: Plan) -> list[slice]:
     size = max(1, MOST_WINDOWS // math.prod(chosen.tiles))
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def _direct_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    grads = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, list(stride), [0, 0], [1, 1], False, [0, 0], 1, [wanted[0], wanted[1], False]
-    )
-    return grads[0], grads[1]

@@ -15,12 +15,12 @@ import numpy as np
 
 from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
+from torchcaps.kernels.simd.lanes import LANES
 from torchcaps.kernels.simd.vectors import (
-    LANES,
     ROWS,
     TILE,
     accumulate,
-    accumulate_two,
+    accumulate_terms,
     dot,
     multiply_row,
     multiply_rows,
@@ -39,13 +39,13 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 def uniform_pass(first, last, sizes, pose, weight, sums):
     """sums = sum_i u_ij for the groups from `first` to before `last`; sizes are (i, j, d, k)."""
     children, parents, dim, in_dim = sizes
-    per_group = parents * dim * LANES
+    rows, per_group = parents * dim, parents * dim * LANES
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
     for g in range(first, last):
         for i in range(children):
             child = (g * children + i) * in_dim * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, part, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, part, 0)
             _flush(i, children, part, sums, g * per_group)
 
 
@@ -53,7 +53,7 @@ def uniform_pass(first, last, sizes, pose, weight, sums):
 def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling):
     """sums = sum_i c_ij u_ij with c = softmax <u, reached>; the coupling is kept where that array is not empty."""
     children, parents, dim, in_dim = sizes
-    per_group, row = parents * dim * LANES, dim * LANES
+    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
@@ -61,22 +61,22 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
         for i in range(children):
             votes[:] = 0
             child = (g * children + i) * in_dim * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, votes, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
             for j in range(parents):
                 accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, sums, g * per_group)
             if coupling.size:
-                _copy(c, parents * LANES, coupling, (g * children + i) * parents * LANES)
+                pairs = (g * children + i) * parents * LANES
+                coupling[pairs : pairs + parents * LANES] = c[: parents * LANES]
 
 
 @compiled
-def backward_pass(
-    first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, coupling, grad_logits, grad_reached
-):
-    """Coupling, gradient of the logits `[g, i, j, lane]`, and of `reached`; grad_c is the coupling's own, or empty."""
+def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, factors, grad_reached):
+    """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty."""
     children, parents, dim, in_dim = sizes
-    per_group, row = parents * dim * LANES, dim * LANES
+    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
+    logits = factors.size // 2
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
@@ -84,17 +84,17 @@ def backward_pass(
         for i in range(children):
             votes[:] = 0
             child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, votes, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
-            _copy(c, parents * LANES, coupling, pairs)
+            factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
             for j in range(parents):
-                dot(votes, j * row, grad_s, g * per_group + j * row, dim, grad_logits, pairs + j * LANES)
+                dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
             if grad_c.size:
                 for n in range(pairs, pairs + parents * LANES):
-                    grad_logits[n] += grad_c[n]
-            softmax_gradient(c, 0, grad_logits, pairs, parents)
+                    factors[logits + n] += grad_c[n]
+            softmax_gradient(c, 0, factors, logits + pairs, parents)
             for j in range(parents):
-                accumulate(grad_logits, pairs + j * LANES, votes, j * row, dim, part, j * row)
+                accumulate(factors, logits + pairs + j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, grad_reached, g * per_group)
 
 
@@ -113,7 +113,7 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
             _combine(g, i, sizes, groups, factors, against, u)
             child = (g * children + i) * in_dim * LANES
             grad_pose[child : child + in_dim * LANES] = 0
-            _add_poses(weight, i * rows * in_dim, rows, in_dim, u, grad_pose, child)
+            _add_product(weight, i * rows * in_dim, in_dim, 1, in_dim, rows, u, 0, grad_pose, child)
             for r in range(rows):
                 for lane in range(LANES):
                     by_row[(r * groups + g) * LANES + lane] = u[r * LANES + lane]
@@ -128,14 +128,9 @@ def _combine(g, i, sizes, groups, factors, against, u):
     terms = against.size // (groups * per_group)
     u[:] = 0
     accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
-    for n in range(1, terms, 2):
-        for j in range(parents):
-            factor = LANES + (n - 1) * pairs + ((g * children + i) * parents + j) * LANES
-            at = (n * groups + g) * per_group + j * row
-            if n + 1 < terms:
-                accumulate_two(factors, factor, factor + pairs, against, at, at + groups * per_group, dim, u, j * row)
-            else:
-                accumulate(factors, factor, against, at, dim, u, j * row)
+    for j in range(parents):
+        factor, at = LANES + ((g * children + i) * parents + j) * LANES, (groups + g) * per_group + j * row
+        accumulate_terms(factors, factor, pairs, against, at, groups * per_group, terms - 1, dim, u, j * row)
 
 
 @compiled
@@ -155,23 +150,13 @@ def _add_weights(by_row, groups, rows, pose, child, children, in_dim, out, to):
 
 
 @compiled
-def _add_votes(weight, at, rows, in_dim, pose, child, out, to):
-    """out += the child's votes for all parents, rows being parents x dimensions."""
+def _add_product(w, at, rows, row, column, n, x, x0, out, to):
+    """out[r] += sum_n w(r, n) x[n] for r < rows; see `multiply_rows`."""
     whole = rows - rows % ROWS
     for r in range(0, whole, ROWS):
-        multiply_rows(weight, at + r * in_dim, in_dim, 1, in_dim, pose, child, out, to + r * LANES)
+        multiply_rows(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
     for r in range(whole, rows):
-        multiply_row(weight, at + r * in_dim, in_dim, 1, in_dim, pose, child, out, to + r * LANES)
-
-
-@compiled
-def _add_poses(weight, at, rows, in_dim, u, out, to):
-    """out += the transposed weights of a child times `u`, the gradient of its votes."""
-    whole = in_dim - in_dim % ROWS
-    for k in range(0, whole, ROWS):
-        multiply_rows(weight, at + k, 1, in_dim, rows, u, 0, out, to + k * LANES)
-    for k in range(whole, in_dim):
-        multiply_row(weight, at + k, 1, in_dim, rows, u, 0, out, to + k * LANES)
+        multiply_row(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
 
 
 @compiled
@@ -192,12 +177,6 @@ def _flush(i, children, part, out, to):
         for n in range(part.size):
             out[to + n] += part[n]
             part[n] = 0
-
-
-@compiled
-def _copy(source, count, out, to):
-    for n in range(count):
-        out[to + n] = source[n]
 
 
 keep_compiled((uniform_pass, routed_pass, backward_pass, gradient_pass), (__file__, vectors.__file__))

@@ -8,6 +8,7 @@ Each takes flat arrays and the position of the first number in each. Only `multi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -179,40 +180,31 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequen
 
     taken = ["typingctx", *(names or list(inspect.signature(write).parameters)[1:])]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
-    define.__name__, define.__doc__ = write.__name__, write.__doc__
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return intrinsic(define)
+    known: Any = define  # numba takes names from here
+    known.__name__, known.__doc__, known.__signature__ = write.__name__, write.__doc__, inspect.Signature(parameters)
+    return intrinsic(known)
 
 
-def _multiply(
-    code: Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:
-    each = [code.integer(r) for r in range(rows)]
-    totals = [code.variable(code.load(out, out0, r)) for r in each]
-    starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
-    with cgutils.for_range(code.builder, n) as loop:
-        values = code.load(x, x0, loop.index)
-        step = code.builder.mul(loop.index, column)
-        for start, total in zip(starts, totals, strict=True):
-            code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
-    for r, total in zip(each, totals, strict=True):
-        code.store(code.builder.load(total), out, out0, r)
+def _multiply(count: int) -> Any:
+    def multiply(
+        code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
+    ) -> None:  # fmt: skip
+        each = [code.integer(r) for r in range(count)]
+        totals = [code.variable(code.load(out, out0, r)) for r in each]
+        starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
+        with cgutils.for_range(code.builder, n) as loop:
+            values = code.load(x, x0, loop.index)
+            step = code.builder.mul(loop.index, column)
+            for start, total in zip(starts, totals, strict=True):
+                code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
+        for r, total in zip(each, totals, strict=True):
+            code.store(code.builder.load(total), out, out0, r)
+
+    return operation(multiply)
 
 
-@operation
-def multiply_rows(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
-    _multiply(code, ROWS, w, w0, row, column, n, x, x0, out, out0)
-
-
-@operation
-def multiply_row(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """The same for one row."""
-    _multiply(code, 1, w, w0, row, column, n, x, x0, out, out0)
+# out[r] += sum_n w(r, n) x[n] for ROWS rows, or one, w(r, n) being the single number at w0 + r row + n column.
+multiply_rows, multiply_row = _multiply(ROWS), _multiply(1)
 
 
 @operation
@@ -234,16 +226,17 @@ def accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: A
 
 
 @operation
-def accumulate_two(
-    code: Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
-) -> None:
-    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
-    times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
-    with cgutils.for_range(code.builder, n) as loop:
-        total = code.load(out, out0, loop.index)
-        for one, at in zip(times, (a0, a1), strict=True):
-            total = code.multiply_add(one, code.load(a, at, loop.index), total)
-        code.store(total, out, out0, loop.index)
+def accumulate_terms(
+    code: Code, factor: Any, f0: Any, f_step: Any, a: Any, a0: Any, a_step: Any, terms: Any, n: Any, out: Any, out0: Any
+) -> None:  # fmt: skip
+    """out[n] += sum_m factor_m a_m[n], factor_m at f0 + m f_step and a_m from a0 + m a_step on, m < terms."""
+    b = code.builder
+    with cgutils.for_range(b, n) as loop:
+        total = code.variable(code.load(out, out0, loop.index))
+        with cgutils.for_range(b, terms) as term:
+            times = code.load(factor, b.add(f0, b.mul(term.index, f_step)), code.integer(0))
+            code.add_product(total, times, code.load(a, b.add(a0, b.mul(term.index, a_step)), loop.index))
+        code.store(b.load(total), out, out0, loop.index)
 
 
 @operation
@@ -259,8 +252,7 @@ def multiply_tile(
 
     def starts(first: Any, row: Any, count: Any) -> list[Any]:
         """Positions of the rows; the last again in the place of those that there are not."""
-        last = builder.sub(count, code.integer(1))
-        each = [code.integer(r) for r in range(TILE)]
+        last, each = builder.sub(count, code.integer(1)), [code.integer(r) for r in range(TILE)]
         real = [builder.select(builder.icmp_signed("<", r, count), r, last) for r in each]
         return [builder.add(first, builder.mul(row, r)) for r in real]
 
@@ -301,3 +293,65 @@ def softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any)
     with cgutils.for_range(b, n) as loop:
         value = b.fsub(code.load(grad, grad0, loop.index), b.load(mean))
         code.store(b.fmul(code.load(c, c0, loop.index), value), grad, grad0, loop.index)
+
+
+_Place = tuple[Any, Any]  # an array, and a position in it
+
+
+def _each(write: Any) -> Any:
+    """An operation on n vectors from a function that writes it for one: that takes (array, position) and its number."""
+
+    @functools.wraps(write)
+    def loop(code: Code, *arguments: Any) -> None:
+        *places, n = arguments
+        pairs = list(zip(places[::2], places[1::2], strict=True))
+        with cgutils.for_range(code.builder, n) as body:
+            write(code, body.index, *pairs)
+
+    arrays = list(inspect.signature(write).parameters)[2:]
+    return operation(loop, names=[*(name for array in arrays for name in (array, f"{array}_at")), "n"])
+
+
+@_each
+def scale(code: Code, at: Any, factor: _Place, x: _Place, out: _Place) -> None:
+    """out[n] = f x[n], f being the single number at f0."""
+    code.store(code.times(code.everywhere(*factor), code.load(*x, at)), *out, at)
+
+
+@_each
+def multiply(code: Code, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    """out[n] = a[n] b[n]."""
+    code.store(code.times(code.load(*a, at), code.load(*b, at)), *out, at)
+
+
+@_each
+def accumulate_products(code: Code, at: Any, a: _Place, b: _Place, out: _Place) -> None:
+    """out[n] += a[n] b[n]."""
+    code.store(code.multiply_add(code.load(*a, at), code.load(*b, at), code.load(*out, at)), *out, at)
+
+
+@_each
+def peak(code: Code, at: Any, x: _Place, out: _Place) -> None:
+    """out[n] = max(out[n], x[n])."""
+    code.store(code.larger(code.load(*out, at), code.load(*x, at)), *out, at)
+
+
+@_each
+def exponentiate(code: Code, at: Any, top: _Place, x: _Place, total: _Place) -> None:
+    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
+    value = code.exp(code.builder.fsub(code.load(*x, at), code.load(*top, at)))
+    code.store(value, *x, at)
+    code.store(code.builder.fadd(code.load(*total, at), value), *total, at)
+
+
+@_each
+def invert(code: Code, at: Any, x: _Place) -> None:
+    """x[n] = 1 / x[n]."""
+    code.store(code.inverse(code.load(*x, at)), *x, at)
+
+
+@_each
+def softmax_below(code: Code, at: Any, share: _Place, mean: _Place, grad: _Place) -> None:
+    """grad[n] = share[n] (grad[n] - mean[n])."""
+    value = code.builder.fsub(code.load(*grad, at), code.load(*mean, at))
+    code.store(code.times(code.load(*share, at), value), *grad, at)
