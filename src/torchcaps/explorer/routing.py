@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.places import CapsuleMap, places_of
-from torchcaps.evaluation.recording import children_of, recorded_routing, routed_layers, routers_of, swapped_routers
+from torchcaps.evaluation.routing.places import CapsuleMap, places_of
+from torchcaps.evaluation.routing.layers import children_of, recorded_routing, routed_layers, routers_of, swapped_routers
 from torchcaps.functional import Everything
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.nn import Recorded, RoutedLayer
