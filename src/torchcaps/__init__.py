@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from torchcaps.nn import set_impl as set_impl
     from torchcaps.training import load as load
     from torchcaps.types import Capsules as Capsules
+    from torchcaps.types import ModelSpec as ModelSpec
     from torchcaps.types import Routed as Routed
 
 _ROOMS = ("bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "testing", "training", "viz")
 _NAMES = {
     "Capsules": "types",
     "MemoryEstimate": "bench",
+    "ModelSpec": "types",
     "Routed": "types",
     "create_model": "models",
     "estimate_memory": "bench",
@@ -45,9 +47,8 @@ _NAMES = {
     "set_impl": "nn",
 }
 __all__ = [
-    "Capsules", "MemoryEstimate", "Routed", "__version__", "bench", "create_model", "data", "estimate_memory",
-    "evaluation", "functional", "list_models", "load", "models", "nn", "ops", "record_routing", "report", "set_impl",
-    "testing", "training", "viz",
+    "Capsules", "MemoryEstimate", "ModelSpec", "Routed", "__version__", "bench", "create_model", "data",
+    "estimate_memory", "evaluation", "functional", "list_models", "load", "models", "nn", "ops", "record_routing", "report", "set_impl", "testing", "training", "viz",
 ]  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""What flows between capsule layers: capsules, and the outcome of a routing."""
+"""What flows between capsule layers, and what a model declares of itself."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Capsules(NamedTuple):
@@ -73,3 +74,31 @@ class _RoutedAndMore(Routed):
     def more(self) -> dict[str, Tensor]:
         """What else a router tells, by name."""
         return self.told
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model declares of itself, as its attribute `spec`; nobody finds it out by other means.
+
+    Attributes:
+        pose: `capsules(images)` gives capsules with poses.
+        activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a "logit" (any number),
+            or "none", where nothing tells whether a capsule is present.
+        decoder: `reconstruct(capsules)` draws images.
+        smallest: side of the smallest image it takes, in pixels.
+        task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
+        loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
+    """
+
+    pose: bool = False
+    activation: Literal["length", "probability", "logit", "none"] = "logit"
+    decoder: bool = False
+    smallest: int = 1
+    task: str = "classify"
+    loss: str = "cross_entropy"
+
+
+def spec_of(model: nn.Module) -> ModelSpec:
+    """What a model declares; a module that declares nothing is a classifier that returns logits."""
+    declared = getattr(model, "spec", None)
+    return declared if isinstance(declared, ModelSpec) else ModelSpec()

@@ -19,9 +19,10 @@ from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
+SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
@@ -85,6 +86,12 @@ class CapsNet(InNotebook, nn.Module):
         if impl != "auto":
             set_impl(self, impl)
 
+    @property
+    def spec(self) -> ModelSpec:
+        """Capsules with lengths, unless the routing gives probabilities; trained by the margin loss."""
+        activation = self.class_capsules.router.activation
+        return ModelSpec(True, activation, self.decoder is not None, SMALLEST, loss="margin")
+
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
         height, width = self.img_size
@@ -119,13 +126,12 @@ class CapsNet(InNotebook, nn.Module):
 
 def _positions(height: int, width: int) -> int:
     """Positions of the primary capsules' map."""
-    smallest = 2 * KERNEL - 1
-    if min(height, width) < smallest:
+    if min(height, width) < SMALLEST:
         raise ValueError(
             f"img_size: the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution) need images of "
-            f"at least {smallest}x{smallest} pixels, got {height}x{width}"
+            f"at least {SMALLEST}x{SMALLEST} pixels, got {height}x{width}"
         )
-    rows, columns = ((size - smallest) // STRIDE + 1 for size in (height, width))
+    rows, columns = ((size - SMALLEST) // STRIDE + 1 for size in (height, width))
     return rows * columns
 
 

@@ -20,6 +20,7 @@ from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._registry import Passport, create_model, register_model
 from torchcaps.models.notebook import InNotebook
+from torchcaps.types import ModelSpec
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
@@ -49,7 +50,7 @@ class CNN(InNotebook, nn.Module):
         ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
-    loss = "cross_entropy"  # what it is trained with
+    loss = "cross_entropy"
     has_capsules = False
     decoder = None
 
@@ -85,6 +86,7 @@ class CNN(InNotebook, nn.Module):
         ))  # fmt: skip
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
+        self.spec = ModelSpec(activation="probability", smallest=2 ** (len(channels) if pool else 0))
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""

@@ -21,7 +21,7 @@ from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 LAYERS = ((5, 2), (3, 2), (3, 1))  # (kernel, stride) of the convolution and of both layers of convolutional capsules
 # Of the children, and of the votes for a parent, at the start.
@@ -57,7 +57,8 @@ class MatrixCaps(InNotebook, nn.Module):
         ValueError: for images that are too small, or sizes below one.
     """
 
-    loss = "spread"  # what it is trained with, unless told otherwise
+    spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
+    loss = "spread"
     decoder = None
 
     def __init__(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range, check_shape
 from torchcaps.models.notebook import InNotebook, Stage, capsules_in_words, times
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
 _REACH = 4.0  # pixels from the centre over which generation units start spread out
@@ -66,6 +66,8 @@ class TransformingAutoencoder(InNotebook, nn.Module):
     Raises:
         ValueError: for sizes below one, an unknown pose, or `constrained` without affine poses.
     """
+
+    spec = ModelSpec(pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction")
 
     def __init__(
         self,
