@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation.forward import check_labelled, device_of, evaluating, image_activations, right_answers
+from torchcaps.evaluation.checks import check_labelled
+from torchcaps.evaluation.forward import device_of, evaluating, image_activations, right_answers
 
 from .stubs import PixelReader
 

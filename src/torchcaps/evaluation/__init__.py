@@ -1,102 +1,100 @@
 """What a trained model is worth, in figures: it draws nothing and writes nothing."""
 
-from torchcaps.evaluation.routing.ablation import IterationDynamics as IterationDynamics
-from torchcaps.evaluation.routing.ablation import RoutingAblation as RoutingAblation
-from torchcaps.evaluation.routing.ablation import iteration_dynamics as iteration_dynamics
-from torchcaps.evaluation.routing.ablation import routing_ablation as routing_ablation
-from torchcaps.evaluation.accuracy.classification import ClassAccuracy as ClassAccuracy
-from torchcaps.evaluation.accuracy.classification import Evaluation as Evaluation
-from torchcaps.evaluation.accuracy.classification import evaluate as evaluate
-from torchcaps.evaluation.accuracy.classification import score as score
-from torchcaps.evaluation.robustness.attack_sweep import AttackOutcome as AttackOutcome
-from torchcaps.evaluation.robustness.attack_sweep import AttackSweep as AttackSweep
-from torchcaps.evaluation.robustness.attack_sweep import attack_outcome as attack_outcome
-from torchcaps.evaluation.robustness.attack_sweep import attack_sweep as attack_sweep
-from torchcaps.evaluation.robustness.attacks import bim as bim
-from torchcaps.evaluation.robustness.attacks import fgsm as fgsm
-from torchcaps.evaluation.robustness.attacks import full_margin_loss as full_margin_loss
-from torchcaps.evaluation.robustness.attacks import length_cross_entropy as length_cross_entropy
-from torchcaps.evaluation.robustness.attacks import pgd as pgd
-from torchcaps.evaluation.robustness.attacks import sign_noise as sign_noise
-from torchcaps.evaluation.robustness.attacks import vote_attack as vote_attack
-from torchcaps.evaluation.accuracy.calibration import Calibration as Calibration
-from torchcaps.evaluation.accuracy.calibration import Reliability as Reliability
-from torchcaps.evaluation.accuracy.calibration import calibration as calibration
-from torchcaps.evaluation.accuracy.calibration import reliability as reliability
-from torchcaps.evaluation.robustness.carlini_wagner import carlini_wagner as carlini_wagner
-from torchcaps.evaluation.comparison.models import Comparison as Comparison
-from torchcaps.evaluation.comparison.models import compare as compare
-from torchcaps.evaluation.comparison.models import compare_answers as compare_answers
-from torchcaps.evaluation.comparison.methods import RunsComparison as RunsComparison
-from torchcaps.evaluation.comparison.methods import compare_runs as compare_runs
-from torchcaps.evaluation.routing.coupling_maps import CouplingMaps as CouplingMaps
-from torchcaps.evaluation.routing.coupling_maps import coupling_maps as coupling_maps
-from torchcaps.evaluation.routing.couplings import CouplingDynamics as CouplingDynamics
-from torchcaps.evaluation.routing.couplings import CouplingEntropy as CouplingEntropy
-from torchcaps.evaluation.routing.couplings import ParseTree as ParseTree
-from torchcaps.evaluation.routing.couplings import coupling_dynamics as coupling_dynamics
-from torchcaps.evaluation.routing.couplings import coupling_entropy as coupling_entropy
-from torchcaps.evaluation.routing.couplings import coupling_shift as coupling_shift
-from torchcaps.evaluation.routing.couplings import parse_tree as parse_tree
-from torchcaps.evaluation.robustness.detection import Detection as Detection
-from torchcaps.evaluation.robustness.detection import Rejection as Rejection
-from torchcaps.evaluation.robustness.detection import auroc as auroc
-from torchcaps.evaluation.robustness.detection import detect_adversarial as detect_adversarial
-from torchcaps.evaluation.robustness.detection import detection_threshold as detection_threshold
-from torchcaps.evaluation.robustness.detection import false_positive_rate as false_positive_rate
-from torchcaps.evaluation.robustness.detection import reconstruction_distances as reconstruction_distances
-from torchcaps.evaluation.robustness.detection import reject_by_length as reject_by_length
-from torchcaps.evaluation.robustness.detection import score_rejection as score_rejection
-from torchcaps.evaluation.routing.diagnosis import Diagnosis as Diagnosis
-from torchcaps.evaluation.routing.diagnosis import LayerDiagnosis as LayerDiagnosis
-from torchcaps.evaluation.routing.diagnosis import diagnose as diagnose
-from torchcaps.evaluation.robustness.equivariance import Equivariance as Equivariance
-from torchcaps.evaluation.robustness.equivariance import equivariance as equivariance
-from torchcaps.evaluation.robustness.equivariance import group_inconsistency as group_inconsistency
-from torchcaps.evaluation.robustness.equivariance import linear_map as linear_map
-from torchcaps.evaluation.robustness.equivariance import r_squared as r_squared
-from torchcaps.evaluation.accuracy.examples import example_indices as example_indices
-from torchcaps.evaluation.accuracy.examples import worst_mistakes as worst_mistakes
-from torchcaps.evaluation.accuracy.few_labels import labels_needed as labels_needed
-from torchcaps.evaluation.accuracy.few_labels import log_area as log_area
-from torchcaps.evaluation.routing.health import ActivationDecay as ActivationDecay
-from torchcaps.evaluation.routing.health import CapsuleActivity as CapsuleActivity
-from torchcaps.evaluation.routing.health import SignTest as SignTest
-from torchcaps.evaluation.routing.health import Starvation as Starvation
-from torchcaps.evaluation.routing.health import activation_decay as activation_decay
-from torchcaps.evaluation.routing.health import capsule_activity as capsule_activity
-from torchcaps.evaluation.routing.health import sign_test as sign_test
-from torchcaps.evaluation.routing.health import starvation as starvation
-from torchcaps.evaluation.decoding.reconstruction import Perturbation as Perturbation
-from torchcaps.evaluation.decoding.reconstruction import Reconstructions as Reconstructions
-from torchcaps.evaluation.decoding.reconstruction import perturb as perturb
-from torchcaps.evaluation.decoding.reconstruction import reconstructions as reconstructions
-from torchcaps.evaluation.robustness.masking import MaskingCheck as MaskingCheck
-from torchcaps.evaluation.robustness.masking import MaskingReport as MaskingReport
-from torchcaps.evaluation.robustness.masking import masking_report as masking_report
-from torchcaps.evaluation.accuracy.multilabel import MultiLabel as MultiLabel
-from torchcaps.evaluation.accuracy.multilabel import evaluate_multilabel as evaluate_multilabel
-from torchcaps.evaluation.accuracy.multilabel import score_multilabel as score_multilabel
-from torchcaps.evaluation.accuracy.multilabel import top_labels as top_labels
-from torchcaps.evaluation.comparison.exact import equivalence_test as equivalence_test
-from torchcaps.evaluation.comparison.exact import mcnemar as mcnemar
-from torchcaps.evaluation.comparison.exact import mcnemar_power as mcnemar_power
-from torchcaps.evaluation.comparison.exact import smallest_visible as smallest_visible
-from torchcaps.evaluation.predict import Prediction as Prediction
-from torchcaps.evaluation.predict import predict as predict
-from torchcaps.evaluation.routing.layers import recorded_routing as recorded_routing
-from torchcaps.evaluation.robustness.affine import AffineCurve as AffineCurve
-from torchcaps.evaluation.robustness.affine import AffineSweep as AffineSweep
-from torchcaps.evaluation.robustness.affine import affine_sweep as affine_sweep
-from torchcaps.evaluation.robustness.affine import transform_images as transform_images
-from torchcaps.evaluation.decoding.segmentation import Segmentation as Segmentation
-from torchcaps.evaluation.decoding.segmentation import Segments as Segments
-from torchcaps.evaluation.decoding.segmentation import match_segments as match_segments
-from torchcaps.evaluation.decoding.segmentation import score_segmentation as score_segmentation
-from torchcaps.evaluation.decoding.segmentation import segment as segment
-from torchcaps.evaluation.transforming import TransformingEvaluation as TransformingEvaluation
-from torchcaps.evaluation.transforming import evaluate_transforming as evaluate_transforming
-from torchcaps.evaluation.robustness.viewpoints import Matched as Matched
-from torchcaps.evaluation.robustness.viewpoints import ViewpointComparison as ViewpointComparison
-from torchcaps.evaluation.robustness.viewpoints import compare_viewpoints as compare_viewpoints
-from torchcaps.evaluation.robustness.viewpoints import match_familiar as match_familiar
+from torchcaps.evaluation.accuracy.calibration import Calibration, Reliability, calibration, reliability
+from torchcaps.evaluation.accuracy.classification import ClassAccuracy, Evaluation, evaluate, score
+from torchcaps.evaluation.accuracy.examples import example_indices, worst_mistakes
+from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
+from torchcaps.evaluation.accuracy.multilabel import MultiLabel, evaluate_multilabel, score_multilabel, top_labels
+from torchcaps.evaluation.comparison.exact import equivalence_test, mcnemar, mcnemar_power, smallest_visible
+from torchcaps.evaluation.comparison.methods import RunsComparison, compare_runs
+from torchcaps.evaluation.comparison.models import Comparison, compare_answers, compare_evaluations
+from torchcaps.evaluation.decoding.reconstruction import Perturbation, Reconstructions, perturb, reconstructions
+from torchcaps.evaluation.decoding.segmentation import (
+    Segmentation,
+    Segments,
+    match_segments,
+    score_segmentation,
+    segment,
+)
+from torchcaps.evaluation.predict import Prediction, predict
+from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
+from torchcaps.evaluation.robustness.attack_sweep import AttackOutcome, AttackSweep, attack_outcome, attack_sweep
+from torchcaps.evaluation.robustness.attacks import (
+    bim,
+    fgsm,
+    full_margin_loss,
+    length_cross_entropy,
+    pgd,
+    sign_noise,
+    vote_attack,
+)
+from torchcaps.evaluation.robustness.carlini_wagner import carlini_wagner
+from torchcaps.evaluation.robustness.detection import (
+    Detection,
+    Rejection,
+    auroc,
+    detect_adversarial,
+    detection_threshold,
+    false_positive_rate,
+    reconstruction_distances,
+    reject_by_length,
+    score_rejection,
+)
+from torchcaps.evaluation.robustness.equivariance import (
+    Equivariance,
+    equivariance,
+    group_inconsistency,
+    linear_map,
+    r_squared,
+)
+from torchcaps.evaluation.robustness.masking import MaskingCheck, MaskingReport, masking_report
+from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints, match_familiar
+from torchcaps.evaluation.routing.ablation import (
+    IterationDynamics,
+    RoutingAblation,
+    iteration_dynamics,
+    routing_ablation,
+)
+from torchcaps.evaluation.routing.coupling_maps import CouplingMaps, coupling_maps
+from torchcaps.evaluation.routing.couplings import (
+    CouplingDynamics,
+    CouplingEntropy,
+    ParseTree,
+    coupling_dynamics,
+    coupling_entropy,
+    coupling_shift,
+    parse_tree,
+)
+from torchcaps.evaluation.routing.diagnosis import Diagnosis, LayerDiagnosis, diagnose
+from torchcaps.evaluation.routing.health import (
+    ActivationDecay,
+    CapsuleActivity,
+    SignTest,
+    Starvation,
+    activation_decay,
+    capsule_activity,
+    sign_test,
+    starvation,
+)
+from torchcaps.evaluation.routing.layers import route_images
+from torchcaps.evaluation.transforming import TransformingEvaluation, evaluate_transforming
+
+__all__ = [
+    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration",
+    "CapsuleActivity", "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps",
+    "Detection", "Diagnosis", "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck",
+    "MaskingReport", "Matched", "MultiLabel", "ParseTree", "Perturbation", "Prediction", "Reconstructions",
+    "Rejection", "Reliability", "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest",
+    "Starvation", "TransformingEvaluation", "ViewpointComparison", "activation_decay", "affine_sweep",
+    "attack_outcome", "attack_sweep", "auroc", "bim", "calibration", "capsule_activity", "carlini_wagner",
+    "compare_answers", "compare_evaluations", "compare_runs", "compare_viewpoints", "coupling_dynamics",
+    "coupling_entropy", "coupling_maps", "coupling_shift", "detect_adversarial", "detection_threshold", "diagnose",
+    "equivalence_test", "equivariance", "evaluate", "evaluate_multilabel", "evaluate_transforming",
+    "example_indices", "false_positive_rate", "fgsm", "full_margin_loss", "group_inconsistency",
+    "iteration_dynamics", "labels_needed", "length_cross_entropy", "linear_map", "log_area", "masking_report",
+    "match_familiar", "match_segments", "mcnemar", "mcnemar_power", "parse_tree", "perturb", "pgd", "predict",
+    "r_squared", "reconstruction_distances", "reconstructions", "reject_by_length", "reliability", "route_images",
+    "routing_ablation", "score", "score_multilabel", "score_rejection", "score_segmentation", "segment",
+    "sign_noise", "sign_test", "smallest_visible", "starvation", "top_labels", "transform_images", "vote_attack",
+    "worst_mistakes",
+]  # fmt: skip

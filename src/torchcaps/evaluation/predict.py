@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data import images_in
 from torchcaps.errors import check_range
+from torchcaps.evaluation.base import BATCH, Figures
 from torchcaps.evaluation.forward import device_of
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Figures):
     """What a model says of one image.
 
     Attributes:
@@ -31,13 +32,17 @@ class Prediction:
     activation: float
     activations: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+
+class LoadedModel(Protocol):
+    """What `torchcaps.load` adds to a model: the names of its classes, and how an image file becomes its input."""
+
+    classes: tuple[str, ...]
+
+    def preprocess(self, file: Path) -> Tensor: ...  # noqa: D102
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 256) -> list[Prediction]:
+def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH) -> list[Prediction]:
     """Classify image files, and all images in folders.
 
     Args:
@@ -50,14 +55,17 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
         ValueError: for a model without `.classes` and `.preprocess`, or a batch size below 1.
     """
     check_range("batch_size", batch_size, low=1)
-    if not (hasattr(model, "classes") and hasattr(model, "preprocess")):
-        raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them, got neither or one")
-    files = images_in(paths)
-    classes: tuple[str, ...] = model.classes  # type: ignore[assignment]
-    found = []
+    loaded = cast(LoadedModel, model)
+    try:
+        classes, preprocess = loaded.classes, loaded.preprocess
+    except AttributeError:
+        raise ValueError(
+            "model: expected .classes and .preprocess, as torchcaps.load gives them, got neither or one"
+        ) from None
+    files, found = images_in(paths), []
     for start in range(0, len(files), batch_size):
         batch = files[start : start + batch_size]
-        images = torch.stack([model.preprocess(file) for file in batch])  # type: ignore[operator]
+        images = torch.stack([preprocess(file) for file in batch])
         for file, lengths in zip(batch, model(images.to(device_of(model))).float().cpu(), strict=True):
             order = lengths.argsort(descending=True).tolist()
             ranked = {classes[k]: float(lengths[k]) for k in order}

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.forward import check_images
+from torchcaps.evaluation.checks import check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs, TransformingAutoencoder

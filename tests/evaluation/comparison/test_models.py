@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.evaluation import compare, compare_answers, mcnemar, score
+from torchcaps.evaluation import compare_answers, compare_evaluations, mcnemar, score
 
 
 def test_only_images_on_which_models_differ_count() -> None:
@@ -87,11 +87,11 @@ def test_evaluations_on_the_same_images() -> None:
     labels = torch.tensor([0, 1, 0])
     good = score(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.1]]), labels, ("a", "b"))
     bad = score(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]), labels, ("a", "b"))
-    found = compare(good, bad)
+    found = compare_evaluations(good, bad)
     assert (found.only_first, found.only_second) == (2, 0)
     other = score(good.activations[:2], labels[:2], ("a", "b"))
     with pytest.raises(ValueError, match="second: expected the labels of first"):
-        compare(good, other)
+        compare_evaluations(good, other)
 
 
 def test_arguments_that_do_not_fit() -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps.evaluation import inspect, perturb, reconstructions
+from torchcaps.evaluation import perturb, reconstructions
+from torchcaps.evaluation.decoding import reconstruction
 
 from ..stubs import PoseReader
 
@@ -61,14 +62,14 @@ def test_absent_classes_stay_zero_and_activations_unchanged(images: Tensor) -> N
 def test_decoding_goes_by_bounded_chunks(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = perturb(PoseReader(), images)
     model = PoseReader()
-    monkeypatch.setattr(inspect, "CHUNK", 7)
+    monkeypatch.setattr(reconstruction, "CHUNK", 7)
     parts = perturb(model, images)
     assert max(len(labels) for _, labels in model.decoded) == 7
     assert torch.equal(whole.reconstructions, parts.reconstructions)
 
 
 def test_encoding_goes_by_bounded_chunks(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "CHUNK", 1)
+    monkeypatch.setattr(reconstruction, "CHUNK", 1)
     assert reconstructions(PoseReader(), images).shown.tolist() == [2, 0]
 
 
@@ -95,7 +96,7 @@ def test_results_are_ordinary_tensors(images: Tensor) -> None:
 
 
 def test_a_model_without_capsules() -> None:
-    with pytest.raises(ValueError, match=r"model: expected a capsule model with a capsules\(\) method, got Linear"):
+    with pytest.raises(ValueError, match="model: expected one with class capsules and a decoder, got Linear"):
         reconstructions(nn.Linear(2, 2), torch.zeros(1, 1, 3, 2))
 
 

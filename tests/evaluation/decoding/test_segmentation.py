@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.evaluation import Segments, match_segments, score_segmentation, segment
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 # Three digits: a bar above, a bar on the left, a bar below. The first two share a corner.
 SHAPES = torch.zeros(3, 1, 4, 4)
@@ -16,6 +16,8 @@ IMAGES = SHAPES[PAIRS].amax(dim=1)
 
 class PerfectDecoder(nn.Module):
     """Sees which bars there are, and draws the one that it is asked for."""
+
+    spec = ModelSpec(pose=True, activation="length", decoder=True)
 
     def __init__(self) -> None:
         super().__init__()

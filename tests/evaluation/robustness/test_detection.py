@@ -13,13 +13,15 @@ from torchcaps.evaluation import (
     reject_by_length,
     score_rejection,
 )
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import PixelReader
 
 
 class Painter(nn.Module):
     """Two classes by the first pixel; the decoder paints all of an image in the class: black or white."""
+
+    spec = ModelSpec(pose=True, activation="length", decoder=True)
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.evaluation import equivariance, group_inconsistency, linear_map, r_squared
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import Linear
 
@@ -46,6 +46,8 @@ def test_share_of_variance_by_hand() -> None:
 class Compass(nn.Module):
     """The pose is the place of the ink around the centre; one class is always there."""
 
+    spec = ModelSpec(pose=True, activation="probability")
+
     def capsules(self, images: Tensor) -> Capsules:
         side = torch.arange(images.shape[-1]) - (images.shape[-1] - 1) / 2
         mass = images.sum(dim=(1, 2, 3)).clamp(min=1e-6)
@@ -72,7 +74,7 @@ def test_poses_that_turn_with_the_image() -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     images, labels = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"expected a capsule model with a capsules\(\) method, got Linear"):
+    with pytest.raises(ValueError, match="model: expected one with class capsules, got Linear"):
         equivariance(Linear(torch.ones(4)), images, labels)
     with pytest.raises(ValueError, match="number of rotations: expected at least 1, got 0"):
         equivariance(Compass(), images, labels, rotation=[])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_maps
-from torchcaps.evaluation.routing.coupling_maps import _spread
+from torchcaps.evaluation.routing.coupling_maps import _window
 from torchcaps.models import create_model
 
 from ..stubs import RoutedPixels
@@ -62,7 +62,7 @@ def test_a_place_counts_most_in_the_middle_of_what_it_sees(capsnet):
 
 @pytest.mark.parametrize(("kernel", "stride"), [(9, 1), (9, 2), (5, 2), (3, 2), (4, 4), (7, 3), (2, 3), (1, 1), (5, 4)])
 def test_even_support_makes_an_even_map(kernel, stride):
-    spread = _spread(kernel, stride)
+    spread = _window(kernel, stride)
     assert float(spread.sum()) == pytest.approx(1)
     assert torch.equal(spread, spread.flip(0))
     if kernel >= stride:

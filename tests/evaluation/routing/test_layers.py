@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from torchcaps import create_model
-from torchcaps.evaluation import recorded_routing
+from torchcaps.evaluation import route_images
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.nn import ConvCaps, UniformRouting
 from torchcaps.types import Capsules
@@ -15,7 +15,7 @@ from ..stubs import RoutedPixels
 
 def test_all_images_are_recorded_whatever_the_batch_size() -> None:
     model, images = RoutedPixels(6, 5, 3), torch.rand(5, 1, 6, 4)
-    whole, parts = (recorded_routing(model, images, batch_size=size) for size in (5, 2))
+    whole, parts = (route_images(model, images, batch_size=size) for size in (5, 2))
     assert list(whole.layers) == ["layers.0", "layers.1"]
     assert whole.layers["layers.0"].coupling.shape == (5, 6, 5)
     assert torch.allclose(whole.activation, model(images), atol=1e-6)
@@ -36,7 +36,7 @@ def test_a_child_in_several_windows_stands_among_the_children_once() -> None:
             pose = images.permute(0, 2, 3, 1).unflatten(-1, (2, 16))
             return self.conv(Capsules(pose, pose[..., 0])).activation.flatten(1)
 
-    found = recorded_routing(Map(), torch.rand(2, 32, 5, 5))
+    found = route_images(Map(), torch.rand(2, 32, 5, 5))
     assert found.children["conv"].shape == (2, 5, 5, 2)
     assert found.layers["conv"].child_activation.shape == (2, 3, 3, 18)
 
@@ -52,4 +52,4 @@ def test_swapped_routers_come_back_after_an_error() -> None:
 
 def test_a_model_without_capsules_is_named() -> None:
     with pytest.raises(ValueError, match="expected a capsule network with routed layers, got CNN"):
-        recorded_routing(create_model("cnn_multimnist", channels=(2, 2), hidden=(4,)), torch.rand(2, 1, 36, 36))
+        route_images(create_model("cnn_multimnist", channels=(2, 2), hidden=(4,)), torch.rand(2, 1, 36, 36))

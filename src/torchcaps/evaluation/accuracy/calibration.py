@@ -15,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.base import Labels
 
 BINS = 15
 

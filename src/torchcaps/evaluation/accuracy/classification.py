@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
-from torchcaps.evaluation.forward import check_labels, check_lengths
-from torchcaps.evaluation.forward import LabelledImages, Progress, class_activations, device_of
+from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress
+from torchcaps.evaluation.checks import check_labels, check_lengths
+from torchcaps.evaluation.forward import class_activations
 from torchcaps.functional import margin_loss
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class ClassAccuracy(TypedDict):
@@ -99,15 +98,9 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module,
-    dataset: LabelledImages,
-    batch_size: int = 256,
-    *,
-    device: torch.device | str | None = None,
-    precision: str = "fp32",
-    progress: Progress | None = None,
-    loss: Loss | None = None,
-) -> Evaluation:
+    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, device: torch.device | str | None = None,
+    precision: str = "fp32", progress: Progress | None = None, loss: Loss | None = None,
+) -> Evaluation:  # fmt: skip
     """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards.
 
     Args:
@@ -123,20 +116,13 @@ def evaluate(
         ValueError: for an empty data set, labels outside its classes, a model with another number of classes,
             activations that are not finite numbers in [0, 1], or an unknown precision.
     """
-    check_range("batch_size", batch_size, low=1)
     check_labels(dataset.labels, len(dataset.classes))
-    place = device_of(model) if device is None else torch.device(device)
-    model.to(place)
-    found = class_activations(model, dataset, batch_size, device=place, precision=precision, progress=progress)
+    found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
     return score(found, dataset.labels, dataset.classes, loss=loss)
 
 
 def score(
-    activations: Float[Tensor, "n classes"],
-    labels: Labels,
-    classes: Sequence[str],
-    *,
-    loss: Loss | None = None,
+    activations: Float[Tensor, "n classes"], labels: Labels, classes: Sequence[str], *, loss: Loss | None = None
 ) -> Evaluation:
     """The figures of `evaluate` for activations that are already there.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.classification import Evaluation
+from torchcaps.evaluation.base import Labels
 
 
 def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:

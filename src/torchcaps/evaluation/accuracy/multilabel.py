@@ -7,20 +7,20 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_lengths
-from torchcaps.evaluation.forward import LabelledImages, Progress, class_activations, device_of
+from torchcaps.evaluation.base import BATCH, Figures, LabelledImages, Labels, Progress
+from torchcaps.evaluation.checks import check_indices, check_lengths
+from torchcaps.evaluation.forward import class_activations
 
 
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(Figures):
     """How many of an image's labels are among its k largest activations; shares are in [0, 1].
 
     Attributes:
@@ -46,10 +46,6 @@ class MultiLabel:
         """One line."""
         return f"error {self.error:.2%} ± {self.standard_error:.2%} of {self.num_samples} images"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
     def table(self) -> list[tuple[str, ...]]:
         """The figures as text: a heading, and a row for each."""
         rows = (("all labels found", self.exact), ("at least one", self.almost), ("of single labels", self.per_digit))
@@ -57,15 +53,9 @@ class MultiLabel:
 
 
 def evaluate_multilabel(
-    model: nn.Module,
-    dataset: LabelledImages,
-    batch_size: int = 256,
-    *,
-    groups: Labels | None = None,
-    device: torch.device | str | None = None,
-    precision: str = "fp32",
-    progress: Progress | None = None,
-) -> MultiLabel:
+    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, groups: Labels | None = None,
+    device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
+) -> MultiLabel:  # fmt: skip
     """Run `model` over images that show several classes each, and score it; the model's mode is restored afterwards.
 
     Args:
@@ -80,10 +70,7 @@ def evaluate_multilabel(
     Raises:
         ValueError: as `score_multilabel`; or a model with another number of classes, or an unknown precision.
     """
-    check_range("batch_size", batch_size, low=1)
-    place = device_of(model) if device is None else torch.device(device)
-    model.to(place)
-    found = class_activations(model, dataset, batch_size, device=place, precision=precision, progress=progress)
+    found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
     return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 
 
@@ -99,10 +86,7 @@ def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64
 
 
 def score_multilabel(
-    activations: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, "n k"],
-    *,
-    groups: Labels | None = None,
+    activations: Float[Tensor, "n classes"], labels: Int64[Tensor, "n k"], *, groups: Labels | None = None
 ) -> MultiLabel:
     """Exact match, at least one right, and per-digit accuracy of the k largest activations.
 
@@ -135,11 +119,7 @@ def score_multilabel(
 
 
 def _check_distinct(labels: Tensor, classes: int) -> None:
-    if labels.dtype != torch.int64:
-        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ValueError(f"labels: expected class indices from 0 to {classes - 1}, got {low if low < 0 else high}")
+    check_indices(labels, classes)
     twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
     if twice.any():
         row = int(twice.nonzero()[0])

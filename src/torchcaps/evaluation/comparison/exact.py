@@ -18,7 +18,7 @@ LEVEL = 0.05
 POWER = 0.8
 MARGIN = 0.01
 
-SPREADS = 6  # standard deviations on either side of the mean that a sum covers
+DEVIATIONS = 6  # standard deviations on either side of the mean that a sum covers
 TERMS = 256  # more sample sizes m than these are thinned out evenly
 CHECKED = 25  # shares of discordant images at which the equivalence test looks for its worst case
 EXCLUDED = 0.001  # probability of the shares that it leaves out
@@ -180,12 +180,12 @@ def _samples(
 
 
 def _likely(n: int, share: float) -> Int64[Tensor, " sizes"]:
-    middle, reach = n * share, SPREADS * math.sqrt(n * share * (1 - share)) + 20
+    middle, reach = n * share, DEVIATIONS * math.sqrt(n * share * (1 - share)) + 20
     return torch.arange(max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1)
 
 
 def _likely_of(m: Int64[Tensor, "sizes 1"], share: float) -> Int64[Tensor, "sizes counts"]:
-    reach = math.ceil(SPREADS * math.sqrt(float(m.max()) * share * (1 - share))) + 20
+    reach = math.ceil(DEVIATIONS * math.sqrt(float(m.max()) * share * (1 - share))) + 20
     return (m * share).long() + torch.arange(-reach, reach + 1)
 
 

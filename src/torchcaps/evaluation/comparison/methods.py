@@ -3,16 +3,15 @@
 Another seed gives another network, and other test images another accuracy; a difference between methods must stand out
 against both. Images are resampled together for all runs, as all answer the same ones. Seeds are few, three to five:
 resampling them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to 93 %), so that
-their spread is estimated, and the interval widened for so few of them as in Student's t-test.
+their standard deviation is estimated, and the interval widened for so few of them as in Student's t-test.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,23 +20,14 @@ from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.classification import Evaluation
-from torchcaps.evaluation.comparison.models import (
-    LEVEL,
-    Outcome,
-    check_same_labels,
-    decide,
-    evidence,
-    points,
-    right_of,
-    visible_words,
-)
 from torchcaps.evaluation.comparison.exact import MARGIN
+from torchcaps.evaluation.comparison.models import Compared, check_same_labels, right_of
 
-ADDED = 2  # images that only the first, and as many that only the second gets right, for the spread over images
+ADDED = 2  # images that only the first, and as many that only the second gets right, for the variance over images
 
 
 @dataclass(frozen=True)
-class RunsComparison:
+class RunsComparison(Compared):
     """Two methods, several runs each, on the same images; accuracies, differences and the margin are in [0, 1].
 
     Attributes:
@@ -51,7 +41,7 @@ class RunsComparison:
         margin: the smallest difference that matters.
         equivalence_p: that they differ by the margin or more.
         visible: the smallest true difference that so many runs and images show (p below 0.05) in 80 % of tries, at the
-            spread that was observed; None if they show none, however large.
+            observed standard deviation; None if they show none, however large.
     """
 
     first: tuple[float, ...]
@@ -65,36 +55,7 @@ class RunsComparison:
     equivalence_p: float
     visible: float | None
 
-    @property
-    def outcome(self) -> Outcome:
-        """Which is better; else "equivalent" within the margin; else "undecided"; see `Comparison.outcome`."""
-        return decide(self.difference, self.p_value, self.equivalence_p)
-
-    @property
-    def evidence(self) -> str:
-        """The figures behind the outcome, as words that go into brackets."""
-        return evidence(self.difference, self.interval, self.p_value, self.equivalence_p, self.outcome)
-
-    @property
-    def power(self) -> str:
-        """One sentence: the smallest difference that so many runs and images show."""
-        return visible_words(self.visible, "With so many runs and images")
-
-    @property
-    def verdict(self) -> str:
-        """One sentence; where nothing is decided, a second one on what would have been seen."""
-        within = f"equally good within {points(self.margin)}"
-        match self.outcome:
-            case "equivalent":
-                return f"The two methods are {within} ({self.evidence})."
-            case "undecided":
-                return (
-                    f"These runs do not tell the two methods apart, nor show that they are {within} ({self.evidence}). "
-                    f"{self.power}"
-                )
-            case better:
-                little = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
-                return f"The {better} method is better over seeds and images{little} ({self.evidence})."
+    words = ("methods", "runs", "over seeds and images", "With so many runs and images")
 
     def table(self) -> list[tuple[str, ...]]:
         """Accuracies as text: a heading and a row for each method, mean ± standard deviation over its runs."""
@@ -104,27 +65,18 @@ class RunsComparison:
         ]
         return [("method", "accuracy", "runs"), *rows]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {"outcome": self.outcome, "verdict": self.verdict}
-
 
 def compare_runs(
-    first: Sequence[Evaluation] | Bool[Tensor, "runs n"],
-    second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
-    *,
-    paired: bool = False,
-    margin: float = MARGIN,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> RunsComparison:
+    first: Sequence[Evaluation] | Bool[Tensor, "runs n"], second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
+    *, paired: bool = False, margin: float = MARGIN, resamples: int = 10_000, seed: int = 0,
+) -> RunsComparison:  # fmt: skip
     """Two methods by their runs, on the same images in the same order.
 
     The images are bootstrapped, all runs together. To each resample comes a normal deviation of the mean over seeds:
     its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
-    miss (that is among the images' already). All deviations are spread by a factor of Student's t distribution, whose
-    degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method gets
-    right are added on either side for the spread, so that runs that are all right do not seem certain.
+    miss (that is among the images' already). All deviations are multiplied by a factor of Student's t distribution,
+    whose degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method
+    gets right are added on either side for that variance, so that runs that are all right do not seem certain.
 
     Args:
         first: evaluations of the runs of the method in question, or `[runs, n]` booleans, whether each run is right on
@@ -132,7 +84,7 @@ def compare_runs(
         second: the same of the baseline.
         paired: whether run k of both shares what varies, such as split and order by an equal seed. Then only the
             differences within pairs count. Without it, seeds are taken as independent, equal numbers or not.
-        margin: the smallest difference in accuracy that matters, in (0, 1); see `compare`.
+        margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_evaluations`.
         resamples: at least 1,000.
         seed: of the resamples.
 
@@ -182,12 +134,9 @@ def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "run
 
 
 def _errors(
-    first: Float[np.ndarray, "runs n"],
-    second: Float[np.ndarray, "other_runs n"],
-    paired: bool,
-    resamples: int,
+    first: Float[np.ndarray, "runs n"], second: Float[np.ndarray, "other_runs n"], paired: bool, resamples: int,
     rng: np.random.Generator,
-) -> Float[np.ndarray, " resamples"]:
+) -> Float[np.ndarray, " resamples"]:  # fmt: skip
     """How far the difference of the means may be from the truth, by images and by seeds."""
     n = first.shape[1]
     # Images with the same difference between the methods are one kind; there are few kinds.

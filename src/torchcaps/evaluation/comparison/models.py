@@ -9,8 +9,8 @@ and never the best of several seeds with a mean.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,15 +19,70 @@ from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.classification import Evaluation
-from torchcaps.evaluation.comparison.exact import LEVEL as LEVEL
-from torchcaps.evaluation.comparison.exact import MARGIN, equivalence_test, smallest_visible
-from torchcaps.evaluation.comparison.exact import mcnemar as mcnemar
+from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.comparison.exact import LEVEL, MARGIN, equivalence_test, mcnemar, smallest_visible
 
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
+class Compared(Figures):
+    """The outcome of a comparison and its words; the figures are those of the dataclass below."""
+
+    derived = ("outcome", "verdict")
+    words: ClassVar[tuple[str, str, str, str]]
+    """What is compared, what it is compared by, where one of the two is better, and on what sample."""
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    margin: float
+    equivalence_p: float
+    visible: float | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided".
+
+        The two tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong.
+        """
+        if self.p_value < LEVEL:
+            return "first" if self.difference > 0 else "second"
+        return "equivalent" if self.equivalence_p < LEVEL else "undecided"
+
+    @property
+    def evidence(self) -> str:
+        """The figures behind the outcome, as words that go into brackets: the p-value is the one that counts for it."""
+        low, high = (100 * bound for bound in self.interval)
+        same = self.outcome == "equivalent"
+        p = f"{self.equivalence_p:.2g} for a larger difference" if same else f"{self.p_value:.2g}"
+        return f"{100 * self.difference:+.2f} points, 95 % from {low:+.2f} to {high:+.2f}, p = {p}"
+
+    @property
+    def power(self) -> str:
+        """One sentence: the smallest difference that would have been seen."""
+        where = self.words[3]
+        if self.visible is None:
+            return f"{where}, no difference would be seen, however large."
+        least = points(self.visible)
+        return f"{where}, only a difference of {least} or more is seen in 80 % of tries; a smaller one may be there."
+
+    @property
+    def verdict(self) -> str:
+        """One sentence; where nothing is decided, a second one on what would have been seen."""
+        sides, by, where, _ = self.words
+        within = f"equally good within {points(self.margin)}"
+        match self.outcome:
+            case "equivalent":
+                return f"The two {sides} are {within} ({self.evidence})."
+            case "undecided":
+                so = f"These {by} do not tell the two {sides} apart, nor show that they are {within}"
+                return f"{so} ({self.evidence}). {self.power}"
+            case better:
+                little = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
+                return f"The {better} {sides[:-1]} is better {where}{little} ({self.evidence})."
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Compared):
     """Two models on the same images; accuracies, differences and the margin are in [0, 1].
 
     Attributes:
@@ -58,65 +113,37 @@ class Comparison:
     equivalence_p: float
     visible: float | None
 
+    words = ("models", "images", "on these images", "On so many images")
+
     @property
     def same(self) -> bool:
         """Whether both are right on the same images."""
         return self.only_first == self.only_second == 0
 
     @property
-    def outcome(self) -> Outcome:
-        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided".
-
-        The two tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong.
-        """
-        return decide(self.difference, self.p_value, self.equivalence_p)
-
-    @property
     def evidence(self) -> str:
         """The figures behind the outcome, as words that go into brackets."""
-        if self.same:
-            return f"p = {self.equivalence_p:.2g} for a larger difference"
-        return evidence(self.difference, self.interval, self.p_value, self.equivalence_p, self.outcome)
-
-    @property
-    def power(self) -> str:
-        """One sentence: the smallest difference that so many images show."""
-        return visible_words(self.visible, "On so many images")
+        return f"p = {self.equivalence_p:.2g} for a larger difference" if self.same else super().evidence
 
     @property
     def verdict(self) -> str:
         """One sentence; where nothing is decided, a second one on what would have been seen."""
-        within = f"equally good within {points(self.margin)}"
+        if not self.same:
+            return super().verdict
         alike = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
-        match self.outcome:
-            case "equivalent":
-                so = f"{alike}, and are {within}" if self.same else f"are {within}"
-                return f"The two models {so} ({self.evidence})."
-            case "undecided":
-                so = (
-                    f"The two models {alike}; these do not show that they are {within}"
-                    if self.same
-                    else f"These images do not tell the two models apart, nor show that they are {within}"
-                )
-                return f"{so} ({self.evidence}). {self.power}"
-            case better:
-                little = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
-                return f"The {better} model is better on these images{little} ({self.evidence})."
+        within = f"equally good within {points(self.margin)} ({self.evidence})."
+        if self.outcome == "equivalent":
+            return f"The two models {alike}, and are {within}"
+        return f"The two models {alike}; these do not show that they are {within} {self.power}"
 
     def table(self) -> list[tuple[str, ...]]:
         """Accuracies as text: a heading and a row for each model."""
         rows = (("first", self.first, self.only_first), ("second", self.second, self.only_second))
-        return [
-            ("model", "accuracy", "right alone"),
-            *((name, f"{100 * accuracy:.2f} %", str(alone)) for name, accuracy, alone in rows),
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {"outcome": self.outcome, "verdict": self.verdict}
+        cells = [(name, f"{100 * accuracy:.2f} %", str(alone)) for name, accuracy, alone in rows]
+        return [("model", "accuracy", "right alone"), *cells]
 
 
-def compare(
+def compare_evaluations(
     first: Evaluation, second: Evaluation, *, margin: float = MARGIN, resamples: int = 10_000, seed: int = 0
 ) -> Comparison:
     """Two evaluations on the same images in the same order.
@@ -138,14 +165,10 @@ def compare(
 
 
 def compare_answers(
-    first: Bool[Tensor, " n"],
-    second: Bool[Tensor, " n"],
-    *,
-    margin: float = MARGIN,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Comparison:
-    """`compare` for answers that are known to be right or wrong.
+    first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *,
+    margin: float = MARGIN, resamples: int = 10_000, seed: int = 0,
+) -> Comparison:  # fmt: skip
+    """`compare_evaluations` for answers that are known to be right or wrong.
 
     Args:
         first: `[n]` booleans, whether the model in question is right; n at least 1.
@@ -194,32 +217,7 @@ def check_same_labels(first: Evaluation, other: Evaluation, argument: str) -> No
         )
 
 
-def decide(difference: float, p_value: float, equivalence_p: float) -> Outcome:
-    """The outcome of a comparison: a difference counts first, then equivalence, both at level 0.05."""
-    if p_value < LEVEL:
-        return "first" if difference > 0 else "second"
-    return "equivalent" if equivalence_p < LEVEL else "undecided"
-
-
-def evidence(
-    difference: float, interval: tuple[float, float], p_value: float, equivalence_p: float, outcome: Outcome
-) -> str:
-    """A difference, its interval and the p-value that counts for the outcome."""
-    low, high = (100 * bound for bound in interval)
-    p = f"{equivalence_p:.2g} for a larger difference" if outcome == "equivalent" else f"{p_value:.2g}"
-    return f"{100 * difference:+.2f} points, 95 % from {low:+.2f} to {high:+.2f}, p = {p}"
-
-
 def points(difference: float) -> str:
     """A difference in accuracy in words: 0.01 is "1 point"."""
     value = f"{100 * difference:.2g}"
     return f"{value} point{'' if value == '1' else 's'}"
-
-
-def visible_words(visible: float | None, where: str) -> str:
-    """The sentence on the smallest visible difference."""
-    if visible is None:
-        return f"{where}, no difference would be seen, however large."
-    return (
-        f"{where}, only a difference of {points(visible)} or more is seen in 80 % of tries; a smaller one may be there."
-    )

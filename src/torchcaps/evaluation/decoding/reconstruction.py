@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_images, check_labels
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import Images, Labels, capsule_model
+from torchcaps.evaluation.checks import check_images, check_labels
+from torchcaps.evaluation.forward import batches, device_of, evaluating
 from torchcaps.types import Capsules
 
 # Images encoded or decoded at a time.
@@ -55,15 +56,11 @@ class Perturbation:
     shown: Labels
 
 
-def reconstructions(
-    model: nn.Module,
-    images: Images,
-    labels: Labels | None = None,
-) -> Reconstructions:
+def reconstructions(model: nn.Module, images: Images, labels: Labels | None = None) -> Reconstructions:
     """Decode the capsule of each image's label, or the most active capsule when no labels are given.
 
     Args:
-        model: has `capsules(images)` and `reconstruct(capsules, labels)`.
+        model: declares class capsules and a decoder.
         images: `[batch, channels, height, width]` in [0, 1], batch at least 1.
         labels: `[batch]` int64 class indices.
 
@@ -73,19 +70,14 @@ def reconstructions(
     with evaluating(model):
         capsules, shown = _shown_capsules(model, images, labels)
         rebuilt = _decoded(
-            model, len(images), lambda rows: (capsules.pose[rows], capsules.activation[rows], shown[rows])
+            model, len(images), lambda rows: (Capsules(capsules.pose[rows], capsules.activation[rows]), shown[rows])
         )
     activations = capsules.activation.float().cpu()
     return Reconstructions(torch.cat(rebuilt), shown.cpu().clone(), activations.clone(), activations.argmax(dim=1))
 
 
 def perturb(
-    model: nn.Module,
-    images: Images,
-    labels: Labels | None = None,
-    *,
-    span: float = 0.25,
-    steps: int = 11,
+    model: nn.Module, images: Images, labels: Labels | None = None, *, span: float = 0.25, steps: int = 11
 ) -> Perturbation:
     """Move each pose dimension of one capsule an image over `linspace(-span, span, steps)`, and decode.
 
@@ -94,7 +86,7 @@ def perturb(
     section 5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05.
 
     Args:
-        model: has `capsules(images)` and `reconstruct(capsules, labels)`.
+        model: declares class capsules and a decoder.
         images: `[batch, channels, height, width]` in [0, 1], batch at least 1.
         labels: `[batch]` int64 class indices.
         span: the largest move to either side, at least 0. Poses are shorter than 1 in a vector capsule.
@@ -119,41 +111,30 @@ def perturb(
 def _shown_capsules(model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Capsules, Tensor]:
     """The class capsules of all images, zero but for the shown ones' poses, and which ones are shown."""
     check_images(images)
-    place = device_of(model)
-    encode = _method(model, "capsules")
-    parts = [encode(chunk.to(place)) for chunk in images.split(CHUNK)]
+    encode = capsule_model(model, decoder=True).capsules
+    parts = [encode(chunk) for chunk, _ in batches(model, images, batch_size=CHUNK)]
     pose, activation = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if labels is None:
         labels = activation.argmax(dim=1)
     check_labels(labels, activation.shape[1])
     check_shape("labels", labels, ("batch",), batch=len(images))
-    shown = labels.to(place)
+    shown = labels.to(pose.device)
     mask = torch.nn.functional.one_hot(shown, activation.shape[1]).unsqueeze(-1)
     return Capsules(pose * mask, activation), shown
 
 
-def _moved(capsules: Capsules, shown: Tensor, offsets: Tensor, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pose, activation and shown class for flat indices into [batch, dims, steps]."""
+def _moved(capsules: Capsules, shown: Tensor, offsets: Tensor, cells: Tensor) -> tuple[Capsules, Tensor]:
+    """Capsules and shown class for flat indices into [batch, dims, steps]."""
     dims, steps = capsules.pose.shape[-1], len(offsets)
     row, dim, step = cells // (dims * steps), cells // steps % dims, cells % steps
     pose = capsules.pose[row]  # [cells, classes, dims], a copy
     here = torch.arange(len(cells), device=pose.device)
     pose[here, shown[row], dim] += offsets[step].to(pose.dtype)
-    return pose, capsules.activation[row], shown[row]
+    return Capsules(pose, capsules.activation[row]), shown[row]
 
 
-def _decoded(
-    model: nn.Module, count: int, capsules_of: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-) -> list[Tensor]:
+def _decoded(model: nn.Module, count: int, capsules_of: Callable[[Tensor], tuple[Capsules, Tensor]]) -> list[Tensor]:
     """Reconstructions of `count` capsule sets, made and decoded a chunk at a time."""
-    decode = _method(model, "reconstruct")
+    decode = capsule_model(model, decoder=True).reconstruct
     chunks = torch.arange(count, device=device_of(model)).split(CHUNK)
-    parts = (capsules_of(chunk) for chunk in chunks)
-    return [decode(Capsules(pose, activation), labels).float().cpu() for pose, activation, labels in parts]
-
-
-def _method(model: nn.Module, name: str) -> Callable[..., Tensor]:
-    method = getattr(model, name, None)
-    if not callable(method):
-        raise ValueError(f"model: expected a capsule model with a {name}() method, got {type(model).__name__}")
-    return method
+    return [decode(*capsules_of(chunk)).float().cpu() for chunk in chunks]

@@ -7,20 +7,21 @@ to both.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_images
-from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.accuracy.multilabel import top_labels
+from torchcaps.evaluation.base import Figures, Images
+from torchcaps.evaluation.checks import check_images
+from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
 AXES = ("n", "k", "channels", "height", "width")
+Drawings = Float[Tensor, "n k channels height width"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Segments:
         activations: `[n, classes]` lengths in [0, 1].
     """
 
-    images: Float[Tensor, "n k channels height width"]
+    images: Drawings
     shown: Int64[Tensor, "n k"]
     activations: Float[Tensor, "n classes"]
 
@@ -44,7 +45,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Segmentation:
+class Segmentation(Figures):
     """Decoded digits against the true single digits; means over images and digits.
 
     Attributes:
@@ -65,22 +66,14 @@ class Segmentation:
     threshold: float
     num_samples: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def segment(
-    model: nn.Module,
-    images: Images,
-    labels: Int64[Tensor, "n k"] | None = None,
-    *,
-    count: int = 2,
+    model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None, *, count: int = 2
 ) -> Segments:
     """Decode the labelled capsules of each image, or the `count` most active ones, each with all others at zero.
 
     Args:
-        model: has `capsules(images)` and `reconstruct(capsules, labels)`.
+        model: declares class capsules and a decoder.
         images: `[n, channels, height, width]` in [0, 1], n at least 1.
         labels: `[n, k]` class indices; they may name absent classes, whose drawings should stay faint.
         count: how many capsules without labels; the most active is the first.
@@ -115,12 +108,7 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     return Segments(images, shown, segments.activations)
 
 
-def score_segmentation(
-    drawn: Float[Tensor, "n k channels height width"],
-    digits: Float[Tensor, "n k channels height width"],
-    *,
-    threshold: float = 0.5,
-) -> Segmentation:
+def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 0.5) -> Segmentation:
     """Per-pixel figures for drawings of single digits.
 
     Args:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.forward import check_images, check_labels
-from torchcaps.evaluation.forward import BATCH, check_labelled, image_activations, right_answers, proportion
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
+from torchcaps.evaluation.checks import check_images, check_labelled, check_labels
+from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 KINDS = ("rotation", "scale", "shear", "shift")
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
@@ -46,7 +46,7 @@ class AffineCurve:
 
 
 @dataclass(frozen=True)
-class AffineSweep:
+class AffineSweep(Figures):
     """Accuracy under transformations of the images, one parameter at a time.
 
     Attributes:
@@ -61,19 +61,11 @@ class AffineSweep:
     num_samples: int
     curves: dict[str, AffineCurve]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def transform_images(
-    images: Images,
-    *,
-    rotation: float = 0.0,
-    scale: float = 100.0,
-    shear: float = 0.0,
+    images: Images, *, rotation: float = 0.0, scale: float = 100.0, shear: float = 0.0,
     shift: tuple[float, float] = (0.0, 0.0),
-) -> Images:
+) -> Images:  # fmt: skip
     """Turn, resize, slant and move all images alike about their centre; bilinear, once, with zeros from outside.
 
     Args:
@@ -103,16 +95,9 @@ def transform_images(
 
 
 def affine_sweep(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    rotation: Sequence[float] = (),
-    scale: Sequence[float] = (),
-    shear: Sequence[float] = (),
-    shift: Sequence[float] = (),
-    batch_size: int = BATCH,
-) -> AffineSweep:
+    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (), scale: Sequence[float] = (),
+    shear: Sequence[float] = (), shift: Sequence[float] = (), batch_size: int = BATCH,
+) -> AffineSweep:  # fmt: skip
     """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
 
     Args:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
+from torchcaps.evaluation.checks import check_labelled, check_same_shape
+from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.robustness.attacks import bim, fgsm, pgd, vote_attack
-from torchcaps.evaluation.forward import BATCH, check_labelled, right_answers, proportion
 
 Attack = Literal["fgsm", "bim", "pgd", "vote"]
 METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pgd, "vote": vote_attack}
@@ -35,7 +36,7 @@ class AttackOutcome:
 
 
 @dataclass(frozen=True)
-class AttackSweep:
+class AttackSweep(Figures):
     """Accuracy against the strength of an attack.
 
     Attributes:
@@ -52,21 +53,11 @@ class AttackSweep:
     outcomes: tuple[AttackOutcome, ...]
     mean: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def attack_sweep(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: Sequence[float],
-    *,
-    attack: Attack = "pgd",
-    batch_size: int = BATCH,
-    **options: Any,
-) -> AttackSweep:
+    model: nn.Module, images: Images, labels: Labels, eps: Sequence[float], *,
+    attack: Attack = "pgd", batch_size: int = BATCH, **options: Any,
+) -> AttackSweep:  # fmt: skip
     """Attack the images at each strength, and count what is left.
 
     Args:
@@ -92,15 +83,9 @@ def attack_sweep(
 
 
 def attack_outcome(
-    model: nn.Module,
-    images: Images,
-    changed: Images,
-    labels: Labels,
-    *,
-    eps: float,
-    batch_size: int = BATCH,
-    before: Tensor | None = None,
-) -> AttackOutcome:
+    model: nn.Module, images: Images, changed: Images, labels: Labels, *,
+    eps: float, batch_size: int = BATCH, before: Tensor | None = None,
+) -> AttackOutcome:  # fmt: skip
     """What `model` makes of images that were changed for it, or for another model (transfer).
 
     Args:
@@ -115,8 +100,7 @@ def attack_outcome(
     Raises:
         ValueError: for shapes that do not fit.
     """
-    if changed.shape != images.shape:
-        raise ValueError(f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}")
+    check_same_shape("changed", changed, images)
     before = right_answers(model, images, labels, batch_size) if before is None else before
     after = right_answers(model, changed, labels, batch_size)
     won = before & ~after

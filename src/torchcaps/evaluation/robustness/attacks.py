@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.accuracy.classification import Loss
-from torchcaps.evaluation.forward import check_labels
-from torchcaps.evaluation.forward import device_of, eval_mode
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss
+from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
-from torchcaps.evaluation.forward import BATCH, check_labelled
 from torchcaps.functional import margin_loss
 from torchcaps.nn import Router
 
@@ -36,23 +35,20 @@ def full_margin_loss(activation: Float[Tensor, "batch classes"], labels: Labels)
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
 
-def length_cross_entropy(
-    activation: Float[Tensor, "batch classes"], labels: Labels
-) -> Float[Tensor, ""]:
+def length_cross_entropy(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
     """Cross-entropy of the logits `atanh(2 |v_k| - 1)`, which do not saturate as lengths do (arXiv 1906.03612)."""
-    lengths = activation.float().clamp(SMALLEST, 1 - SMALLEST)
-    return nn.functional.cross_entropy(torch.logit(lengths) / 2, labels)
+    return nn.functional.cross_entropy(length_logits(activation), labels)
+
+
+def length_logits(activation: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+    """`atanh(2 |v_k| - 1)`, of lengths kept a millionth off 0 and 1."""
+    return torch.logit(activation.float(), eps=SMALLEST) / 2
 
 
 def fgsm(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: float,
-    *,
-    loss: Loss | None = None,
-    batch_size: int = BATCH,
-) -> Images:
+    model: nn.Module, images: Images, labels: Labels, eps: float, *,
+    loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
     """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
 
     Args:
@@ -73,16 +69,9 @@ def fgsm(
 
 
 def bim(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: float,
-    *,
-    steps: int = 10,
-    step_size: float | None = None,
-    loss: Loss | None = None,
-    batch_size: int = BATCH,
-) -> Images:
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
+    loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
     """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1].
 
     Args:
@@ -102,18 +91,9 @@ def bim(
 
 
 def pgd(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: float,
-    *,
-    steps: int = 10,
-    step_size: float | None = None,
-    restarts: int = 1,
-    seed: int = 0,
-    loss: Loss | None = None,
-    batch_size: int = BATCH,
-) -> Images:
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
+    restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
     """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept.
 
     Args:
@@ -145,13 +125,7 @@ def pgd(
     return attacked(model, images, labels, batch_size, climb)
 
 
-def vote_attack(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: float,
-    **options: Any,
-) -> Images:
+def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any) -> Images:
     """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
 
     Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
@@ -168,9 +142,7 @@ def vote_attack(
         return pgd(model, images, labels, eps, **options)
 
 
-def sign_noise(
-    images: Images, eps: float, *, seed: int = 0
-) -> Images:
+def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
     """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim.
 
     Raises:
@@ -181,9 +153,7 @@ def sign_noise(
     return (images + eps * signs.to(images)).clamp(0, 1)
 
 
-def input_gradient(
-    model: nn.Module, images: Tensor, labels: Tensor, loss: Loss
-) -> tuple[Float[Tensor, ""], Images]:
+def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> tuple[Float[Tensor, ""], Images]:
     """The loss of a batch on the model's device, and its gradient by the pixels; the model is left as it is.
 
     Raises:
@@ -218,23 +188,18 @@ def _ascend(
 
 
 def attacked(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    climb: Callable[[Tensor, Tensor, int], Tensor],
-) -> Tensor:
+    model: nn.Module, images: Images, labels: Labels, batch_size: int, climb: Callable[[Tensor, Tensor, int], Tensor]
+) -> Images:
     """`climb(images, labels, index of the first)` of each batch on the model's device, joined on the CPU."""
     check_labelled(images, labels)
-    check_range("batch_size", batch_size, low=1)
-    place, parts = device_of(model), list[Tensor]()
+    parts, first = list[Tensor](), 0
     with eval_mode(model):
-        for rows in torch.arange(len(images)).split(batch_size):
-            batch, true = images[rows.to(images.device)].to(place), labels[rows.to(labels.device)].to(place)
-            with torch.no_grad():
-                if not parts:
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            if not parts:
+                with torch.no_grad():
                     check_labels(labels, model(batch[:1]).shape[1])
-            parts.append(climb(batch, true, int(rows[0])).cpu())
+            parts.append(climb(batch, true, first).cpu())
+            first += len(batch)
     return torch.cat(parts)
 
 

@@ -7,27 +7,19 @@ Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.robustness.attacks import SMALLEST, attacked
-from torchcaps.evaluation.forward import BATCH
+from torchcaps.evaluation.base import BATCH, Images, Labels
+from torchcaps.evaluation.robustness.attacks import attacked, length_logits
 
 EDGE = 1e-6  # keeps pixels off 0 and 1, where tanh would be infinite
 
 
 def carlini_wagner(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    steps: int = 200,
-    searches: int = 6,
-    step_size: float = 0.01,
-    confidence: float = 0.0,
-    batch_size: int = BATCH,
-) -> Images:
+    model: nn.Module, images: Images, labels: Labels, *, steps: int = 200, searches: int = 6, step_size: float = 0.01,
+    confidence: float = 0.0, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
     """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
 
     z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1].
@@ -95,6 +87,6 @@ def _descend(
 
 def _lead(activation: Tensor, y: Tensor) -> Tensor:
     """By how much the logit of the true class leads the largest other, `[batch]`."""
-    z = torch.logit(activation.float().clamp(SMALLEST, 1 - SMALLEST)) / 2
+    z = length_logits(activation)
     own = z.gather(1, y.unsqueeze(1)).squeeze(1)
     return own - z.scatter(1, y.unsqueeze(1), -torch.inf).amax(dim=1)

@@ -11,16 +11,17 @@ Other images: the longest capsule of an image of no known class ought to be shor
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
+from torchcaps.evaluation.checks import check_labelled, check_same_shape
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
-from torchcaps.evaluation.forward import BATCH, check_labelled, image_activations, proportion
+from torchcaps.evaluation.forward import image_activations, proportion
 
 ROUNDING = 1e-9
 
@@ -53,10 +54,7 @@ def false_positive_rate(positive: Float[Tensor, " n"], negative: Float[Tensor, "
     Raises:
         ValueError: as `auroc`, or for a recall out of range.
     """
-    positive, negative = _scores("positive", positive), _scores("negative", negative)
-    check_range("recall", recall, low=1e-9, high=1)
-    lost = math.floor((1 - recall) * len(positive) + ROUNDING)
-    return proportion(negative >= positive.sort().values[lost])
+    return proportion(_scores("negative", negative) >= _threshold(_scores("positive", positive), recall))
 
 
 def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
@@ -85,7 +83,7 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(Figures):
     """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1].
 
     Attributes:
@@ -106,18 +104,9 @@ class Detection:
     auroc: float
     num_samples: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def detect_adversarial(
-    model: nn.Module,
-    images: Images,
-    adversarial: Images,
-    labels: Labels,
-    *,
-    threshold: float,
+    model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
 ) -> Detection:
     """Flag what is far from its reconstruction, among clean test images and their adversarial versions.
 
@@ -132,10 +121,7 @@ def detect_adversarial(
         ValueError: for a model without a decoder, or shapes that do not fit.
     """
     check_labelled(images, labels)
-    if adversarial.shape != images.shape:
-        raise ValueError(
-            f"adversarial: expected the shape of images, {list(images.shape)}, got {list(adversarial.shape)}"
-        )
+    check_same_shape("adversarial", adversarial, images)
     (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
     true = labels.cpu()
     start, flagged = before == true, far > threshold
@@ -153,7 +139,7 @@ def detect_adversarial(
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Figures):
     """Whether lengths tell known images from others; shares are in [0, 1].
 
     Attributes:
@@ -173,10 +159,6 @@ class Rejection:
     other_length: float
     num_known: int
     num_other: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
 
 
 def score_rejection(
@@ -198,12 +180,10 @@ def score_rejection(
         check_shape(name, values, ("n", "classes"), classes=known.shape[-1])
         check_range(f"number of {name} images", len(values), low=1)
     inside, outside = known.amax(dim=1), other.amax(dim=1)
-    passed = false_positive_rate(inside, outside, recall)
-    lost = math.floor((1 - recall) * len(inside) + ROUNDING)
     return Rejection(
         auroc=auroc(inside, outside),
-        false_positive_rate=passed,
-        threshold=float(inside.sort().values[lost]),
+        false_positive_rate=false_positive_rate(inside, outside, recall),
+        threshold=float(_threshold(inside, recall)),
         known_length=float(inside.double().mean()),
         other_length=float(outside.double().mean()),
         num_known=len(inside),
@@ -212,13 +192,9 @@ def score_rejection(
 
 
 def reject_by_length(
-    model: nn.Module,
-    known: Images,
-    other: Float[Tensor, "m channels height width"],
-    *,
-    recall: float = 0.95,
-    batch_size: int = BATCH,
-) -> Rejection:
+    model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"], *,
+    recall: float = 0.95, batch_size: int = BATCH,
+) -> Rejection:  # fmt: skip
     """`score_rejection` of what `model` makes of two sets of images in [0, 1].
 
     Raises:
@@ -232,6 +208,12 @@ def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Distances to the reconstructions, and predictions, `[n]` each, on the CPU."""
     drawn = reconstructions(model, images)
     return (drawn.images - images.cpu()).flatten(1).norm(dim=1), drawn.predictions
+
+
+def _threshold(positive: Tensor, recall: float) -> Tensor:
+    """The highest that lets at least `recall` of the positives pass."""
+    check_range("recall", recall, low=1e-9, high=1)
+    return positive.sort().values[math.floor((1 - recall) * len(positive) + ROUNDING)]
 
 
 def _scores(argument: str, values: Tensor) -> Tensor:

@@ -9,24 +9,23 @@ map was not learned on. Karel Lenc, Andrea Vedaldi, CVPR 2015, arXiv 1411.5908, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_labels
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model
+from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
-from torchcaps.evaluation.forward import BATCH, check_labelled, proportion
 
 MOST_NOISE = 1e-12
 
 
 @dataclass(frozen=True)
-class Equivariance:
+class Equivariance(Figures):
     """The capsule of each image's class under transformations of the image, one figure for each amount.
 
     Attributes:
@@ -46,24 +45,15 @@ class Equivariance:
     agreement: tuple[float, ...]
     num_samples: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def equivariance(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    rotation: Sequence[float] = (10.0, 20.0, 30.0),
-    ridge: float = 1e-3,
-    batch_size: int = BATCH,
-) -> Equivariance:
+    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
+    ridge: float = 1e-3, batch_size: int = BATCH,
+) -> Equivariance:  # fmt: skip
     """Turn all images, learn how poses move on the even ones, and look at the odd ones.
 
     Args:
-        model: has `capsules(images)`; its mode is restored.
+        model: declares class capsules with poses; its mode is restored.
         images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
         labels: `[n]`, whose capsule's pose is looked at.
         rotation: degrees clockwise.
@@ -148,13 +138,11 @@ def group_inconsistency(
 
 def _poses(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
     """Poses of the labelled capsules `[n, dim]`, and all activations `[n, classes]`, on the CPU."""
-    if not hasattr(model, "capsules"):
-        raise ValueError(f"model: expected a capsule model with a capsules() method, got {type(model).__name__}")
-    place, poses, activations = device_of(model), [], []
+    encode, poses, activations = capsule_model(model).capsules, [], []
     with evaluating(model):
-        for batch, true in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-            pose, activation = model.capsules(batch.to(place))  # type: ignore[operator]
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            pose, activation = encode(batch)
             check_labels(true, activation.shape[1])
-            poses.append(pose[torch.arange(len(true), device=place), true.to(place)].double().cpu())
+            poses.append(pose[torch.arange(len(true), device=pose.device), true].double().cpu())
             activations.append(activation.float().cpu())
     return torch.cat(poses), torch.cat(activations)

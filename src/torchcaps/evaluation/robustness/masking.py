@@ -8,18 +8,16 @@ check here, and a figure of robustness should not be quoted while one of them fa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.accuracy.classification import Loss
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss
+from torchcaps.evaluation.checks import check_labelled
+from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness.attacks import bim, fgsm, full_margin_loss, input_gradient, pgd, sign_noise
-from torchcaps.evaluation.forward import device_of, eval_mode
-from torchcaps.evaluation.forward import BATCH, check_labelled, image_activations, right_answers, proportion
 
 NEAR_ZERO = 0.05  # accuracy that counts as none
 MOST_SILENT = 0.01  # share of images without any gradient that is let pass
@@ -42,7 +40,7 @@ class MaskingCheck:
 
 
 @dataclass(frozen=True)
-class MaskingReport:
+class MaskingReport(Figures):
     """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1].
 
     Attributes:
@@ -75,6 +73,8 @@ class MaskingReport:
     silent: float
     checks: tuple[MaskingCheck, ...]
 
+    derived = ("passed", "verdict")
+
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
@@ -88,24 +88,11 @@ class MaskingReport:
             return f"Do not quote this robustness: {'; '.join(failed)} does not hold, so the attack may be blind."
         return "No sign of hidden gradients: the attacks do what attacks do."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {"passed": self.passed, "verdict": self.verdict}
-
 
 def masking_report(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    eps: float = 0.1,
-    large_eps: float = 1.0,
-    steps: int = 10,
-    other: nn.Module | None = None,
-    loss: Loss | None = None,
-    seed: int = 0,
-    batch_size: int = BATCH,
-) -> MaskingReport:
+    model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
+    other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
+) -> MaskingReport:  # fmt: skip
     """Attack the model in the ways that tell robustness from hidden gradients.
 
     Args:
@@ -141,7 +128,8 @@ def masking_report(
     found["bim"] = left(bim(model, images, labels, eps, steps=steps, loss=goal, batch_size=batch_size))
     found["pgd"], found["large"] = left(ladder[-1]), left(strong(model, large_eps))
     transfer = None if other is None else left(strong(other, eps))
-    losses = tuple(_mean_loss(model, step, labels, goal, batch_size) for step in (images, *ladder))
+    found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
+    losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
     silent = _silent(model, images, labels, goal, batch_size)
     checks = _checks(found, transfer, losses, silent, large_eps)
     return MaskingReport(
@@ -171,14 +159,10 @@ def _checks(
     return tuple(MaskingCheck(*row) for row in rows)
 
 
-def _mean_loss(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss, batch_size: int) -> float:
-    return float(loss(image_activations(model, images, batch_size=batch_size), labels.cpu()))
-
-
 def _silent(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss, batch_size: int) -> float:
-    place, silent = device_of(model), 0
+    silent = 0
     with eval_mode(model):
-        for batch, true in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-            _, gradient = input_gradient(model, batch.to(place), true.to(place), loss)
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            _, gradient = input_gradient(model, batch, true, loss)
             silent += int((gradient.flatten(1) == 0).all(dim=1).sum())
     return silent / len(images)

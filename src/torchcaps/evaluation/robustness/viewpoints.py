@@ -9,11 +9,10 @@ on validation images, not on test ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass
 
 from torchcaps.errors import check_range
+from torchcaps.evaluation.base import Figures
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class ViewpointComparison:
+class ViewpointComparison(Figures):
     """Two models on novel views, at equal accuracy on familiar ones.
 
     Attributes:
@@ -59,6 +58,8 @@ class ViewpointComparison:
     gap_closed: float | None
     interpolated: bool
 
+    derived = ("verdict",)
+
     @property
     def first_taken(self) -> float:
         """Novel accuracy of the first model that `gain` is made of."""
@@ -77,10 +78,6 @@ class ViewpointComparison:
             f"At {self.target:.1%} on familiar views, the first model is {side} on novel ones by "
             f"{100 * abs(self.gain):.1f} points."
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {"verdict": self.verdict}
 
 
 def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: float) -> Matched:
@@ -111,11 +108,9 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
 
 
 def compare_viewpoints(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    *,
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], *,
     target: float | None = None,
-) -> ViewpointComparison:
+) -> ViewpointComparison:  # fmt: skip
     """Two models at equal accuracy on familiar views.
 
     Args:
@@ -153,5 +148,5 @@ def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) 
 def _check_figures(argument: str, values: Sequence[float]) -> None:
     check_range(f"number of {argument} accuracies", len(values), low=1)
     for value in values:
-        if not (isfinite(value) and 0 <= value <= 1):
+        if not 0 <= value <= 1:  # NaN is not either
             raise ValueError(f"{argument}: expected accuracies in [0, 1], got {value}")

@@ -8,18 +8,18 @@ without routing (a recipe with `routing = "uniform"`) is the harder comparison, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.evaluation.forward import check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
+from torchcaps.evaluation.checks import check_labelled, check_labels
 from torchcaps.evaluation.comparison.models import Comparison, compare_answers, points
+from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy, coupling_shift
-from torchcaps.evaluation.routing.layers import recorded_routing, routers_of, swapped_routers
-from torchcaps.evaluation.forward import BATCH, check_labelled, image_activations, proportion
+from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers
 from torchcaps.nn import Recorded, Router
 
 STORED = 8  # images whose votes are in memory at once
@@ -74,7 +74,7 @@ class RoutingAblation:
 
 
 @dataclass(frozen=True)
-class IterationDynamics:
+class IterationDynamics(Figures):
     """One trained model stopped after 1, 2, ... routing iterations.
 
     Attributes:
@@ -92,6 +92,8 @@ class IterationDynamics:
     entropy: dict[str, tuple[float, ...]]
     shift: dict[str, tuple[float, ...]]
 
+    derived = ("verdict",)
+
     @property
     def verdict(self) -> str:
         """One sentence."""
@@ -101,18 +103,9 @@ class IterationDynamics:
         rest = f"Iterations 2 to {self.iterations[-1]} change" if self.iterations[-1] > 2 else "Iteration 2 changes"
         return f"{rest} {self.changed[-1]:.1%} of the answers and accuracy by {gain:+.1f} points."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {"verdict": self.verdict}
-
 
 def routing_ablation(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    seed: int = 0,
-    batch_size: int = BATCH,
+    model: nn.Module, images: Images, labels: Labels, *, seed: int = 0, batch_size: int = BATCH
 ) -> RoutingAblation:
     """The model as it is, with equal couplings and with random ones, on the same images.
 
@@ -147,11 +140,7 @@ def routing_ablation(
 
 
 def iteration_dynamics(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    batch_size: int = BATCH,
+    model: nn.Module, images: Images, labels: Labels, *, batch_size: int = BATCH
 ) -> IterationDynamics:
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
 
@@ -173,7 +162,7 @@ def iteration_dynamics(
     before: dict[str, Recorded] = {}
     for count in range(1, most + 1):
         with swapped_routers(model, methodcaller("stopped", count)):
-            found, recorded, _ = recorded_routing(model, images, batch_size=batch_size)
+            found, recorded, _ = route_images(model, images, batch_size=batch_size)
         answers.append(found.argmax(dim=1))
         for name, layer in recorded.items():
             if routers[name].coupling == "free":

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_images, check_labels
-from torchcaps.evaluation.forward import device_of, evaluating
-from torchcaps.evaluation.routing.places import places_of
+from torchcaps.errors import check_shape
+from torchcaps.evaluation.base import Images, Labels
+from torchcaps.evaluation.checks import check_images, check_labels
+from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
+from torchcaps.evaluation.routing.places import places_of
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn import Recorded, RoutedLayer, record_routing
 from torchcaps.types import Capsules
@@ -51,11 +52,7 @@ class CouplingMaps:
 
 
 def coupling_maps(
-    model: nn.Module,
-    images: Images,
-    labels: Labels | None = None,
-    *,
-    batch_size: int = BATCH,
+    model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> CouplingMaps:
     """Where the votes for the winning class of each image come from, or for the classes given.
 
@@ -71,14 +68,13 @@ def coupling_maps(
             not fit.
     """
     check_images(images)
-    check_range("batch_size", batch_size, low=1)
     if labels is not None:
         check_shape("labels", labels, ("n",), n=len(images))
-    given = [None] * len(images.split(batch_size)) if labels is None else labels.split(batch_size)
-    place, parts = device_of(model), []
     with evaluating(model):
-        for batch, chosen in zip(images.split(batch_size), given, strict=True):
-            parts.append(_of_batch(model, batch.to(place), chosen))
+        parts = [
+            _of_batch(model, batch, None if labels is None else chosen)
+            for batch, chosen in batches(model, images, labels, batch_size=batch_size)
+        ]
     return CouplingMaps(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
@@ -134,14 +130,14 @@ def _over_pixels(positions: Tensor, slides: tuple[Slide, ...] | None, size: tupl
         ratio = positions[0].numel() / (size[0] * size[1])
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
-        down, right = (_spread(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
+        down, right = (_window(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
         x = F.conv_transpose2d(x, torch.outer(down, right)[None, None], stride=stride)
         x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
     # What a stride leaves over at the lower and right edges nobody sees.
     return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))[:, 0]
 
 
-def _spread(kernel: int, stride: int) -> Tensor:
+def _window(kernel: int, stride: int) -> Tensor:
     """`[kernel]`, of sum one: copies `stride` apart sum to a constant, where a plain box would leave a comb."""
     step = min(stride, kernel)
     ramp = torch.arange(1, kernel + 1)

@@ -15,11 +15,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.forward import check_labels
+from torchcaps.evaluation.base import Labels
+from torchcaps.evaluation.checks import check_labels
 from torchcaps.nn import Recorded
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it
@@ -155,11 +155,11 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
     for label in labels.unique():
         mine = coupling[labels == label]
         within += mine.var(dim=0, correction=0) * (len(mine) / len(coupling))
-    spread = total.sqrt()
+    deviation = total.sqrt()
     varies = float(total.sum()) > 1e-12
     return CouplingDynamics(
-        mean=float(spread.mean()),
-        high=float(_quantile(spread, 0.95)),
+        mean=float(deviation.mean()),
+        high=float(_quantile(deviation, 0.95)),
         within_class=float(within.sqrt().mean()),
         explained=float(1 - within.sum() / total.sum()) if varies else None,
         chance=(len(labels.unique()) - 1) / (len(labels) - 1),
@@ -183,12 +183,11 @@ def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTre
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     share = weight.mean(dim=0)
     found = [_weighted(_information(parent, classes, coupling.shape[-1]), share) for classes in (labels, labels[order])]
-    count = torch.bincount(labels).double()
     return ParseTree(
         support=_weighted((best > MAJORITY).double(), weight),
         information=found[0],
         chance=found[1],
-        possible=_bits(count),
+        possible=_bits(torch.bincount(labels).double()),
     )
 
 
@@ -233,7 +232,7 @@ def _weighted(values: Tensor, weight: Tensor) -> float:
 
 
 def _labels_of(coupling: Tensor, labels: Tensor) -> Tensor:
-    check_labels(labels, torch.iinfo(torch.int64).max)
+    check_labels(labels)
     check_shape("labels", labels, ("n",), n=len(coupling))
     check_range("number of images", len(labels), low=2)
     return labels.cpu()

@@ -11,35 +11,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.routing.ablation import IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation
-from torchcaps.evaluation.accuracy.classification import Loss
-from torchcaps.evaluation.forward import check_labels
+from torchcaps.evaluation.base import Images, LabelledImages, Labels, Loss
+from torchcaps.evaluation.checks import check_labels
 from torchcaps.evaluation.comparison.models import Comparison, compare_answers
-from torchcaps.evaluation.routing.couplings import (
-    CouplingDynamics,
-    CouplingEntropy,
-    ParseTree,
-    coupling_dynamics,
-    coupling_entropy,
-    parse_tree,
+from torchcaps.evaluation.forward import proportion, right_answers
+from torchcaps.evaluation.routing import couplings, health
+from torchcaps.evaluation.routing.ablation import (
+    IterationDynamics,
+    RoutingAblation,
+    iteration_dynamics,
+    routing_ablation,
 )
-from torchcaps.evaluation.forward import LabelledImages
-from torchcaps.evaluation.routing.health import (
-    ActivationDecay,
-    CapsuleActivity,
-    SignTest,
-    Starvation,
-    activation_decay,
-    capsule_activity,
-    sign_test,
-    starvation,
-)
-from torchcaps.evaluation.routing.layers import recorded_routing, routers_of
-from torchcaps.evaluation.forward import right_answers, proportion
+from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.nn import Recorded, Router
 
 FEW = 64  # images for the test of signs
@@ -62,12 +48,12 @@ class LayerDiagnosis:
     """
 
     name: str
-    entropy: CouplingEntropy | None
-    dynamics: CouplingDynamics | None
-    tree: ParseTree | None
-    parents: CapsuleActivity | None
-    starvation: Starvation
-    sign: SignTest | None
+    entropy: couplings.CouplingEntropy | None
+    dynamics: couplings.CouplingDynamics | None
+    tree: couplings.ParseTree | None
+    parents: health.CapsuleActivity | None
+    starvation: health.Starvation
+    sign: health.SignTest | None
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that say something of this layer."""
@@ -100,8 +86,8 @@ class Diagnosis:
     iterations: IterationDynamics
     ablation: RoutingAblation | None
     refused: str
-    children: CapsuleActivity
-    decay: ActivationDecay
+    children: health.CapsuleActivity
+    decay: health.ActivationDecay
     baseline: Comparison | None
     baseline_parameters: int | None
 
@@ -124,15 +110,9 @@ class Diagnosis:
 
 
 def diagnose(
-    model: nn.Module,
-    dataset: LabelledImages,
-    *,
-    baseline: nn.Module | None = None,
-    count: int = 256,
-    loss: Loss | None = None,
-    seed: int = 0,
-    batch_size: int = 64,
-) -> Diagnosis:
+    model: nn.Module, dataset: LabelledImages, *, baseline: nn.Module | None = None, count: int = 256,
+    loss: Loss | None = None, seed: int = 0, batch_size: int = 64,
+) -> Diagnosis:  # fmt: skip
     """Every measure of routing, for one model and one data set.
 
     Args:
@@ -140,7 +120,7 @@ def diagnose(
         dataset: held out of training; one label an image.
         baseline: a model to compare with on the same images, such as a CNN of equal size trained in the same way.
         count: random images to look at, at least 2, or all where there are fewer. Their couplings are in memory at
-            once: see `recorded_routing`.
+            once: see `route_images`.
         loss: whose gradient is looked at, a mean over images; by default the margin loss.
         seed: of the choice of images, of random couplings and of shuffles.
         batch_size: images at a time.
@@ -150,11 +130,11 @@ def diagnose(
             that do not fit.
     """
     images, labels = _some(dataset, count, seed)
-    found, recorded, children = recorded_routing(model, images, batch_size=batch_size)
+    found, recorded, children = route_images(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     right = found.argmax(dim=1) == labels
-    starved = starvation(model, images, labels, loss=loss, batch_size=batch_size)
-    signs = sign_test(model, images[:FEW])
+    starved = health.starvation(model, images, labels, loss=loss, batch_size=batch_size)
+    signs = health.sign_test(model, images[:FEW])
     first = next(iter(children.values()))
     routers = routers_of(model)
     course = {name: layer.activation for name, layer in recorded.items() if routers[name].activation != "none"}
@@ -171,24 +151,25 @@ def diagnose(
         iterations=iteration_dynamics(model, images, labels, batch_size=batch_size),
         ablation=ablation,
         refused=refused,
-        children=capsule_activity(first),
-        decay=activation_decay({"children": first} | course),
+        children=health.capsule_activity(first),
+        decay=health.activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
         baseline_parameters=None if baseline is None else _parameters(baseline),
     )
 
 
 def _of_layer(
-    name: str, router: Router, layer: Recorded, labels: Tensor, seed: int, starved: Starvation, sign: SignTest
-) -> LayerDiagnosis:
+    name: str, router: Router, layer: Recorded, labels: Tensor, seed: int, starved: health.Starvation,
+    sign: health.SignTest,
+) -> LayerDiagnosis:  # fmt: skip
     """The measures that mean something for what this router declares."""
     shares, present = router.coupling == "shares", router.activation != "none"
     return LayerDiagnosis(
         name=name,
-        entropy=coupling_entropy(layer) if shares else None,
-        dynamics=coupling_dynamics(layer, labels) if shares else None,
-        tree=parse_tree(layer, labels, seed=seed) if shares else None,
-        parents=capsule_activity(layer.activation) if present else None,
+        entropy=couplings.coupling_entropy(layer) if shares else None,
+        dynamics=couplings.coupling_dynamics(layer, labels) if shares else None,
+        tree=couplings.parse_tree(layer, labels, seed=seed) if shares else None,
+        parents=health.capsule_activity(layer.activation) if present else None,
         starvation=starved,
         sign=sign if present else None,
     )
@@ -204,9 +185,7 @@ def _ablated(
         return None, str(error)
 
 
-def _some(
-    dataset: LabelledImages, count: int, seed: int
-) -> tuple[Images, Labels]:
+def _some(dataset: LabelledImages, count: int, seed: int) -> tuple[Images, Labels]:
     check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)
     check_range("number of images", len(dataset.labels), low=2)

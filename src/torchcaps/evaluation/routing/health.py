@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.accuracy.classification import Loss
-from torchcaps.evaluation.forward import device_of, evaluating, eval_mode
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss
+from torchcaps.evaluation.checks import check_labelled
+from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating
 from torchcaps.evaluation.routing.layers import children_of
-from torchcaps.evaluation.forward import BATCH, check_labelled
 from torchcaps.functional import margin_loss
 from torchcaps.types import Capsules
 
@@ -161,12 +161,7 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
 
 
 def starvation(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    loss: Loss | None = None,
-    batch_size: int = BATCH,
+    model: nn.Module, images: Images, labels: Labels, *, loss: Loss | None = None, batch_size: int = BATCH
 ) -> dict[str, Starvation]:
     """The gradient of the loss by the poses of the children of each routed layer.
 
@@ -184,13 +179,12 @@ def starvation(
         ValueError: for a model without routed layers, or arguments that do not fit.
     """
     check_labelled(images, labels)
-    check_range("batch_size", batch_size, low=1)
-    place, squares = device_of(model), dict[str, Tensor]()
+    squares = dict[str, Tensor]()
     with eval_mode(model):
-        for batch, true in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
             with torch.enable_grad(), children_of(model) as seen:
-                x = batch.detach().to(place).clone().requires_grad_()
-                value = (loss or margin_loss)(model(x), true.to(place))
+                x = batch.detach().clone().requires_grad_()
+                value = (loss or margin_loss)(model(x), true)
                 poses = {name: children.pose for name, children in seen.items()}
                 gradients = torch.autograd.grad(value, list(poses.values()), allow_unused=True)
             for (name, pose), gradient in zip(poses.items(), gradients, strict=True):

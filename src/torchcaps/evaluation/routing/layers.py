@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
-from torchcaps.evaluation.forward import check_images
-from torchcaps.evaluation.forward import device_of, evaluating
-from torchcaps.evaluation.forward import BATCH
+from torchcaps.evaluation.base import BATCH, Images
+from torchcaps.evaluation.checks import check_images
+from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.functional import safe_norm
 from torchcaps.nn import Recorded, RoutedLayer, Router, record_routing
 from torchcaps.types import Capsules
@@ -34,9 +33,7 @@ class RoutedImages(NamedTuple):
     children: dict[str, Float[Tensor, "n *space capsules"]]
 
 
-def recorded_routing(
-    model: nn.Module, images: Images, *, batch_size: int = BATCH
-) -> RoutedImages:
+def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:
     """Run the model over all images, and keep what every routed layer did.
 
     Couplings take images x children x parents numbers of four bytes a layer: 46 MB for a thousand images in the network
@@ -46,13 +43,12 @@ def recorded_routing(
         ValueError: for a model without routed layers, or images that do not fit.
     """
     check_images(images)
-    check_range("batch_size", batch_size, low=1)
     routed_layers(model)
-    place, parts = device_of(model), list[RoutedImages]()
+    parts = list[RoutedImages]()
     with evaluating(model):
-        for batch in images.split(batch_size):
+        for batch, _ in batches(model, images, batch_size=batch_size):
             with record_routing(model) as record, children_of(model) as seen:
-                activation = model(batch.to(place)).float().cpu()
+                activation = model(batch).float().cpu()
             layers = {name: layer.map(Tensor.cpu) for name, layer in record.last().items()}
             parts.append(RoutedImages(activation, layers, {name: seen[name].activation.cpu() for name in layers}))
     names = parts[0].layers
