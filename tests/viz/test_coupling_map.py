@@ -47,11 +47,12 @@ def test_a_map_of_nothing_leaves_the_image():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"maps": np.zeros((3, 18, 19))}, "maps: expected finite numbers"),
+        ({"maps": np.zeros((3, 18, 19))}, "maps: expected .n=3, height=18, width=20."),
+        ({"maps": np.zeros((3, 18))}, "maps: expected .n=3, height=18, width=20., got .3, 18."),
         ({"maps": np.full((3, 18, 20), np.nan)}, "maps: expected finite numbers"),
         ({"lengths": np.zeros(2)}, "lengths: expected .n=3., got .n=2."),
         ({"shown": np.array([0, 1, 3])}, "shown: expected class indices from 0 to 2, got 3"),
-        ({"labels": np.array([0])}, "labels: expected 3 entries, got 1"),
+        ({"labels": np.array([0])}, "labels: expected .n=3., got .n=1."),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, complaint):

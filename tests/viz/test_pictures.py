@@ -68,7 +68,7 @@ def test_tensors_are_arrays_too() -> None:
     [
         (grey(2), grey(3), [0, 0], r"reconstructions: expected the shape of the images"),
         (grey(81), grey(81), [0] * 81, "number of images: expected at most 80, got 81"),
-        (grey(2), grey(2), [0], "labels: expected 2 entries, got 1"),
+        (grey(2), grey(2), [0], "labels: expected .n=2., got .n=1."),
         (grey(2), grey(2), [0, 1], "labels: expected class indices from 0 to 0, got 1"),
         (grey(2)[0], grey(2), [0, 0], r"images: expected \[n, channels, height, width\]"),
     ],

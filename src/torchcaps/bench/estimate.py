@@ -134,13 +134,11 @@ def _parts(
     learned = sum(weight.untyped_storage().nbytes() for weight in weights if weight.requires_grad)
     inputs = images.untyped_storage().nbytes()
     return MemoryEstimate(
-        parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()),
-        gradients=gradients,
-        optimiser=_MOMENTS * learned if training else 0,
-        activations=kept + (inputs if training else 0),
+        parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()), gradients=gradients,
+        optimiser=_MOMENTS * learned if training else 0, activations=kept + (inputs if training else 0),
         workspace=ledger.peak(on_cpu) - gradients - kept + (0 if training else inputs),
         libraries=resident(ledger.operators, training) if on_cpu else 0,
-    )
+    )  # fmt: skip
 
 
 class _Ledger(TorchDispatchMode):

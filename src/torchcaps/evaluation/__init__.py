@@ -1,5 +1,7 @@
 """What a trained model is worth, in figures: it draws nothing and writes nothing."""
 
+# ruff: noqa: I001 - packed imports
+
 from torchcaps.evaluation.accuracy.calibration import Calibration, Reliability, calibration, reliability
 from torchcaps.evaluation.accuracy.classification import ClassAccuracy, Evaluation, evaluate, score
 from torchcaps.evaluation.accuracy.examples import example_indices, worst_mistakes
@@ -10,91 +12,53 @@ from torchcaps.evaluation.comparison.methods import RunsComparison, compare_runs
 from torchcaps.evaluation.comparison.models import Comparison, compare_answers, compare_evaluations
 from torchcaps.evaluation.decoding.reconstruction import Perturbation, Reconstructions, perturb, reconstructions
 from torchcaps.evaluation.decoding.segmentation import (
-    Segmentation,
-    Segments,
-    match_segments,
-    score_segmentation,
-    segment,
-)
+    Segmentation, Segments, match_segments, score_segmentation, segment,
+)  # fmt: skip
 from torchcaps.evaluation.predict import Prediction, predict
 from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
 from torchcaps.evaluation.robustness.attack_sweep import AttackOutcome, AttackSweep, attack_outcome, attack_sweep
 from torchcaps.evaluation.robustness.attacks import (
-    bim,
-    fgsm,
-    full_margin_loss,
-    length_cross_entropy,
-    pgd,
-    sign_noise,
-    vote_attack,
-)
+    bim, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
+)  # fmt: skip
 from torchcaps.evaluation.robustness.carlini_wagner import carlini_wagner
 from torchcaps.evaluation.robustness.detection import (
-    Detection,
-    Rejection,
-    auroc,
-    detect_adversarial,
-    detection_threshold,
-    false_positive_rate,
-    reconstruction_distances,
-    reject_by_length,
-    score_rejection,
-)
+    Detection, Rejection, auroc, detect_adversarial, detection_threshold, false_positive_rate, reconstruction_distances,
+    reject_by_length, score_rejection,
+)  # fmt: skip
 from torchcaps.evaluation.robustness.equivariance import (
-    Equivariance,
-    equivariance,
-    group_inconsistency,
-    linear_map,
-    r_squared,
-)
+    Equivariance, equivariance, group_inconsistency, linear_map, r_squared,
+)  # fmt: skip
 from torchcaps.evaluation.robustness.masking import MaskingCheck, MaskingReport, masking_report
 from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints, match_familiar
 from torchcaps.evaluation.routing.ablation import (
-    IterationDynamics,
-    RoutingAblation,
-    iteration_dynamics,
-    routing_ablation,
-)
+    IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation,
+)  # fmt: skip
 from torchcaps.evaluation.routing.coupling_maps import CouplingMaps, coupling_maps
 from torchcaps.evaluation.routing.couplings import (
-    CouplingDynamics,
-    CouplingEntropy,
-    ParseTree,
-    coupling_dynamics,
-    coupling_entropy,
-    coupling_shift,
-    parse_tree,
-)
+    CouplingDynamics, CouplingEntropy, ParseTree, coupling_dynamics, coupling_entropy, coupling_shift, parse_tree,
+)  # fmt: skip
 from torchcaps.evaluation.routing.diagnosis import Diagnosis, LayerDiagnosis, diagnose
 from torchcaps.evaluation.routing.health import (
-    ActivationDecay,
-    CapsuleActivity,
-    SignTest,
-    Starvation,
-    activation_decay,
-    capsule_activity,
-    sign_test,
-    starvation,
-)
+    ActivationDecay, CapsuleActivity, SignTest, Starvation, activation_decay, capsule_activity, sign_test, starvation,
+)  # fmt: skip
 from torchcaps.evaluation.routing.layers import route_images
 from torchcaps.evaluation.transforming import TransformingEvaluation, evaluate_transforming
 
 __all__ = [
-    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration",
-    "CapsuleActivity", "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps",
-    "Detection", "Diagnosis", "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck",
-    "MaskingReport", "Matched", "MultiLabel", "ParseTree", "Perturbation", "Prediction", "Reconstructions",
-    "Rejection", "Reliability", "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest",
-    "Starvation", "TransformingEvaluation", "ViewpointComparison", "activation_decay", "affine_sweep",
-    "attack_outcome", "attack_sweep", "auroc", "bim", "calibration", "capsule_activity", "carlini_wagner",
-    "compare_answers", "compare_evaluations", "compare_runs", "compare_viewpoints", "coupling_dynamics",
-    "coupling_entropy", "coupling_maps", "coupling_shift", "detect_adversarial", "detection_threshold", "diagnose",
-    "equivalence_test", "equivariance", "evaluate", "evaluate_multilabel", "evaluate_transforming",
-    "example_indices", "false_positive_rate", "fgsm", "full_margin_loss", "group_inconsistency",
-    "iteration_dynamics", "labels_needed", "length_cross_entropy", "linear_map", "log_area", "masking_report",
-    "match_familiar", "match_segments", "mcnemar", "mcnemar_power", "parse_tree", "perturb", "pgd", "predict",
-    "r_squared", "reconstruction_distances", "reconstructions", "reject_by_length", "reliability", "route_images",
-    "routing_ablation", "score", "score_multilabel", "score_rejection", "score_segmentation", "segment",
-    "sign_noise", "sign_test", "smallest_visible", "starvation", "top_labels", "transform_images", "vote_attack",
-    "worst_mistakes",
+    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration", "CapsuleActivity",
+    "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps", "Detection", "Diagnosis",
+    "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck", "MaskingReport", "Matched",
+    "MultiLabel", "ParseTree", "Perturbation", "Prediction", "Reconstructions", "Rejection", "Reliability",
+    "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation", "TransformingEvaluation",
+    "ViewpointComparison", "activation_decay", "affine_sweep", "attack_outcome", "attack_sweep", "auroc", "bim",
+    "calibration", "capsule_activity", "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs",
+    "compare_viewpoints", "coupling_dynamics", "coupling_entropy", "coupling_maps", "coupling_shift",
+    "detect_adversarial", "detection_threshold", "diagnose", "equivalence_test", "equivariance", "evaluate",
+    "evaluate_multilabel", "evaluate_transforming", "example_indices", "false_positive_rate", "fgsm",
+    "full_margin_loss", "group_inconsistency", "iteration_dynamics", "labels_needed", "length_cross_entropy",
+    "linear_map", "log_area", "masking_report", "match_familiar", "match_segments", "mcnemar", "mcnemar_power",
+    "parse_tree", "perturb", "pgd", "predict", "r_squared", "reconstruction_distances", "reconstructions",
+    "reject_by_length", "reliability", "route_images", "routing_ablation", "score", "score_multilabel",
+    "score_rejection", "score_segmentation", "segment", "sign_noise", "sign_test", "smallest_visible", "starvation",
+    "top_labels", "transform_images", "vote_attack", "worst_mistakes",
 ]  # fmt: skip

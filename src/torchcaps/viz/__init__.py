@@ -10,13 +10,13 @@ from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars
 from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
+from torchcaps.viz.calibration import calibration as calibration
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
 from torchcaps.viz.coupling_map import coupling_map as coupling_map
 from torchcaps.viz.diagnosis import diagnosis as diagnosis
-from torchcaps.viz.diagram import calibration as calibration
 from torchcaps.viz.history import curves as curves
-from torchcaps.viz.overlaid import overlaid_curves as overlaid_curves
+from torchcaps.viz.history import overlaid_curves as overlaid_curves
 from torchcaps.viz.pictures import perturbations as perturbations
 from torchcaps.viz.pictures import reconstructions as reconstructions
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import check_range, named_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import (
     GREY,
     ORANGE,
@@ -48,10 +48,8 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     shown = pictures("images", images)
     lengths = np.asarray(activations)
     check_range("number of images", len(shown), high=MOST_IMAGES)
-    if lengths.shape != (len(shown), len(classes)):
-        want = named_shape(("n", "classes"), (len(shown), len(classes)))
-        raise ValueError(f"activations: expected {want}, got {named_shape(('n', 'classes'), lengths.shape)}")
-    true = class_indices("labels", labels, len(shown), len(classes))
+    check_shape("activations", lengths, ("n", "classes"), n=len(shown), classes=len(classes))
+    true = class_indices("labels", labels, len(classes), n=len(shown))
     bars = len(classes) if len(classes) <= MOST_BARS else FEW
     height, _ = tile_size(shown.shape[1:3], 1.1)
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))

@@ -72,7 +72,7 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
     percent = np.array([np.nan if share is None else 100 * share for share in accuracies])
     shown = np.sort(np.argsort(percent, kind="stable")[:MOST])  # NaN sorts last
     figure = new_figure(7.5, 1.1 + 0.21 * len(shown))
-    axes = plain(figure.subplots())
+    axes = figure.subplots()
     axes.barh(range(len(shown)), np.nan_to_num(percent[shown]), height=0.72, color=BLUE)
     for row, index in enumerate(shown):
         text = "no samples" if np.isnan(percent[index]) else f"{percent[index]:.1f} % of {counts[index]:,}"
@@ -94,11 +94,10 @@ def _dress_bars(axes: Axes, names: list[str], title: str, overall: float | None)
     if overall is not None:
         axes.axvline(overall, color=RED, lw=1.2, ls="--")
         title += f"; over all samples {overall:.2f} % (dashed)"
-    axes.set_title(title, fontsize=TEXT, loc="left")
+    plain(axes, title, xlabel="accuracy (%)")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("accuracy (%)", fontsize=SMALL)
 
 
 def _name_cells(axes: Axes, names: list[str]) -> None:

@@ -143,18 +143,11 @@ def score(
     predictions = activations.argmax(dim=1)
     confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(len(names), -1)
     return Evaluation(
-        accuracy=float((predictions == labels).double().mean()),
-        error=float((predictions != labels).double().mean()),
-        loss=float((loss or margin_loss)(activations, labels)),
-        num_samples=len(labels),
-        classes=names,
-        per_class=_per_class(confusion, names),
-        confusion=confusion,
-        calibration=calibration(activations, labels),
-        labels=labels,
-        predictions=predictions,
-        activations=activations,
-    )
+        accuracy=float((predictions == labels).double().mean()), error=float((predictions != labels).double().mean()),
+        loss=float((loss or margin_loss)(activations, labels)), num_samples=len(labels), classes=names,
+        per_class=_per_class(confusion, names), confusion=confusion, calibration=calibration(activations, labels),
+        labels=labels, predictions=predictions, activations=activations,
+    )  # fmt: skip
 
 
 def _per_class(confusion: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:

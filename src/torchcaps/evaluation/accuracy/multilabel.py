@@ -108,14 +108,10 @@ def score_multilabel(
     hits = (labels.to(taken.device).unsqueeze(2) == taken.unsqueeze(1)).any(dim=2)  # [n, k]
     exact = hits.all(dim=1).double()
     return MultiLabel(
-        exact=float(exact.mean()),
-        error=float(1 - exact.mean()),
-        almost=float(hits.any(dim=1).double().mean()),
-        per_digit=float(hits.double().mean()),
-        standard_error=_standard_error(exact.cpu(), groups),
-        num_samples=len(labels),
-        num_labels=labels.shape[1],
-    )
+        exact=float(exact.mean()), error=float(1 - exact.mean()), almost=float(hits.any(dim=1).double().mean()),
+        per_digit=float(hits.double().mean()), standard_error=_standard_error(exact.cpu(), groups),
+        num_samples=len(labels), num_labels=labels.shape[1],
+    )  # fmt: skip
 
 
 def _check_distinct(labels: Tensor, classes: int) -> None:

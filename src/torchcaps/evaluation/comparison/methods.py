@@ -110,17 +110,11 @@ def compare_runs(
     low, least, most, high = (float(x) for x in np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
     visible = (high - low) / 2 + (most - least) / 2
     return RunsComparison(
-        first=tuple(one.tolist()),
-        second=tuple(two.tolist()),
-        difference=difference,
-        interval=(difference + low, difference + high),
-        p_value=min(1.0, 2 * _tail(errors, abs(difference))),
-        num_samples=ours.shape[1],
-        paired=paired,
-        margin=margin,
-        equivalence_p=_tail(errors, margin - abs(difference)),
+        first=tuple(one.tolist()), second=tuple(two.tolist()), difference=difference,
+        interval=(difference + low, difference + high), p_value=min(1.0, 2 * _tail(errors, abs(difference))),
+        num_samples=ours.shape[1], paired=paired, margin=margin, equivalence_p=_tail(errors, margin - abs(difference)),
         visible=visible if visible <= 1 else None,
-    )
+    )  # fmt: skip
 
 
 def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "runs n"]:

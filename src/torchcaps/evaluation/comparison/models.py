@@ -189,18 +189,11 @@ def compare_answers(
     drawn = np.random.default_rng(seed).multinomial(n, [one / n, two / n, (n - one - two) / n], size=resamples)
     low, high = np.quantile((drawn[:, 0] - drawn[:, 1]) / n, [0.025, 0.975])
     return Comparison(
-        first=float(first.double().mean()),
-        second=float(second.double().mean()),
-        difference=(one - two) / n,
-        interval=(float(low), float(high)),
-        only_first=one,
-        only_second=two,
-        p_value=mcnemar(one, two),
-        num_samples=n,
-        margin=margin,
-        equivalence_p=equivalence_test(one, two, n, margin=margin),
+        first=float(first.double().mean()), second=float(second.double().mean()), difference=(one - two) / n,
+        interval=(float(low), float(high)), only_first=one, only_second=two, p_value=mcnemar(one, two), num_samples=n,
+        margin=margin, equivalence_p=equivalence_test(one, two, n, margin=margin),
         visible=smallest_visible(n, (one + two) / n),
-    )
+    )  # fmt: skip
 
 
 def right_of(evaluation: Evaluation) -> Bool[Tensor, " n"]:

@@ -125,13 +125,10 @@ def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 
     check_range("threshold", threshold, low=1e-6, high=1)
     drawn, digits = drawn.detach().double().cpu(), digits.detach().double().cpu()
     return Segmentation(
-        error=float((drawn - digits).square().mean()),
-        iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
-        ink_right=_ink_right(drawn, digits, threshold),
-        correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
-        threshold=threshold,
-        num_samples=len(drawn),
-    )
+        error=float((drawn - digits).square().mean()), iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
+        ink_right=_ink_right(drawn, digits, threshold), correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
+        threshold=threshold, num_samples=len(drawn),
+    )  # fmt: skip
 
 
 def _iou(first: Tensor, second: Tensor) -> Tensor:

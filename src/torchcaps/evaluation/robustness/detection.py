@@ -128,14 +128,11 @@ def detect_adversarial(
     turned = start & (after != true)
     some = bool(start.any())
     return Detection(
-        threshold=float(threshold),
-        false_positives=proportion(near > threshold),
-        detected=proportion(flagged),
+        threshold=float(threshold), false_positives=proportion(near > threshold), detected=proportion(flagged),
         success=float(turned.sum() / start.sum()) if some else None,
-        undetected=float((turned & ~flagged).sum() / start.sum()) if some else None,
-        auroc=auroc(far, near),
+        undetected=float((turned & ~flagged).sum() / start.sum()) if some else None, auroc=auroc(far, near),
         num_samples=len(images),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,14 +178,10 @@ def score_rejection(
         check_range(f"number of {name} images", len(values), low=1)
     inside, outside = known.amax(dim=1), other.amax(dim=1)
     return Rejection(
-        auroc=auroc(inside, outside),
-        false_positive_rate=false_positive_rate(inside, outside, recall),
-        threshold=float(_threshold(inside, recall)),
-        known_length=float(inside.double().mean()),
-        other_length=float(outside.double().mean()),
-        num_known=len(inside),
-        num_other=len(outside),
-    )
+        auroc=auroc(inside, outside), false_positive_rate=false_positive_rate(inside, outside, recall),
+        threshold=float(_threshold(inside, recall)), known_length=float(inside.double().mean()),
+        other_length=float(outside.double().mean()), num_known=len(inside), num_other=len(outside),
+    )  # fmt: skip
 
 
 def reject_by_length(

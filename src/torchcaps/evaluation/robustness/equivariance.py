@@ -76,13 +76,9 @@ def equivariance(
         change.append(float((active - still_active).abs()[1::2].mean()))
         same.append(proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2]))
     return Equivariance(
-        amounts=tuple(map(float, rotation)),
-        equivariant=tuple(learned),
-        invariant=tuple(kept),
-        activation_change=tuple(change),
-        agreement=tuple(same),
-        num_samples=len(images) // 2,
-    )
+        amounts=tuple(map(float, rotation)), equivariant=tuple(learned), invariant=tuple(kept),
+        activation_change=tuple(change), agreement=tuple(same), num_samples=len(images) // 2,
+    )  # fmt: skip
 
 
 def linear_map(

@@ -98,13 +98,9 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
     check_range("target", target, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
     return Matched(
-        epoch=epoch,
-        familiar=float(familiar[epoch]),
-        novel=float(novel[epoch]),
-        interpolated=_crossing(familiar, novel, target),
-        last_familiar=float(familiar[-1]),
-        last_novel=float(novel[-1]),
-    )
+        epoch=epoch, familiar=float(familiar[epoch]), novel=float(novel[epoch]),
+        interpolated=_crossing(familiar, novel, target), last_familiar=float(familiar[-1]), last_novel=float(novel[-1]),
+    )  # fmt: skip
 
 
 def compare_viewpoints(

@@ -141,21 +141,16 @@ def diagnose(
     base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
     ablation, refused = _ablated(model, images, labels, seed, batch_size)
     return Diagnosis(
-        accuracy=proportion(right),
-        num_samples=len(images),
-        parameters=_parameters(model),
+        accuracy=proportion(right), num_samples=len(images), parameters=_parameters(model),
         layers=tuple(
             _of_layer(name, routers[name], layer, labels, seed, starved[name], signs[name])
             for name, layer in recorded.items()
         ),
-        iterations=iteration_dynamics(model, images, labels, batch_size=batch_size),
-        ablation=ablation,
-        refused=refused,
-        children=health.capsule_activity(first),
-        decay=health.activation_decay({"children": first} | course),
+        iterations=iteration_dynamics(model, images, labels, batch_size=batch_size), ablation=ablation, refused=refused,
+        children=health.capsule_activity(first), decay=health.activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
         baseline_parameters=None if baseline is None else _parameters(baseline),
-    )
+    )  # fmt: skip
 
 
 def _of_layer(
@@ -165,14 +160,12 @@ def _of_layer(
     """The measures that mean something for what this router declares."""
     shares, present = router.coupling == "shares", router.activation != "none"
     return LayerDiagnosis(
-        name=name,
-        entropy=couplings.coupling_entropy(layer) if shares else None,
+        name=name, entropy=couplings.coupling_entropy(layer) if shares else None,
         dynamics=couplings.coupling_dynamics(layer, labels) if shares else None,
         tree=couplings.parse_tree(layer, labels, seed=seed) if shares else None,
-        parents=health.capsule_activity(layer.activation) if present else None,
-        starvation=starved,
+        parents=health.capsule_activity(layer.activation) if present else None, starvation=starved,
         sign=sign if present else None,
-    )
+    )  # fmt: skip
 
 
 def _ablated(

@@ -30,8 +30,8 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure = new_figure(max(4.3 * len(reliability), 5.2), 4.9)
     grid = figure.subplots(2, len(reliability), sharex=True, squeeze=False, height_ratios=[3, 1])
     for column, (name, table) in enumerate(reliability.items()):
-        _draw_agreement(plain(grid[0, column]), table)
-        _draw_counts(plain(grid[1, column]), table)
+        _draw_agreement(plain(grid[0, column], ylabel="accuracy"), table)
+        _draw_counts(plain(grid[1, column], xlabel="confidence", ylabel="samples"), table)
         title = f"{NAMES.get(name, name)}\ncalibration error {100 * table['error']:.2f} %"
         grid[0, column].set_title(title, fontsize=TEXT)
     lines, texts = grid[0, 0].get_legend_handles_labels()
@@ -51,7 +51,6 @@ def _draw_agreement(axes: Axes, table: Mapping[str, Any]) -> None:
     )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
-    axes.set_ylabel("accuracy", fontsize=SMALL)
 
 
 def _draw_counts(axes: Axes, table: Mapping[str, Any]) -> None:
@@ -60,5 +59,3 @@ def _draw_counts(axes: Axes, table: Mapping[str, Any]) -> None:
     # From a full last bin to single samples: only a logarithmic axis shows both.
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("confidence", fontsize=SMALL)
-    axes.set_ylabel("samples", fontsize=SMALL)
