@@ -1,13 +1,13 @@
 """What the library is measured against: class-capsule layers that compute the same thing by other means.
 
 Every baseline but the limit holds the weights of the `CapsuleLinear` that it replaces and equals its reference in value
-and gradient (`verify.py` sees to it before anything is timed), so a table shows means and nothing else.
+and gradient (`verify` sees to it before anything is timed), so a table shows means and nothing else.
 Letters: b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from shutil import which
 from typing import NamedTuple
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import TorchcapsError, UnknownNameError
 from torchcaps.functional import squash_with_length
-from torchcaps.nn import CapsuleLinear
+from torchcaps.nn import CapsuleLinear, set_impl
 from torchcaps.nn.routers import DynamicRouting
 from torchcaps.types import Capsules
 
+TOLERANCE = 1e-4  # of the largest magnitude, in float32: three passes amplify a rounding of 6e-8 by about 1e2
 COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
@@ -100,12 +101,12 @@ class Variant(NamedTuple):
     exact: bool = True
 
 
-def library(impl: str) -> Callable[[CapsuleLinear], nn.Module]:
+def library(impl: ops.Impl) -> Callable[[CapsuleLinear], nn.Module]:
     """The library's own layer with a fixed implementation."""
 
     def build(layer: CapsuleLinear) -> nn.Module:
         copy = deepcopy(layer)
-        copy.router.impl = impl  # type: ignore[assignment]
+        set_impl(copy, impl)
         return copy
 
     return build
@@ -157,11 +158,8 @@ def unusable(layer: CapsuleLinear) -> dict[str, str]:
 
 
 def iterations_of(layer: CapsuleLinear) -> int:
-    """Iterations of its dynamic routing.
-
-    Raises:
-        ValueError: for another routing, or one with options that the baselines do not have.
-    """
+    """Iterations of its dynamic routing. Raises ValueError for another routing, or one with options that the baselines
+    do not have."""
     router = layer.router
     if not isinstance(router, DynamicRouting) or router.leaky or router.detach:
         raise ValueError(f"routing: expected plain dynamic routing to compare with, got {router}")
@@ -170,3 +168,46 @@ def iterations_of(layer: CapsuleLinear) -> int:
 
 def _copy_of(parameter: Tensor | None) -> nn.Parameter | None:
     return None if parameter is None else nn.Parameter(parameter.detach().clone())
+
+
+class WrongResultError(TorchcapsError):
+    """A variant computes something else than the reference."""
+
+
+def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
+    """Poses, lengths, gradient of the children's poses."""
+    pose = pose.detach().requires_grad_()
+    capsules = layer(Capsules(pose, pose.norm(dim=-1)))
+    ((capsules.pose * upstream).sum() + capsules.activation.sum()).backward()
+    assert pose.grad is not None
+    return [capsules.pose.detach(), capsules.activation.detach(), pose.grad]
+
+
+def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
+    """Largest relative error of each exact variant among `names`.
+
+    Raises:
+        WrongResultError: if one exceeds the tolerance.
+    """
+    generator = torch.Generator().manual_seed(0)
+    pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
+    upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)
+    truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
+    errors = {}
+    for name in names:
+        if VARIANTS[name].exact:
+            errors[name] = largest_error(outcome(VARIANTS[name].build(layer), pose, upstream), truth)
+    return checked(errors)
+
+
+def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Largest difference of any pair, over the largest magnitude of its truth."""
+    return max(((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True))
+
+
+def checked(errors: Mapping[str, float]) -> dict[str, float]:
+    """These errors. Raises WrongResultError if one exceeds the tolerance, or is NaN."""
+    for name, error in errors.items():
+        if not error <= TOLERANCE:
+            raise WrongResultError(f"{name}: differs from the reference by {error:.1e}; nothing was timed")
+    return dict(errors)

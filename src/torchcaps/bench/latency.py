@@ -9,28 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent
-from torchcaps.bench.subject import Subject
+from torchcaps.bench.timing import Clock, Log, Row, alternate, silent
+from torchcaps.bench.workload import Workload
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-def measure_latency(
-    subject: Subject,
-    precisions: Sequence[str],
-    runs: int,
-    clock: Clock,
-    batches: Sequence[int] = BATCHES,
-    tell: Tell = silent,
-) -> list[Row]:
+def benchmark_latency(
+    workload: Workload, precisions: Sequence[str], runs: int, clock: Clock, batches: Sequence[int] = BATCHES,
+    log: Log = silent,
+) -> list[Row]:  # fmt: skip
     """A row for each batch size and precision: median and 95th percentile of a forward pass, in milliseconds."""
-    model = subject.build().eval()
+    model = workload.build().eval()
     cases = [(batch, precision) for precision in precisions for batch in batches]
     work = {
-        f"batch {batch}, {precision}": _answer(model, replace(subject, batch=batch).data(model)[0], precision)
+        f"batch {batch}, {precision}": _answer(model, replace(workload, batch=batch).data(model)[0], precision)
         for batch, precision in cases
     }
-    seconds = alternate(work, runs, warm_up=3, clock=clock, tell=tell)
+    seconds = alternate(work, runs, warm_up=3, clock=clock, log=log)
     rows = []
     for batch, precision in cases:
         found = 1e3 * np.array(seconds[f"batch {batch}, {precision}"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from torchcaps.bench.baselines import iterations_of
-from torchcaps.bench.measure import Clock, alternate
+from torchcaps.bench.timing import Clock, alternate
 from torchcaps.nn import CapsuleLinear
 
 COPIED, SIDE = 1 << 24, 1024  # numbers that are copied; rows of the matrices
@@ -50,7 +50,7 @@ def least_seconds(work: Work, rates: Rates) -> float:
     return max(work.bytes / rates.copy, work.products / rates.product)
 
 
-def measured_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE) -> Rates:
+def machine_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE) -> Rates:
     """Rates of this machine's CPU in float32, with as many threads as torch uses; the fastest of the repeats."""
     x, y, a = torch.zeros(copied), torch.zeros(copied), torch.rand(side, side)
     found = alternate({"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock)

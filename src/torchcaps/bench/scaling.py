@@ -9,7 +9,7 @@ import numpy as np
 
 from torchcaps.bench.baselines import check_known
 from torchcaps.bench.layer import Sizes, passes_of
-from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
+from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
 
 AXES = tuple(field.name for field in fields(Sizes))
 QUICK = Sizes(batch=32, children=288)
@@ -33,8 +33,8 @@ def series(middle: int, count: int = 5) -> list[int]:
     return sorted({max(1, round(middle * 2.0 ** (n - count // 2))) for n in range(count)})
 
 
-def measure_scaling(
-    impls: Sequence[str], middle: Sizes, repeats: int, clock: Clock, count: int = 5, tell: Tell = silent
+def benchmark_scaling(
+    impls: Sequence[str], middle: Sizes, repeats: int, clock: Clock, count: int = 5, log: Log = silent
 ) -> list[Row]:
     """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
 
@@ -50,9 +50,9 @@ def measure_scaling(
             for size in sizes
             for impl in impls
         }
-        found = alternate(work, repeats, clock=clock, tell=tell)
+        found = alternate(work, repeats, clock=clock, log=log)
         for impl in impls:
-            seconds = [spread(found[f"{axis} {size}, {impl}"])["median"] for size in sizes]
+            seconds = [quartiles(found[f"{axis} {size}, {impl}"])["median"] for size in sizes]
             exponent = fitted_exponent(sizes, seconds)
             rows.append({
                 "against": axis, "impl": impl, "exponent": exponent, "sizes": sizes, "ms": [1e3 * s for s in seconds],

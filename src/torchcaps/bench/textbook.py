@@ -8,37 +8,40 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.bench.baselines import TextbookCapsules
-from torchcaps.models.capsnet import STRIDE, CapsNet
-from torchcaps.types import Capsules
+from torchcaps.bench.workload import image_shape, routed_layer
+from torchcaps.types import Capsules, spec_of
+
+COPIED = ("conv.weight", "conv.bias", "primary.conv.weight", "primary.conv.bias")
+SIZE, STRIDE = (28, 28), 2  # of its images; of the convolution that makes capsules
 
 
 class TextbookNetwork(nn.Module):
     """Eight convolutions stacked to primary capsules, routing with logits as large as the votes, a linear decoder.
 
-    Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of a `CapsNet`, in the order
-    that its own code needs, and computes the same.
+    Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of the library's `capsnet`, in
+    the order that its own code needs, and computes the same.
 
     Raises:
-        TypeError: for another model than a `CapsNet` with a decoder.
+        TypeError: for a model without the weights of that network and its decoder.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not isinstance(model, CapsNet) or model.decoder is None:
-            raise TypeError(f"model: expected a CapsNet with a decoder, got {type(model).__name__}")
-        types, dim = model.primary.types, model.primary.dim
-        self.num_classes = model.num_classes
-        self.conv1 = _convolution(model.conv.weight, model.conv.bias, stride=1)
-        weights, biases = model.primary.conv.weight.unflatten(0, (types, dim)), model.primary.conv.bias
-        assert biases is not None
-        self.capsules = nn.ModuleList(
-            _convolution(weights[:, d], biases.view(types, dim)[:, d], STRIDE) for d in range(dim)
-        )
-        self.digits = TextbookCapsules(model.class_capsules)
+        known = dict(model.named_parameters())
+        if not spec_of(model).decoder or not known.keys() >= set(COPIED):
+            raise TypeError(f"model: expected a capsnet with a decoder, got {type(model).__name__}")
+        weight, bias, primary, primary_bias = (known[name] for name in COPIED)
+        layer = routed_layer(model)[1]
+        dim, self.num_classes = layer.in_dim, layer.out_capsules
+        types = len(primary) // dim
+        self.conv1 = _convolution(weight, bias, stride=1)
+        weights, biases = (each.unflatten(0, (types, dim)) for each in (primary, primary_bias))
+        self.capsules = nn.ModuleList(_convolution(weights[:, d], biases[:, d], STRIDE) for d in range(dim))
+        self.digits = TextbookCapsules(layer)
         # Children type by type here; position by position there.
         by_type = self.digits.route_weights.unflatten(1, (-1, types)).transpose(1, 2).flatten(1, 2)
         self.digits.route_weights = nn.Parameter(by_type.detach().contiguous())
-        self.decoder = nn.Sequential(*(_copy(layer) for layer in model.decoder.layers))
+        self.decoder = nn.Sequential(*map(_copy, model.get_submodule("decoder.layers").children()))
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Lengths `[batch, classes]`, and reconstructions `[batch, pixels]` of the labelled capsules."""
@@ -60,7 +63,7 @@ def textbook_loss(images: Tensor, labels: Tensor, classes: Tensor, drawn: Tensor
     return (margin + 0.0005 * error) / images.size(0)
 
 
-def textbook_step(model: CapsNet, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
+def textbook_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """A function that runs one training step of the textbook network, with plain Adam."""
     network, images = TextbookNetwork(model), images.contiguous(memory_format=torch.contiguous_format)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -75,12 +78,17 @@ def textbook_step(model: CapsNet, images: Tensor, labels: Tensor, precision: str
     return step
 
 
-def _convolution(weight: Tensor, bias: Tensor | None, stride: int) -> nn.Conv2d:
+def replicable(model: nn.Module) -> bool:
+    """Whether `TextbookNetwork` can take the place of this model."""
+    known = {name for name, _ in model.named_parameters()}
+    return spec_of(model).decoder and known >= set(COPIED) and image_shape(model)[1:] == SIZE
+
+
+def _convolution(weight: Tensor, bias: Tensor, stride: int) -> nn.Conv2d:
     outputs, channels, *kernel = weight.shape
-    made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), stride, bias=bias is not None)
+    made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), stride)
     made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
-    if bias is not None:
-        made.bias = nn.Parameter(bias.detach().clone())
+    made.bias = nn.Parameter(bias.detach().clone())
     return made
 
 

@@ -18,9 +18,8 @@ from torchcaps.evaluation.predict import Prediction, predict
 from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
 from torchcaps.evaluation.robustness.attack_sweep import AttackOutcome, AttackSweep, attack_outcome, attack_sweep
 from torchcaps.evaluation.robustness.attacks import (
-    bim, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
+    bim, carlini_wagner, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
 )  # fmt: skip
-from torchcaps.evaluation.robustness.carlini_wagner import carlini_wagner
 from torchcaps.evaluation.robustness.detection import (
     Detection, Rejection, auroc, detect_adversarial, detection_threshold, false_positive_rate, reconstruction_distances,
     reject_by_length, score_rejection,

@@ -63,11 +63,8 @@ class CapsuleModel(Protocol):
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:
-    """`model`, if it declares class capsules with poses, and where asked for a decoder, too.
-
-    Raises:
-        ValueError: for another model.
-    """
+    """`model`, if it declares class capsules with poses, and where asked for a decoder, too. Raises ValueError for
+    another model."""
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"

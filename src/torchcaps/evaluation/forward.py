@@ -43,11 +43,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The autocast context for "fp32" (off) or "bf16".
-
-    Raises:
-        UnknownNameError: (a ValueError) for another precision.
-    """
+    """The autocast context for "fp32" (off) or "bf16". Raises UnknownNameError (a ValueError) for another precision."""
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
@@ -112,11 +108,8 @@ def image_activations(model: nn.Module, images: Images, *, batch_size: int = BAT
 def batches(
     model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels (without any: the images' numbers) a batch at a time, on the model's device.
-
-    Raises:
-        ValueError: for a batch size below 1.
-    """
+    """Images and labels (without any: the images' numbers) a batch at a time, on the model's device. Raises ValueError
+    for a batch size below 1."""
     check_range("batch_size", batch_size, low=1)
     place = device_of(model)
     given = torch.arange(len(images)) if labels is None else labels
@@ -125,11 +118,8 @@ def batches(
 
 
 def right_answers(model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH) -> Bool[Tensor, " n"]:
-    """`[n]` booleans on the CPU: whether the largest activation is that of the label.
-
-    Raises:
-        ValueError: for a label that is no class of the model.
-    """
+    """`[n]` booleans on the CPU: whether the largest activation is that of the label. Raises ValueError for a label
+    that is no class of the model."""
     found = image_activations(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     return found.argmax(dim=1) == labels.cpu()

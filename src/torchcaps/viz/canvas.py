@@ -75,11 +75,8 @@ def check_length(argument: str, values: Sized, expected: int) -> None:
 
 
 def class_indices(argument: str, values: ArrayLike, classes: int, **sizes: int) -> NDArray[np.int64]:
-    """`values` as an array of indices of `classes` classes, with axes of these names and sizes.
-
-    Raises:
-        ValueError: for another shape, or an index that is no class.
-    """
+    """`values` as an array of indices of `classes` classes, with axes of these names and sizes. Raises ValueError for
+    another shape, or an index that is no class."""
     indices = np.asarray(values)
     check_shape(argument, indices, tuple(sizes), **sizes)
     outside = indices[(indices < 0) | (indices >= classes)]

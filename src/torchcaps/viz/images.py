@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +9,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import named_shape
-from torchcaps.viz.canvas import RED, SMALL, TEXT, Axes, Figure, new_figure
+from torchcaps.viz.canvas import Axes
 
-GAP, LINE, ROOM = 0.06, 0.15, 0.98  # inches: between images, of a line of names, across for the names of an image
+GAP = 0.06  # inches between images
 
 
 class Box(NamedTuple):
@@ -71,49 +70,3 @@ def frame(axes: Axes, box: Box, colour: str) -> None:
     """A frame in this colour around `box`."""
     corner = (box.left, box.top)
     axes.add_patch(Rectangle(corner, *box[2:], fill=False, edgecolor=colour, linewidth=2, clip_on=False))
-
-
-def draw_pairs(
-    upper: NDArray[np.uint8], lower: NDArray[np.uint8], above: Sequence[str], *, columns: int, title: str,
-    longest: float = 1.0, below: Sequence[Sequence[tuple[str, str]]] = (), framed: Sequence[bool] = (),
-) -> Figure:  # fmt: skip
-    """Images over others of their size, `[n, height, width, 3]` both, so many pairs a row.
-
-    Args:
-        upper: in the upper row of each pair.
-        lower: in the lower row.
-        above: text above each pair.
-        columns: pairs in a row.
-        title: of the figure.
-        longest: inches of the longer side of an image.
-        below: (text, colour) of the lines below each pair.
-        framed: which of the lower images have a red frame, and red text above.
-    """
-    height, width = tile_size(upper.shape[1:3], longest)
-    head = LINE * _lines([text] for text in above) + 0.06
-    foot = LINE * _lines([text for text, _ in some] for some in below) + 0.06
-    # Narrow images stand apart, so that the names do not touch.
-    across, down = max(width, ROOM) + 2 * GAP, head + 2 * height + GAP + foot
-    columns, rows = min(columns, len(upper)), -(-len(upper) // columns)
-    figure = new_figure(max(columns * across, 5.2) + 0.2, rows * down + 0.5)
-    axes = board(figure.subplots(), columns * across, rows * down)
-    for i, pair in enumerate(zip(upper, lower, strict=True)):
-        box = Box(i % columns * across + (across - width) / 2, i // columns * down + head, width, height)
-        under, red = box._replace(top=box.top + height + GAP), bool(len(framed) and framed[i])
-        centre = box.left + width / 2
-        place(axes, pair[0], box)
-        place(axes, pair[1], under)
-        colour = RED if red else "black"
-        axes.text(centre, box.top - 0.04, above[i], ha="center", va="bottom", fontsize=SMALL, color=colour)
-        for row, (text, colour) in enumerate(below[i] if below else ()):
-            bottom = under.top + height + 0.04 + row * LINE
-            axes.text(centre, bottom, text, ha="center", va="top", fontsize=SMALL, color=colour)
-        if red:
-            frame(axes, under, RED)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT)
-    return figure
-
-
-def _lines(texts: Iterable[Sequence[str]]) -> int:
-    """The most lines that any of these have together."""
-    return max((sum(text.count("\n") + 1 for text in some) for some in texts), default=0)

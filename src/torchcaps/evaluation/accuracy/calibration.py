@@ -80,12 +80,9 @@ def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bi
     sure = torch.bincount(index, confidence.double(), bins)
     right = torch.bincount(index, correct.double(), bins)
     return Reliability(
-        error=float((right - sure).abs().sum() / len(confidence)),
-        edges=edges.tolist(),
-        count=count.tolist(),
-        confidence=_means(sure, count),
-        accuracy=_means(right, count),
-    )
+        error=float((right - sure).abs().sum() / len(confidence)), edges=edges.tolist(), count=count.tolist(),
+        confidence=_means(sure, count), accuracy=_means(right, count),
+    )  # fmt: skip
 
 
 def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: int = BINS) -> Calibration:

@@ -140,9 +140,6 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor, kind: str, amoun
 def _curve(kind: str, amounts: tuple[float, ...], accuracy: list[float], half: float) -> AffineCurve:
     low = [amount for amount, value in zip(amounts, accuracy, strict=True) if value < half]
     return AffineCurve(
-        unit=UNITS[kind],
-        amounts=amounts,
-        accuracy=tuple(accuracy),
-        mean=sum(accuracy) / len(accuracy),
+        unit=UNITS[kind], amounts=amounts, accuracy=tuple(accuracy), mean=sum(accuracy) / len(accuracy),
         half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
-    )
+    )  # fmt: skip

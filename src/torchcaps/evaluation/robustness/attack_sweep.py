@@ -106,8 +106,6 @@ def attack_outcome(
     won = before & ~after
     norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
     return AttackOutcome(
-        eps=float(eps),
-        accuracy=proportion(after),
-        success=float(won.sum() / before.sum()) if before.any() else None,
+        eps=float(eps), accuracy=proportion(after), success=float(won.sum() / before.sum()) if before.any() else None,
         distance=float(norms[won].mean()) if won.any() else None,
-    )
+    )  # fmt: skip

@@ -128,11 +128,9 @@ def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
     parents = coupling.shape[-1]
     entropy = -(coupling * coupling.clamp(min=TINY).log()).sum(dim=-1) / math.log(parents)
     return CouplingEntropy(
-        mean=_weighted(entropy, weight),
-        plain=float(entropy.mean()),
-        largest=_weighted(coupling.amax(dim=-1), weight),
+        mean=_weighted(entropy, weight), plain=float(entropy.mean()), largest=_weighted(coupling.amax(dim=-1), weight),
         parents=parents,
-    )
+    )  # fmt: skip
 
 
 def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
@@ -158,12 +156,10 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
     deviation = total.sqrt()
     varies = float(total.sum()) > 1e-12
     return CouplingDynamics(
-        mean=float(deviation.mean()),
-        high=float(_quantile(deviation, 0.95)),
-        within_class=float(within.sqrt().mean()),
+        mean=float(deviation.mean()), high=float(_quantile(deviation, 0.95)), within_class=float(within.sqrt().mean()),
         explained=float(1 - within.sum() / total.sum()) if varies else None,
         chance=(len(labels.unique()) - 1) / (len(labels) - 1),
-    )
+    )  # fmt: skip
 
 
 def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTree:
@@ -184,11 +180,9 @@ def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTre
     share = weight.mean(dim=0)
     found = [_weighted(_information(parent, classes, coupling.shape[-1]), share) for classes in (labels, labels[order])]
     return ParseTree(
-        support=_weighted((best > MAJORITY).double(), weight),
-        information=found[0],
-        chance=found[1],
+        support=_weighted((best > MAJORITY).double(), weight), information=found[0], chance=found[1],
         possible=_bits(torch.bincount(labels).double()),
-    )
+    )  # fmt: skip
 
 
 def coupling_shift(before: Recorded, after: Recorded) -> float:

@@ -140,11 +140,9 @@ def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivi
     a = activation.detach().flatten(1).double().cpu()
     return CapsuleActivity(
         dead=float((a.amax(dim=0) < DEAD).double().mean()),
-        constant=float((a.std(dim=0, correction=0) < DEAD).double().mean()),
-        median=float(a.median()),
-        strongest=float(a.amax(dim=1).mean()),
-        capsules=a.shape[1],
-    )
+        constant=float((a.std(dim=0, correction=0) < DEAD).double().mean()), median=float(a.median()),
+        strongest=float(a.amax(dim=1).mean()), capsules=a.shape[1],
+    )  # fmt: skip
 
 
 def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -> ActivationDecay:

@@ -67,11 +67,8 @@ def _joined(parts: Sequence[Recorded]) -> Recorded:
 
 @contextmanager
 def children_of(model: nn.Module) -> Iterator[dict[str, Capsules]]:
-    """Collect what goes into every routed layer while the block runs: layer name -> its children.
-
-    Raises:
-        ValueError: if the model has no routed layer.
-    """
+    """Collect what goes into every routed layer while the block runs: layer name -> its children. Raises ValueError if
+    the model has no routed layer."""
     seen: dict[str, Capsules] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -89,11 +86,8 @@ def children_of(model: nn.Module) -> Iterator[dict[str, Capsules]]:
 
 @contextmanager
 def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Iterator[None]:
-    """Put `change(router)` in the place of every routed layer's router while the block runs.
-
-    Raises:
-        ValueError: if the model has no routed layer.
-    """
+    """Put `change(router)` in the place of every routed layer's router while the block runs. Raises ValueError if the
+    model has no routed layer."""
     before = {layer: layer.router for layer in routed_layers(model).values()}
     try:
         for layer, router in before.items():
@@ -105,20 +99,12 @@ def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Ite
 
 
 def routers_of(model: nn.Module) -> dict[str, Router]:
-    """Layer name -> its router, in the order of the model.
-
-    Raises:
-        ValueError: if the model has no routed layer.
-    """
+    """Layer name -> its router, in the order of the model. Raises ValueError if the model has no routed layer."""
     return {name: layer.router for name, layer in routed_layers(model).items()}
 
 
 def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
-    """Layer name -> layer, in the order of the model.
-
-    Raises:
-        ValueError: if the model has no routed layer.
-    """
+    """Layer name -> layer, in the order of the model. Raises ValueError if the model has no routed layer."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)}
     if not layers:
         raise ValueError(f"model: expected a capsule network with routed layers, got {type(model).__name__}")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import torchcaps
-from torchcaps.bench import Subject, compare_memory, estimate_memory, measure, workspace
+from torchcaps.bench import Workload, benchmark_memory, estimate_memory, timing, workspace
 from torchcaps.kernels import samples
 from torchcaps.kernels.conv2d import frequency
 from torchcaps.kernels.dynamic import numba
@@ -93,8 +93,8 @@ def test_the_table_has_the_constants_of_the_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not measure.can_measure_memory(), reason="no /proc here")
+@pytest.mark.skipif(not timing.can_measure_memory(), reason="no /proc here")
 @pytest.mark.parametrize("options", [{}, {"in_chans": 3, "num_classes": 20}])
 def test_predictions_are_within_15_percent_of_what_is_measured(options):
-    for row in compare_memory(Subject("capsnet", options), (32, 128), ("fp32", "bf16")):
+    for row in benchmark_memory(Workload("capsnet", options), (32, 128), ("fp32", "bf16")):
         assert row["predicted / measured"] == pytest.approx(1, abs=0.15), row

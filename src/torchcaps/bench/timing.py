@@ -22,22 +22,19 @@ from torchcaps.training.environment import environment
 MIB = 1 << 20
 Clock = Callable[[], float]
 Row = dict[str, Any]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 """What is told, in words, about the work that begins."""
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 PROC = Path("/proc/self")
 
 
 def silent(_: str) -> None:
-    """Tell nobody."""
+    """Log nobody."""
 
 
 def use_clock(clock: str, threads: int | None) -> Clock:
-    """Set the number of threads (None: leave it); the clock of this name: "wall", or "cpu" for a busy machine.
-
-    Raises:
-        ValueError: for CPU time of several threads, since a thread that waits in a spinning barrier would count.
-    """
+    """Set the number of threads (None: leave it); the clock of this name: "wall", or "cpu" for a busy machine. Raises
+    ValueError for CPU time of several threads, since a thread that waits in a spinning barrier would count."""
     count = torch.get_num_threads() if threads is None else threads
     if clock == "cpu" and count != 1:
         raise ValueError(f"--clock cpu: expected --threads 1, got {count}")
@@ -46,25 +43,21 @@ def use_clock(clock: str, threads: int | None) -> Clock:
 
 
 def alternate(
-    work: Mapping[str, Callable[[], object]],
-    repeats: int,
-    warm_up: int = 1,
-    clock: Clock = time.perf_counter,
-    tell: Tell = silent,
-    settle: Callable[[str, Callable[[], object]], object] | None = None,
-) -> dict[str, list[float]]:
+    work: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1, clock: Clock = time.perf_counter,
+    log: Log = silent, settle: Callable[[str, Callable[[], object]], object] | None = None,
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike.
 
     `settle(name, function)` is called before each run that is timed.
     """
     for name, run in work.items():
-        tell(f"{name}: warming up")
+        log(f"{name}: warming up")
         for _ in range(warm_up):
             run()
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for repeat in range(repeats):
         for name, run in work.items():
-            tell(f"{name}: run {repeat + 1} of {repeats}")
+            log(f"{name}: run {repeat + 1} of {repeats}")
             if settle is not None:
                 settle(name, run)
             started = clock()
@@ -73,7 +66,7 @@ def alternate(
     return seconds
 
 
-def spread(samples: Sequence[float]) -> dict[str, float]:
+def quartiles(samples: Sequence[float]) -> dict[str, float]:
     """Median, quartiles, smallest and count."""
     low, _, high = quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
     return {"median": median(samples), "q1": low, "q3": high, "min": min(samples), "count": len(samples)}
@@ -98,10 +91,7 @@ def can_measure_memory() -> bool:
 
 def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
     """What `torchcaps.bench.fresh` finds for this work, in a process of its own with as many threads as this one.
-
-    Raises:
-        TorchcapsError: with the end of its error output, if it fails.
-    """
+    Raises TorchcapsError with the end of its error output, if it fails."""
     order = json.dumps({"work": work, "threads": torch.get_num_threads(), "arguments": arguments})
     command = [sys.executable, "-P", "-m", "torchcaps.bench.fresh", order]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

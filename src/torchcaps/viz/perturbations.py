@@ -1,61 +1,15 @@
-"""What the decoder draws: reconstructions under their originals, and what each pose dimension stands for."""
+"""What each dimension of a pose stands for."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import check_range, check_shape, named_shape
-from torchcaps.viz.canvas import (
-    BLUE,
-    SMALL,
-    TEXT,
-    Axes,
-    Figure,
-    check_length,
-    class_indices,
-    new_figure,
-    short,
-    short_names,
-)
-from torchcaps.viz.images import GAP, Box, board, draw_pairs, frame, pictures, place, tile_size
+from torchcaps.errors import check_range, check_shape
+from torchcaps.viz.canvas import BLUE, SMALL, TEXT, Axes, Figure, check_length, new_figure, short
+from torchcaps.viz.images import GAP, Box, board, frame, pictures, place, tile_size
 
-COLUMNS = 10
-MOST_PAIRS = 80
 MOST_TILES = 1024
-
-
-def reconstructions(
-    images: ArrayLike, reconstructions: ArrayLike, labels: ArrayLike, *,
-    predictions: ArrayLike, classes: Sequence[str],
-) -> Figure:  # fmt: skip
-    """Originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 80.
-        reconstructions: the same shape and range.
-        labels: `[n]` indices of the true classes.
-        predictions: `[n]` indices of the predicted classes.
-        classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 80 images.
-    """
-    shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
-    if shown.shape != rebuilt.shape:
-        want, came = (named_shape(("n", "height", "width", "colours"), each.shape) for each in (shown, rebuilt))
-        raise ValueError(f"reconstructions: expected the shape of the images, {want}, got {came}")
-    count, names = len(shown), short_names(classes, 13)
-    check_range("number of images", count, high=MOST_PAIRS)
-    true = class_indices("labels", labels, len(classes), n=count)
-    taken = class_indices("predictions", predictions, len(classes), n=count)
-    wrong = true != taken
-    above = [f"{names[k]}\n→ {names[other]}" if k != other else names[k] for k, other in zip(true, taken, strict=True)]
-    mistakes = f"; {wrong.sum()} of {count} taken for another class (red)" if wrong.any() else ""
-    title = f"originals above, reconstructions below{mistakes}"
-    return draw_pairs(shown, rebuilt, above, columns=COLUMNS, title=title, framed=wrong.tolist())
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
