@@ -31,7 +31,7 @@ from statistics import median
 import torch
 
 from torchcaps.bench.baselines import VARIANTS, checked, largest_error, outcome
-from torchcaps.bench.roofline import Rates, least_seconds, least_work
+from torchcaps.bench.layer import Rates, least_seconds, least_work
 from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
 from torchcaps.models import create_model

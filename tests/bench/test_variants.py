@@ -9,8 +9,7 @@ from torch import nn
 
 from torchcaps.bench import Workload, baselines, benchmark_latency, benchmark_layers, benchmark_steps, step, verify
 from torchcaps.bench.baselines import WrongResultError
-from torchcaps.bench.layer import layer_variants
-from torchcaps.bench.roofline import Rates, least_seconds, least_work, machine_rates
+from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
 from torchcaps.bench.textbook import TextbookNetwork, textbook_loss
 from torchcaps.bench.workload import routed_layer

@@ -6,22 +6,38 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, unusable
-from torchcaps.bench.roofline import Rates, least_seconds, least_work
+from torchcaps.bench.baselines import VARIANTS, check_known, iterations_of, unusable
 from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
 from torchcaps.types import Capsules
 
+COPIED, SIDE = 1 << 24, 1024  # numbers that are copied; rows of the matrices
 Passes = tuple[Callable[[], None], Callable[[], None]]
+
+
+class Work(NamedTuple):
+    """Bytes read and written, and multiply-adds."""
+
+    bytes: float
+    products: float
+
+
+class Rates(NamedTuple):
+    """Bytes copied (read and written) per second, and multiply-adds of matrix products per second."""
+
+    copy: float
+    product: float
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,34 @@ def peak(variant: str, sizes: dict[str, Any]) -> dict[str, float]:
     both = passes_of(variant, Sizes(**sizes))[1]
     both()
     return timing.peak_of(both)
+
+
+def least_work(batch: int, layer: CapsuleLinear) -> Work:
+    """A forward and backward pass that recomputes votes in every pass, and reads no vote.
+
+    Forward: votes in each of T passes, and in all but the first <u, V> and c u. Backward: T - 1 passes with votes, two
+    inner products and a sum; then votes, two inner products a pass, dL/du, and the gradients of poses and weights.
+    Bytes: poses and weights once per pass, their gradients once.
+    """
+    passes = iterations_of(layer)
+    pairs = layer.in_capsules * layer.out_capsules * layer.out_dim  # numbers of a sample's votes
+    votes = pairs * layer.in_dim
+    forward = passes * votes + (2 * passes - 1) * pairs
+    backward = (passes - 1) * (votes + 3 * pairs) + 3 * votes + 4 * (passes - 1) * pairs
+    once = 4 * (batch * layer.in_capsules * layer.in_dim + layer.weight.numel())
+    return Work(once * (2 * passes + 2), batch * (forward + backward))
+
+
+def least_seconds(work: Work, rates: Rates) -> float:
+    """The larger of the times of bytes and of products."""
+    return max(work.bytes / rates.copy, work.products / rates.product)
+
+
+def machine_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE) -> Rates:
+    """Rates of this machine's CPU in float32, with as many threads as torch uses; the fastest of the repeats."""
+    x, y, a = torch.zeros(copied), torch.zeros(copied), torch.rand(side, side)
+    found = alternate({"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock)
+    return Rates(2 * x.nbytes / min(found["copy"]), side**3 / min(found["product"]))
 
 
 def routers_known(asked: Sequence[str] = ()) -> list[str]:

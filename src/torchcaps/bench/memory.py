@@ -1,4 +1,4 @@
-"""Peak memory of a training step: predicted on fake tensors, whose sizes are counted as they come and go, and measured."""
+"""Peak memory of a training step: predicted on fake tensors, whose sizes are counted, and as a fresh process takes it."""
 
 from __future__ import annotations
 

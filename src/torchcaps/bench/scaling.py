@@ -1,17 +1,21 @@
-"""How the time of a routed layer grows with each of its sizes, and the exponent that fits."""
+"""How time grows: of a routed layer with each of its sizes, of a trained network's answer with the images at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from torchcaps.bench.baselines import check_known
 from torchcaps.bench.layer import Sizes, passes_of
 from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
+from torchcaps.bench.workload import Workload
 
 AXES = tuple(field.name for field in fields(Sizes))
+BATCHES = (1, 2, 4, 8, 16, 32)
 QUICK = Sizes(batch=32, children=288)
 
 
@@ -58,3 +62,33 @@ def benchmark_scaling(
                 "against": axis, "impl": impl, "exponent": exponent, "sizes": sizes, "ms": [1e3 * s for s in seconds],
             })  # fmt: skip
     return rows
+
+
+def benchmark_latency(
+    workload: Workload, precisions: Sequence[str], runs: int, clock: Clock, batches: Sequence[int] = BATCHES,
+    log: Log = silent,
+) -> list[Row]:  # fmt: skip
+    """A row for each batch size and precision: median and 95th percentile of a forward pass, in milliseconds."""
+    model = workload.build().eval()
+    cases = [(batch, precision) for precision in precisions for batch in batches]
+    work = {
+        f"batch {batch}, {precision}": _answer(model, replace(workload, batch=batch).data(model)[0], precision)
+        for batch, precision in cases
+    }
+    seconds = alternate(work, runs, warm_up=3, clock=clock, log=log)
+    rows = []
+    for batch, precision in cases:
+        found = 1e3 * np.array(seconds[f"batch {batch}, {precision}"])
+        row: Row = {"batch": batch, "precision": precision, "median ms": float(np.median(found))}
+        row["95 % ms"] = float(np.percentile(found, 95))
+        rows.append(row | {"ms / image": row["median ms"] / batch, "runs": runs})
+    return rows
+
+
+def _answer(model: nn.Module, images: Tensor, precision: str) -> Callable[[], Tensor]:
+    def answer() -> Tensor:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            lengths: Tensor = model(images)
+        return lengths
+
+    return answer

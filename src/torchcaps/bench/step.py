@@ -31,8 +31,8 @@ FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
 
 
 def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants asked for, or without any all that can run here; which ones cannot, and why, is told. Raises
-    UnknownNameError for one that does not exist. ValueError: for a model that none can be built for."""
+    """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged. Raises
+    UnknownNameError for one that does not exist, and ValueError for a model that none can be built for."""
     check_known("variant", asked, STEPS)
     if asked:
         return list(dict.fromkeys(asked))

@@ -65,13 +65,9 @@ def objective_of(model: nn.Module) -> Objective:
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
-    """A function that makes one training step: the model's objective, then fused Adam.
+    """A function that makes one training step of the model, in place: its objective, then fused Adam.
 
-    Args:
-        model: what is trained, in place.
-        images: `[batch, channels, height, width]` in [0, 1], on the CPU.
-        labels: `[batch]` class indices.
-        precision: "bf16" for autocast, anything else for fp32.
+    Images `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast, another precision fp32.
     """
     objective = objective_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)

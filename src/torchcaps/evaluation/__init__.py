@@ -8,8 +8,9 @@ from torchcaps.evaluation.accuracy.examples import example_indices, worst_mistak
 from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
 from torchcaps.evaluation.accuracy.multilabel import MultiLabel, evaluate_multilabel, score_multilabel, top_labels
 from torchcaps.evaluation.comparison.exact import equivalence_test, mcnemar, mcnemar_power, smallest_visible
-from torchcaps.evaluation.comparison.methods import RunsComparison, compare_runs
-from torchcaps.evaluation.comparison.models import Comparison, compare_answers, compare_evaluations
+from torchcaps.evaluation.comparison.compare import (
+    Comparison, RunsComparison, compare_answers, compare_evaluations, compare_runs,
+)  # fmt: skip
 from torchcaps.evaluation.decoding.reconstruction import Perturbation, Reconstructions, perturb, reconstructions
 from torchcaps.evaluation.decoding.segmentation import (
     Segmentation, Segments, match_segments, score_segmentation, segment,

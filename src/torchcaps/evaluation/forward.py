@@ -53,15 +53,7 @@ def class_activations(
     model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *,
     device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
 ) -> Float[Tensor, "n classes"]:  # fmt: skip
-    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU.
-
-    Args:
-        model: its mode is restored afterwards.
-        dataset: the images.
-        batch_size: images at a time, at least 1; it bounds the memory and changes no figure.
-        device: where to compute; the model is moved there and stays. By default where the model is.
-        precision: "fp32", or "bf16" for autocast.
-        progress: called with (samples done, samples in all) after each batch.
+    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`.
 
     Raises:
         ValueError: if the model does not give one activation per class of the data set, for an unknown precision, or a
@@ -87,12 +79,7 @@ def class_activations(
 
 
 def image_activations(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> Float[Tensor, "n classes"]:
-    """`model(images)` in evaluation mode, a batch at a time: `[n, classes]` float32 on the CPU.
-
-    Args:
-        model: any classifier; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1], on any device, n at least 1.
-        batch_size: at least 1; it bounds the memory and changes no figure.
+    """`model(images)` of images `[n, channels, height, width]` in [0, 1], a batch at a time, as float32 on the CPU.
 
     Raises:
         ValueError: for images that are no images, or a model that does not give `[batch, classes]`.

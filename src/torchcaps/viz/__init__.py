@@ -4,13 +4,13 @@ Every figure is a `matplotlib.figure.Figure`: save it with `figure.savefig(path)
 may be anything that `numpy.asarray` takes, CPU tensors included.
 """
 
-from torchcaps.viz.activations import activation_bars as activation_bars
 from torchcaps.viz.bench import latency_curves as latency_curves
 from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars
 from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
 from torchcaps.viz.calibration import calibration as calibration
+from torchcaps.viz.classes import activation_bars as activation_bars
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
 from torchcaps.viz.diagnosis import diagnosis as diagnosis

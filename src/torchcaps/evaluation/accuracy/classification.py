@@ -69,16 +69,11 @@ class Evaluation:
         readings, `normalised` and `length`, with their tables.
         """
         return {
-            "accuracy": self.accuracy,
-            "error": self.error,
-            "per_class": self.per_class,
-            "num_samples": self.num_samples,
-            "confusion_matrix": self.confusion.tolist(),
-            "loss": self.loss,
-            "calibration_error": self.calibration.length.error,
-            "calibration": asdict(self.calibration),
+            "accuracy": self.accuracy, "error": self.error, "per_class": self.per_class,
+            "num_samples": self.num_samples, "confusion_matrix": self.confusion.tolist(), "loss": self.loss,
+            "calibration_error": self.calibration.length.error, "calibration": asdict(self.calibration),
             "classes": list(self.classes),
-        }
+        }  # fmt: skip
 
     @property
     def summary(self) -> str:

@@ -67,18 +67,15 @@ def equivariance(
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
     before, still_active = _poses(model, images, labels, batch_size)
-    learned, kept, change, same = list[float](), list[float](), list[float](), list[float]()
+    rows = []
     for angle in rotation:
         after, active = _poses(model, transform_images(images, rotation=angle), labels, batch_size)
         moved = before[1::2] @ linear_map(before[::2], after[::2], ridge).T
-        learned.append(r_squared(moved, after[1::2]))
-        kept.append(r_squared(before[1::2], after[1::2]))
-        change.append(float((active - still_active).abs()[1::2].mean()))
-        same.append(proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2]))
-    return Equivariance(
-        amounts=tuple(map(float, rotation)), equivariant=tuple(learned), invariant=tuple(kept),
-        activation_change=tuple(change), agreement=tuple(same), num_samples=len(images) // 2,
-    )  # fmt: skip
+        change = float((active - still_active).abs()[1::2].mean())
+        same = proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2])
+        rows.append((r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same))
+    learned, kept, changes, agreement = map(tuple, zip(*rows, strict=True))
+    return Equivariance(tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2)
 
 
 def linear_map(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
 from torchcaps.evaluation.checks import check_labelled, check_labels
-from torchcaps.evaluation.comparison.models import Comparison, compare_answers, points
+from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy, coupling_shift
 from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.special import entr
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import Labels
@@ -108,9 +110,9 @@ class ParseTree:
                 f"No parse tree: {self.support:.0%} of the active children give a parent more than half of themselves."
             )
         gain = max(self.information - self.chance, 0.0)
-        told = "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
+        depends = "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
         return (
-            f"{self.support:.0%} of the active children have a parent of their own, and which one {told} "
+            f"{self.support:.0%} of the active children have a parent of their own, and which one {depends} "
             f"({gain:.2f} of {self.possible:.2f} bits)."
         )
 
@@ -126,7 +128,7 @@ def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
     """
     coupling, weight = _links(recorded)
     parents = coupling.shape[-1]
-    entropy = -(coupling * coupling.clamp(min=TINY).log()).sum(dim=-1) / math.log(parents)
+    entropy = entr(coupling).sum(dim=-1) / math.log(parents)
     return CouplingEntropy(
         mean=_weighted(entropy, weight), plain=float(entropy.mean()), largest=_weighted(coupling.amax(dim=-1), weight),
         parents=parents,
@@ -156,9 +158,9 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
     deviation = total.sqrt()
     varies = float(total.sum()) > 1e-12
     return CouplingDynamics(
-        mean=float(deviation.mean()), high=float(_quantile(deviation, 0.95)), within_class=float(within.sqrt().mean()),
+        mean=float(deviation.mean()), high=float(np.quantile(deviation.numpy(), 0.95, method="inverted_cdf")),
+        within_class=float(within.sqrt().mean()), chance=(len(labels.unique()) - 1) / (len(labels) - 1),
         explained=float(1 - within.sum() / total.sum()) if varies else None,
-        chance=(len(labels.unique()) - 1) / (len(labels) - 1),
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTre
     found = [_weighted(_information(parent, classes, coupling.shape[-1]), share) for classes in (labels, labels[order])]
     return ParseTree(
         support=_weighted((best > MAJORITY).double(), weight), information=found[0], chance=found[1],
-        possible=_bits(torch.bincount(labels).double()),
+        possible=float(entr(torch.bincount(labels).double() / len(labels)).sum() / math.log(2)),
     )  # fmt: skip
 
 
@@ -232,12 +234,6 @@ def _labels_of(coupling: Tensor, labels: Tensor) -> Tensor:
     return labels.cpu()
 
 
-def _quantile(values: Tensor, part: float) -> Tensor:
-    """Of any number of values; `torch.quantile` takes 16 million at most."""
-    ordered = values.flatten().sort().values
-    return ordered[math.ceil(part * len(ordered)) - 1]
-
-
 def _information(parent: Tensor, labels: Tensor, parents: int) -> Tensor:
     """Mutual information in bits of each link's best parent `[n, links]` and the class, `[links]`."""
     classes, label = labels.unique(return_inverse=True)
@@ -245,10 +241,5 @@ def _information(parent: Tensor, labels: Tensor, parents: int) -> Tensor:
     cell = (torch.arange(links) * parents + parent) * len(classes) + label.unsqueeze(1)
     joint = torch.bincount(cell.flatten(), minlength=links * parents * len(classes)).double()
     joint = joint.view(links, parents, len(classes)) / len(labels)
-    alone = joint.sum(dim=2, keepdim=True) * joint.sum(dim=1, keepdim=True)
-    return torch.where(joint > 0, joint * (joint / alone.clamp(min=TINY)).clamp(min=TINY).log2(), 0.0).sum(dim=(1, 2))
-
-
-def _bits(count: Tensor) -> float:
-    part = count[count > 0] / count.sum()
-    return float(-(part * part.log2()).sum())
+    alone = entr(joint.sum(dim=2)).sum(dim=1) + entr(joint.sum(dim=1)).sum(dim=1)
+    return (alone - entr(joint).sum(dim=(1, 2))) / math.log(2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.errors import NoAblationError, check_range
 from torchcaps.evaluation.base import Images, LabelledImages, Labels, Loss
 from torchcaps.evaluation.checks import check_labels
-from torchcaps.evaluation.comparison.models import Comparison, compare_answers
+from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import couplings, health
 from torchcaps.evaluation.routing.ablation import (
