@@ -25,19 +25,19 @@ IMPLS, ITERATIONS, PRECISION = ("numba", "blocked", "reference"), (2, 3), "bf16"
 
 def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
     """A row for each implementation."""
-    subjects = {
+    workloads = {
         impl: Workload("matrix_caps_small", {"iterations": iterations, "impl": impl, "in_chans": 1, "img_size": 28,
                                             "num_classes": 10}, batch)
         for impl in IMPLS
     }  # fmt: skip
-    models = {impl: subject.build() for impl, subject in subjects.items()}
-    images, labels = subjects[IMPLS[0]].data(models[IMPLS[0]])
+    models = {impl: workload.build() for impl, workload in workloads.items()}
+    images, labels = workloads[IMPLS[0]].data(models[IMPLS[0]])
     work = {impl: training_step(model, images, labels, PRECISION) for impl, model in models.items()}
     seconds = alternate(work, repeats)
     rows = []
-    for impl, subject in subjects.items():
+    for impl, workload in workloads.items():
         found = quartiles(seconds[impl])
-        memory = in_fresh_process("training", subject=asdict(subject), precision=PRECISION)
+        memory = in_fresh_process("training", workload=asdict(workload), precision=PRECISION)
         rows.append(
             {
                 "iterations": iterations, "impl": impl, "ms": 1e3 * found["median"], "q1": 1e3 * found["q1"],

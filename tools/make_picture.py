@@ -25,7 +25,7 @@ import torchcaps as tc
 from torchcaps import evaluation
 from torchcaps.viz.canvas import BLUE, GREY, ORANGE
 from torchcaps.viz.images import pictures
-from torchcaps.viz.pairs import coloured, overlaid
+from torchcaps.viz.tiles import coloured, overlaid
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "torchcaps.png"
 WIDTH, HEIGHT, DPI = 8.5, 4.27, 200  # inches; a README shows it 850 pixels wide

@@ -11,8 +11,7 @@ from torchcaps.bench import Workload, baselines, benchmark_latency, benchmark_la
 from torchcaps.bench.baselines import WrongResultError
 from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
-from torchcaps.bench.textbook import TextbookNetwork, textbook_loss
-from torchcaps.bench.workload import routed_layer
+from torchcaps.bench.workload import TextbookNetwork, routed_layer, textbook_loss
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
+from torchcaps.bench.timing import Log
 from torchcaps.errors import TorchcapsError, UnknownNameError
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear, set_impl
@@ -141,6 +142,13 @@ def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARI
     for name in names:
         if name not in known:
             raise UnknownNameError(argument, name, known)
+
+
+def chosen(known: Iterable[str], reasons: Mapping[str, str], log: Log) -> list[str]:
+    """Those of the known variants that nothing speaks against; the others are logged with their reasons."""
+    for name, reason in reasons.items():
+        log(f"left out: {name} ({reason})")
+    return [name for name in known if name not in reasons]
 
 
 def unusable(layer: CapsuleLinear) -> dict[str, str]:

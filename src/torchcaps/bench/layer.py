@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, iterations_of, unusable
+from torchcaps.bench.baselines import VARIANTS, check_known, chosen, iterations_of, unusable
 from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
@@ -68,14 +68,11 @@ class Sizes:
 
 
 def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants asked for, or without any all that can run here; which ones cannot, and why, is told."""
+    """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged."""
     check_known("variant", asked)
     if asked:
         return list(dict.fromkeys(asked))
-    reasons = unusable(sizes.layer())
-    for name, reason in reasons.items():
-        log(f"left out: {name} ({reason})")
-    return [name for name in VARIANTS if name not in reasons]
+    return chosen(VARIANTS, unusable(sizes.layer()), log)
 
 
 def passes_of(variant: str, sizes: Sizes) -> Passes:

@@ -1,4 +1,4 @@
-"""Peak memory of a training step: predicted on fake tensors, whose sizes are counted, and as a fresh process takes it."""
+"""Peak memory of a training step: predicted on fake tensors, whose sizes are counted; measured in a fresh process."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
         raise ValueError(f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}")
-    x, y = np.log(sizes), np.log(seconds)
-    x = x - x.mean()
-    return float((x * y).sum() / (x * x).sum())
+    return float(np.polyfit(np.log(sizes), np.log(seconds), deg=1)[0])
 
 
 def series(middle: int, count: int = 5) -> list[int]:

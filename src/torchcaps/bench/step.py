@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, checked, largest_error, unusable, verify
-from torchcaps.bench.textbook import TextbookNetwork, replicable, textbook_step
+from torchcaps.bench.baselines import VARIANTS, check_known, checked, chosen, largest_error, unusable, verify
 from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
-from torchcaps.bench.workload import Workload, routed_layer, training_step
+from torchcaps.bench.workload import TextbookNetwork, Workload, replicable, routed_layer, textbook_step, training_step
 from torchcaps.evaluation.base import capsule_model
 from torchcaps.nn import set_impl
 from torchcaps.training.allocator import give_memory_back, keep_memory
@@ -40,9 +39,7 @@ def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = sile
     reasons = unusable(routed_layer(model)[1])
     if not replicable(model):
         reasons[NETWORK] = "the tutorials' network is a capsnet with a decoder for 28x28 images"
-    for name, reason in reasons.items():
-        log(f"left out: {name} ({reason})")
-    return [name for name in STEPS if name not in reasons]
+    return chosen(STEPS, reasons, log)
 
 
 def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:

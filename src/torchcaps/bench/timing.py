@@ -23,13 +23,13 @@ MIB = 1 << 20
 Clock = Callable[[], float]
 Row = dict[str, Any]
 Log = Callable[[str], None]
-"""What is told, in words, about the work that begins."""
+"""Called with a line about the work that begins."""
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 PROC = Path("/proc/self")
 
 
 def silent(_: str) -> None:
-    """Log nobody."""
+    """Say nothing."""
 
 
 def use_clock(clock: str, threads: int | None) -> Clock:
@@ -104,7 +104,7 @@ def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
 
 def machine() -> dict[str, object]:
     """What the figures belong to."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = os.getloadavg()[0] if sys.platform != "win32" else None
     return environment() | {"load_1min": load, "date": datetime.date.today().isoformat()}
 
 

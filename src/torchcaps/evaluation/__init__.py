@@ -3,8 +3,9 @@
 # ruff: noqa: I001 - packed imports
 
 from torchcaps.evaluation.accuracy.calibration import Calibration, Reliability, calibration, reliability
-from torchcaps.evaluation.accuracy.classification import ClassAccuracy, Evaluation, evaluate, score
-from torchcaps.evaluation.accuracy.examples import example_indices, worst_mistakes
+from torchcaps.evaluation.accuracy.classification import (
+    ClassAccuracy, Evaluation, evaluate, example_indices, score, worst_mistakes,
+)  # fmt: skip
 from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
 from torchcaps.evaluation.accuracy.multilabel import MultiLabel, evaluate_multilabel, score_multilabel, top_labels
 from torchcaps.evaluation.comparison.exact import equivalence_test, mcnemar, mcnemar_power, smallest_visible

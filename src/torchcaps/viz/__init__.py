@@ -16,12 +16,12 @@ from torchcaps.viz.classes import per_class_bars as per_class_bars
 from torchcaps.viz.diagnosis import diagnosis as diagnosis
 from torchcaps.viz.history import curves as curves
 from torchcaps.viz.history import overlaid_curves as overlaid_curves
-from torchcaps.viz.pairs import coupling_map as coupling_map
-from torchcaps.viz.pairs import overlaps as overlaps
-from torchcaps.viz.pairs import reconstructions as reconstructions
-from torchcaps.viz.perturbations import perturbations as perturbations
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
+from torchcaps.viz.tiles import coupling_map as coupling_map
+from torchcaps.viz.tiles import overlaps as overlaps
+from torchcaps.viz.tiles import perturbations as perturbations
+from torchcaps.viz.tiles import reconstructions as reconstructions
 from torchcaps.viz.transforming import generation_weights as generation_weights
 from torchcaps.viz.transforming import predicted_transformations as predicted_transformations
 from torchcaps.viz.transforming import transformed as transformed

@@ -63,9 +63,7 @@ def evaluate_multilabel(
         dataset: as for `evaluate`, with labels `[n, k]`.
         batch_size: images at a time, at least 1.
         groups: see `score_multilabel`.
-        device: where to compute; the model is moved there and stays. By default where the model is.
-        precision: "fp32", or "bf16" for autocast.
-        progress: called with (samples done, samples in all) after each batch.
+        device: as for `evaluate`, as are precision and progress.
 
     Raises:
         ValueError: as `score_multilabel`; or a model with another number of classes, or an unknown precision.

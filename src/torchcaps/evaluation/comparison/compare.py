@@ -183,9 +183,7 @@ def compare_answers(
     Args:
         first: `[n]` booleans, whether the model in question is right; n at least 1.
         second: the same of the baseline, on the same images.
-        margin: the smallest difference in accuracy that matters, in (0, 1).
-        resamples: of the bootstrap, at least 100.
-        seed: of the bootstrap.
+        margin: as for `compare_evaluations`, as are resamples and seed.
 
     Raises:
         ValueError: for shapes that do not fit, a margin out of range, or too few resamples.

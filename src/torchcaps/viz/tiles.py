@@ -1,4 +1,4 @@
-"""Pairs of images, one over the other: originals and reconstructions, overlapping digits, maps of votes."""
+"""Images beside each other: originals and reconstructions, overlapping digits, maps of votes, moved dimensions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from matplotlib.colors import to_rgb
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape, named_shape
-from torchcaps.viz.canvas import BLUE, ORANGE, RED, SMALL, TEXT, Figure, class_indices, new_figure, short_names
+from torchcaps.viz.canvas import (
+    BLUE,
+    ORANGE,
+    RED,
+    SMALL,
+    TEXT,
+    Axes,
+    Figure,
+    check_length,
+    class_indices,
+    new_figure,
+    short,
+    short_names,
+)
 from torchcaps.viz.images import GAP, Box, board, frame, pictures, place, tile_size
 
-MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS = 80, 40, 40
+MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
 LINE, ROOM = 0.15, 0.98  # inches: of a line of names, and across for the names of an image
 INKS = ("#B000B0", "#007A00")  # of text; the drawings: magenta, green, to suit colour-blind readers
 SHADE = 0.3  # of the input, under the drawings
@@ -149,6 +162,49 @@ def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[n
     colour = np.where(values[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
     grey = GROUND * image.mean(axis=-1, keepdims=True)
     return (grey * (1 - HEAT * alpha) + HEAT * alpha * colour + 0.5).clip(0, 255).astype(np.uint8)
+
+
+def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
+    """What the decoder draws as one pose dimension after the other is moved: a row a dimension, a column a step.
+
+    Args:
+        reconstructions: `[dims, steps, channels, height, width]` in [0, 1] (integers: 0-255), of one image.
+        offsets: `[steps]`, what was added to the dimension; the column of offset 0, the capsule as it is, is framed.
+        title: a line above the grid.
+
+    Raises:
+        ValueError: for shapes that do not fit, or more than 1024 reconstructions.
+    """
+    values, moves = np.asarray(reconstructions), np.asarray(offsets)
+    check_shape("reconstructions", values, ("dims", "steps", "channels", "height", "width"))
+    dims, steps = values.shape[:2]
+    check_length("offsets", moves, steps)
+    check_range("number of reconstructions", dims * steps, high=MOST_TILES)
+    longest = min(0.62, 17.0 / dims, 14.0 / steps)
+    height, width = tile_size(values.shape[3:], longest)
+    across, down = width + GAP, height + GAP
+    figure = new_figure(max(steps * across, 3.0) + 0.8, dims * down + 1.0)
+    axes = board(figure.subplots(), steps * across, dims * down)
+    for i, image in enumerate(pictures("reconstructions", values.reshape(-1, *values.shape[2:]))):
+        place(axes, image, Box(i % steps * across + GAP / 2, i // steps * down + GAP / 2, width, height))
+    _label_grid(axes, moves, (across, down), dims)
+    for column in np.flatnonzero(np.isclose(moves, 0, atol=1e-6)):
+        frame(axes, Box(column * across, 0, across, dims * down), BLUE)
+    axes.set_title(short(title, 90), fontsize=TEXT)
+    return figure
+
+
+def _label_grid(axes: Axes, offsets: NDArray[np.float64], cell: tuple[float, float], dims: int) -> None:
+    """Offsets under the columns and the numbers of the dimensions, from 1, beside the rows."""
+    across, down = cell
+    texts = ["0" if abs(move) < 1e-6 else f"{move:+.3g}".replace("-", "−") for move in offsets]
+    axes.set_xticks([(i + 0.5) * across for i in range(len(texts))], texts)
+    axes.set_yticks([(i + 0.5) * down for i in range(dims)], [str(i + 1) for i in range(dims)])
+    axes.tick_params(labelbottom=True, labelleft=True, labelsize=SMALL)
+    if across < 0.45:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.set_xlabel("added to the dimension", fontsize=TEXT)
+    axes.set_ylabel("pose dimension", fontsize=TEXT)
 
 
 def draw_pairs(
