@@ -15,16 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.bench.timing import MIB, Log, Row, in_fresh_process, peak_of, silent
-from torchcaps.bench.workload import PRECISIONS, Workload, image_shape, objective_of, training_step
+from torchcaps.bench.workload import PRECISIONS, Workload, answer_of, image_shape, objective_of, training_step
 from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
 from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.base import Figures
 
 STEPS = 3  # the second is the first with the optimiser's state
 _MOMENTS = 2  # numbers that Adam keeps for each parameter
 
 
 @dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(Figures):
     """Bytes at the moment of a step when most are taken, above those of a process with torch and without the model.
 
     Attributes:
@@ -43,14 +44,12 @@ class MemoryEstimate:
     workspace: int
     libraries: int
 
+    derived = ("total",)
+
     @property
     def total(self) -> int:
         """All of them."""
         return sum(getattr(self, field.name) for field in fields(self))
-
-    def to_dict(self) -> dict[str, int]:
-        """The parts and the total, in bytes."""
-        return asdict(self) | {"total": self.total}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value / MIB:.1f}" for name, value in asdict(self).items())
@@ -119,7 +118,7 @@ def _run(
         return None
     objective = objective_of(model)
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    with torch.autograd.graph.saved_tensors_hooks(ledger.keep, _unchanged):
+    with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
         total: Tensor = functional_call(objective, named, (images, labels)).total
     return total
@@ -149,12 +148,7 @@ def peak(workload: dict[str, Any], precision: str, training: bool = True) -> dic
     def run() -> None:
         model = chosen.build()
         images, labels = chosen.data(model)
-        if not training:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                for _ in range(STEPS):
-                    model(images)
-            return
-        step = training_step(model, images, labels, precision)
+        step = training_step(model, images, labels, precision) if training else answer_of(model, images, precision)
         for _ in range(STEPS):
             step()
 
@@ -239,7 +233,3 @@ class _Ledger(TorchDispatchMode):
         """Note that autograd keeps this tensor; a hook for `saved_tensors_hooks`."""
         self.kept.add(self.serial(tensor))
         return tensor
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from torchcaps.bench.baselines import check_known
 from torchcaps.bench.layer import Sizes, passes_of
 from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
-from torchcaps.bench.workload import Workload
+from torchcaps.bench.workload import Workload, answer_of
 
 AXES = tuple(field.name for field in fields(Sizes))
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -70,7 +68,7 @@ def benchmark_latency(
     model = workload.build().eval()
     cases = [(batch, precision) for precision in precisions for batch in batches]
     work = {
-        f"batch {batch}, {precision}": _answer(model, replace(workload, batch=batch).data(model)[0], precision)
+        f"batch {batch}, {precision}": answer_of(model, replace(workload, batch=batch).data(model)[0], precision)
         for batch, precision in cases
     }
     seconds = alternate(work, runs, warm_up=3, clock=clock, log=log)
@@ -81,12 +79,3 @@ def benchmark_latency(
         row["95 % ms"] = float(np.percentile(found, 95))
         rows.append(row | {"ms / image": row["median ms"] / batch, "runs": runs})
     return rows
-
-
-def _answer(model: nn.Module, images: Tensor, precision: str) -> Callable[[], Tensor]:
-    def answer() -> Tensor:
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            lengths: Tensor = model(images)
-        return lengths
-
-    return answer

@@ -85,6 +85,16 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
     return step
 
 
+def answer_of(model: nn.Module, images: Tensor, precision: str) -> Callable[[], object]:
+    """A function that makes one forward pass without gradients; precision as for `training_step`."""
+
+    def answer() -> object:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            return model(images)
+
+    return answer
+
+
 def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
     """Name and module of a model's last capsule layer, the one that the variants take the place of. Raises ValueError
     if it has none, or one whose routing the variants do not compute."""

@@ -18,7 +18,9 @@ from torchcaps.evaluation.decoding.segmentation import (
 )  # fmt: skip
 from torchcaps.evaluation.predict import Prediction, predict
 from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
-from torchcaps.evaluation.robustness.attack_sweep import AttackOutcome, AttackSweep, attack_outcome, attack_sweep
+from torchcaps.evaluation.robustness.attack_sweep import (
+    AttackOutcome, AttackSweep, MaskingCheck, MaskingReport, attack_outcome, attack_sweep, masking_report,
+)  # fmt: skip
 from torchcaps.evaluation.robustness.attacks import (
     bim, carlini_wagner, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
 )  # fmt: skip
@@ -29,7 +31,6 @@ from torchcaps.evaluation.robustness.detection import (
 from torchcaps.evaluation.robustness.equivariance import (
     Equivariance, equivariance, group_inconsistency, linear_map, r_squared,
 )  # fmt: skip
-from torchcaps.evaluation.robustness.masking import MaskingCheck, MaskingReport, masking_report
 from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints, match_familiar
 from torchcaps.evaluation.routing.ablation import (
     IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation,

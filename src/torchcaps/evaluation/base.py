@@ -27,8 +27,9 @@ class Figures:
     derived: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self) | {name: getattr(self, name) for name in self.derived}
+        """Ready for JSON, with the derived figures of figures within these."""
+        parts = {name: value.to_dict() for name, value in vars(self).items() if isinstance(value, Figures)}
+        return asdict(self) | parts | {name: getattr(self, name) for name in self.derived}
 
 
 class LabelledImages(Protocol):
@@ -51,15 +52,12 @@ class LabelledImages(Protocol):
 
 
 class CapsuleModel(Protocol):
-    """What a model that declares poses, and perhaps a decoder, can do."""
+    """What a model that declares poses, and perhaps a decoder, can do: class capsules with pose `[batch, classes, dim]`
+    and activation `[batch, classes]`; images `[batch, channels, height, width]` drawn from the labelled ones."""
 
-    def capsules(self, images: Tensor) -> Capsules:
-        """Class capsules: pose `[batch, classes, dim]`, activation `[batch, classes]`."""
-        ...
+    def capsules(self, images: Tensor) -> Capsules: ...  # noqa: D102
 
-    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
-        """Images `[batch, channels, height, width]` drawn from the labelled capsules."""
-        ...
+    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor: ...  # noqa: D102
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:

@@ -211,17 +211,9 @@ def draw_pairs(
     upper: NDArray[np.uint8], lower: NDArray[np.uint8], above: Sequence[str], *, columns: int, title: str,
     longest: float = 1.0, below: Sequence[Sequence[tuple[str, str]]] = (), framed: Sequence[bool] = (),
 ) -> Figure:  # fmt: skip
-    """Images over others of their size, `[n, height, width, 3]` both, so many pairs a row.
+    """Images `[n, height, width, 3]` over others of their size, so many pairs a row, a longer side of `longest` inches.
 
-    Args:
-        upper: in the upper row of each pair.
-        lower: in the lower row.
-        above: text above each pair.
-        columns: pairs in a row.
-        title: of the figure.
-        longest: inches of the longer side of an image.
-        below: (text, colour) of the lines below each pair.
-        framed: which of the lower images have a red frame, and red text above.
+    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red.
     """
     height, width = tile_size(upper.shape[1:3], longest)
     head = LINE * _lines([text] for text in above) + 0.06

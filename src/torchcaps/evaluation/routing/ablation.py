@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ STORED = 8  # images whose votes are in memory at once
 
 
 @dataclass(frozen=True)
-class RoutingAblation:
+class RoutingAblation(Figures):
     """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1].
 
     Attributes:
@@ -38,6 +37,8 @@ class RoutingAblation:
     comparison: Comparison
     random: float
     changed: float
+
+    derived = ("routed", "uniform", "verdict")
 
     @property
     def routed(self) -> float:
@@ -66,11 +67,6 @@ class RoutingAblation:
                 return f"This model does as well without its routing, within {points(found.margin)} ({figures})."
             case _:
                 return f"These images do not show that this model needs its routing ({figures}). {found.power}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        figures = {"routed": self.routed, "uniform": self.uniform, "random": self.random, "changed": self.changed}
-        return figures | {"comparison": self.comparison.to_dict(), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)

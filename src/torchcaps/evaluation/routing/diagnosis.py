@@ -7,24 +7,19 @@ couplings, (2) dynamics, (3) parse tree, (4) ablation, (5) dead capsules, (6) st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.base import Images, LabelledImages, Labels, Loss
+from torchcaps.evaluation.base import Figures, Images, LabelledImages, Labels, Loss
 from torchcaps.evaluation.checks import check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
+from torchcaps.evaluation.routing import ablation as ablations
 from torchcaps.evaluation.routing import couplings, health
-from torchcaps.evaluation.routing.ablation import (
-    IterationDynamics,
-    RoutingAblation,
-    iteration_dynamics,
-    routing_ablation,
-)
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.nn import Recorded, Router
 
@@ -62,7 +57,7 @@ class LayerDiagnosis:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Figures):
     """What one model's routing does.
 
     Attributes:
@@ -83,8 +78,8 @@ class Diagnosis:
     num_samples: int
     parameters: int
     layers: tuple[LayerDiagnosis, ...]
-    iterations: IterationDynamics
-    ablation: RoutingAblation | None
+    iterations: ablations.IterationDynamics
+    ablation: ablations.RoutingAblation | None
     refused: str
     children: health.CapsuleActivity
     decay: health.ActivationDecay
@@ -105,8 +100,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        ablation = None if self.ablation is None else self.ablation.to_dict()
-        return asdict(self) | {"ablation": ablation, "verdicts": self.verdicts()}
+        return super().to_dict() | {"verdicts": self.verdicts()}
 
 
 def diagnose(
@@ -146,7 +140,8 @@ def diagnose(
             _of_layer(name, routers[name], layer, labels, seed, starved[name], signs[name])
             for name, layer in recorded.items()
         ),
-        iterations=iteration_dynamics(model, images, labels, batch_size=batch_size), ablation=ablation, refused=refused,
+        iterations=ablations.iteration_dynamics(model, images, labels, batch_size=batch_size),
+        ablation=ablation, refused=refused,
         children=health.capsule_activity(first), decay=health.activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
         baseline_parameters=None if baseline is None else _parameters(baseline),
@@ -170,10 +165,10 @@ def _of_layer(
 
 def _ablated(
     model: nn.Module, images: Tensor, labels: Tensor, seed: int, batch_size: int
-) -> tuple[RoutingAblation | None, str]:
+) -> tuple[ablations.RoutingAblation | None, str]:
     """The ablation, or why there is none."""
     try:
-        return routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
+        return ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
     except NoAblationError as error:
         return None, str(error)
 
