@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from torchcaps.viz.canvas import class_indices, new_figure, short, short_names
+from torchcaps.viz.canvas import new_figure
+from torchcaps.viz.names import class_indices, short, short_names
 
 
 def test_figures_are_bounded() -> None:

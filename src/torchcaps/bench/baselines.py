@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from shutil import which
 from typing import NamedTuple
 
@@ -102,37 +103,29 @@ class Variant(NamedTuple):
     exact: bool = True
 
 
-def library(impl: ops.Impl) -> Callable[[CapsuleLinear], nn.Module]:
+def library(impl: ops.Impl, layer: CapsuleLinear) -> nn.Module:
     """The library's own layer with a fixed implementation."""
-
-    def build(layer: CapsuleLinear) -> nn.Module:
-        copy = deepcopy(layer)
-        set_impl(copy, impl)
-        return copy
-
-    return build
+    copy = deepcopy(layer)
+    set_impl(copy, impl)
+    return copy
 
 
-def compiled(build: Callable[[CapsuleLinear], nn.Module]) -> Callable[[CapsuleLinear], nn.Module]:
-    """The same layer under `torch.compile`."""
-
-    def compile_it(layer: CapsuleLinear) -> nn.Module:
-        module = build(layer)
-        module.compile()
-        return module
-
-    return compile_it
+def compiled(layer: CapsuleLinear) -> nn.Module:
+    """The reference under `torch.compile`."""
+    module = library("reference", layer)
+    module.compile()
+    return module
 
 
 VARIANTS = {
     "limit": Variant(LinearLimit, "plain linear layer, no routing", exact=False),
-    "auto": Variant(library("auto"), "this library, implementation chosen by itself"),
-    "numba": Variant(library("numba"), "this library, compiled loops"),
-    "cpu": Variant(library("cpu"), "this library, blocked torch operations"),
-    "triton": Variant(library("triton"), "this library, GPU kernels"),
-    "reference": Variant(library("reference"), "this library's readable reference, eager"),
+    "auto": Variant(partial(library, "auto"), "this library, implementation chosen by itself"),
+    "numba": Variant(partial(library, "numba"), "this library, compiled loops"),
+    "cpu": Variant(partial(library, "cpu"), "this library, blocked torch operations"),
+    "triton": Variant(partial(library, "triton"), "this library, GPU kernels"),
+    "reference": Variant(partial(library, "reference"), "this library's readable reference, eager"),
     "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),
-    "compiled": Variant(compiled(library("reference")), "the reference under torch.compile"),
+    "compiled": Variant(compiled, "the reference under torch.compile"),
     "textbook": Variant(TextbookCapsules, "widely copied eager code"),
 }
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from torchcaps.viz.canvas import SMALL, STYLES, Axes, Figure, line, new_figure, plain, short
+from torchcaps.viz.canvas import SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -1,14 +1,11 @@
-"""What all figures share: size limits, colours, names that fit."""
+"""What all figures share: size limits, colours, lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from torchcaps.errors import check_shape
+from numpy.typing import ArrayLike
 
 try:
     from matplotlib.axes import Axes as Axes
@@ -49,37 +46,3 @@ def line(axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: 
     colour, marker = style
     given: dict[str, Any] = {"color": colour, "marker": marker if np.size(x) <= 40 else "", "ms": 4, "lw": 1.5}
     axes.plot(x, y, **(given | options), label=label)
-
-
-def short(name: str, width: int) -> str:
-    """`name` on one line of at most `width` characters, its middle left out where needed; `$` starts no formula."""
-    text = " ".join(name.split())
-    if len(text) > width:
-        tail = (width - 1) // 2
-        text = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-    return text.replace("$", r"\$")
-
-
-def short_names(classes: Sequence[str], width: int) -> list[str]:
-    """All names shortened; where that makes two of them alike, every name is led by its index."""
-    names = [short(str(name), width) for name in classes]
-    if len(set(names)) < len(set(classes)):
-        names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
-    return names
-
-
-def check_length(argument: str, values: Sized, expected: int) -> None:
-    """Raise ValueError unless `values` holds `expected` entries."""
-    if len(values) != expected:
-        raise ValueError(f"{argument}: expected {expected} entries, got {len(values)}")
-
-
-def class_indices(argument: str, values: ArrayLike, classes: int, **sizes: int) -> NDArray[np.int64]:
-    """`values` as an array of indices of `classes` classes, with axes of these names and sizes. Raises ValueError for
-    another shape, or an index that is no class."""
-    indices = np.asarray(values)
-    check_shape(argument, indices, tuple(sizes), **sizes)
-    outside = indices[(indices < 0) | (indices >= classes)]
-    if len(outside):
-        raise ValueError(f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}")
-    return indices

@@ -9,23 +9,9 @@ from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.viz.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    RED,
-    SKY,
-    SMALL,
-    TEXT,
-    Axes,
-    Figure,
-    check_length,
-    class_indices,
-    new_figure,
-    plain,
-    short_names,
-)
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain
 from torchcaps.viz.images import pictures, tile_size
+from torchcaps.viz.names import check_length, class_indices, short_names
 
 # The most class names on an axis, and the most bars.
 MOST = 60

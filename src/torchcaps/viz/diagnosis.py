@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.evaluation import CapsuleActivity, Diagnosis
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, new_figure, plain, short
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
 SLANTED = 4  # sets of capsules from which on their names are written aslant
 

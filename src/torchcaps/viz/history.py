@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, new_figure, plain, short_names
+from torchcaps.viz.canvas import BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short_names
 
 Metrics = Sequence[Mapping[str, float | None]]
 

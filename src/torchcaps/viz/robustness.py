@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import GREY, SMALL, STYLES, Axes, Figure, line, new_figure, plain, short
+from torchcaps.viz.canvas import GREY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
 Curve = tuple[ArrayLike, ArrayLike]
 LEGEND = 2.9  # inches that a name takes below the panels

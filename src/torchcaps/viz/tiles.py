@@ -9,21 +9,9 @@ from matplotlib.colors import to_rgb
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape, named_shape
-from torchcaps.viz.canvas import (
-    BLUE,
-    ORANGE,
-    RED,
-    SMALL,
-    TEXT,
-    Axes,
-    Figure,
-    check_length,
-    class_indices,
-    new_figure,
-    short,
-    short_names,
-)
+from torchcaps.viz.canvas import BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.images import GAP, Box, board, frame, pictures, place, tile_size
+from torchcaps.viz.names import check_length, class_indices, short, short_names
 
 MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
 LINE, ROOM = 0.15, 0.98  # inches: of a line of names, and across for the names of an image

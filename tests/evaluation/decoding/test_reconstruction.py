@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from torchcaps.evaluation import perturb, reconstructions
 from torchcaps.evaluation.decoding import reconstruction
+from torchcaps.types import ModelSpec
 
 from ..stubs import PoseReader
 
@@ -98,6 +99,14 @@ def test_results_are_ordinary_tensors(images: Tensor) -> None:
 def test_a_model_without_capsules() -> None:
     with pytest.raises(ValueError, match="model: expected one with class capsules and a decoder, got Linear"):
         reconstructions(nn.Linear(2, 2), torch.zeros(1, 1, 3, 2))
+
+
+def test_what_a_model_can_do_is_declared_not_found_out(images: Tensor) -> None:
+    class Undeclared(PoseReader):
+        spec = ModelSpec(pose=True, activation="length")
+
+    with pytest.raises(ValueError, match="model: expected one with class capsules and a decoder, got Undeclared"):
+        reconstructions(Undeclared(), images)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,11 @@ def score_multilabel(
     check_shape("activations", activations, ("n", "classes"))
     check_shape("labels", labels, ("n", "k"), n=len(activations))
     check_range("number of samples", len(labels), low=1)
-    _check_distinct(labels, activations.shape[1])
+    check_indices(labels, activations.shape[1])
+    twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+    if twice.any():
+        row = int(twice.nonzero()[0])
+        raise ValueError(f"labels: expected different classes in one image, got {labels[row].tolist()} in image {row}")
     check_lengths(activations)
     taken = top_labels(activations, labels.shape[1])
     hits = (labels.to(taken.device).unsqueeze(2) == taken.unsqueeze(1)).any(dim=2)  # [n, k]
@@ -110,14 +114,6 @@ def score_multilabel(
         per_digit=float(hits.double().mean()), standard_error=_standard_error(exact.cpu(), groups),
         num_samples=len(labels), num_labels=labels.shape[1],
     )  # fmt: skip
-
-
-def _check_distinct(labels: Tensor, classes: int) -> None:
-    check_indices(labels, classes)
-    twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
-    if twice.any():
-        row = int(twice.nonzero()[0])
-        raise ValueError(f"labels: expected different classes in one image, got {labels[row].tolist()} in image {row}")
 
 
 def _standard_error(values: Tensor, groups: Tensor | None) -> float:

@@ -170,18 +170,14 @@ def _samples(
     Returns:
         m `[sizes, 1]`, k `[sizes, counts]` and the probability of each pair `[sizes, counts]`, 0 where there is none.
     """
-    m = _likely(n, discordant)
+    middle, reach = n * discordant, DEVIATIONS * math.sqrt(n * discordant * (1 - discordant)) + 20
+    m = torch.arange(max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1)
     if len(m) > TERMS:
         m = m[:: -(-len(m) // TERMS)]
     of_size = _binomial(m, torch.tensor(n), discordant)
     m = m[:, None]
     k = _likely_of(m, ahead)
     return m, k, (of_size / of_size.sum())[:, None] * _binomial(k, m, ahead)
-
-
-def _likely(n: int, share: float) -> Int64[Tensor, " sizes"]:
-    middle, reach = n * share, DEVIATIONS * math.sqrt(n * share * (1 - share)) + 20
-    return torch.arange(max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1)
 
 
 def _likely_of(m: Int64[Tensor, "sizes 1"], share: float) -> Int64[Tensor, "sizes counts"]:

@@ -227,10 +227,15 @@ def masking_report(
     transfer = None if other is None else left(strong(other, eps))
     found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
     losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
-    silent = _silent(model, images, labels, goal, batch_size)
-    checks = _checks(found, transfer, losses, silent, large_eps)
+    silent = 0
+    with eval_mode(model):
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            _, gradient = attacks.input_gradient(model, batch, true, goal)
+            silent += int((gradient.flatten(1) == 0).all(dim=1).sum())
+    checks = _checks(found, transfer, losses, silent / len(images), large_eps)
     return MaskingReport(
-        eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses, silent=silent,
+        eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses,
+        silent=silent / len(images),
         checks=checks, **found,
     )  # fmt: skip
 
@@ -254,12 +259,3 @@ def _checks(
         ("gradients are not zero", silent <= MOST_SILENT, f"{silent:.1%} of the images have no gradient at all."),
     )  # fmt: skip
     return tuple(MaskingCheck(*row) for row in rows)
-
-
-def _silent(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss, batch_size: int) -> float:
-    silent = 0
-    with eval_mode(model):
-        for batch, true in batches(model, images, labels, batch_size=batch_size):
-            _, gradient = attacks.input_gradient(model, batch, true, loss)
-            silent += int((gradient.flatten(1) == 0).all(dim=1).sum())
-    return silent / len(images)

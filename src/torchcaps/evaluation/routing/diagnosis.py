@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.base import Figures, Images, LabelledImages, Labels, Loss
+from torchcaps.evaluation.base import Figures, LabelledImages, Loss
 from torchcaps.evaluation.checks import check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
@@ -123,7 +123,11 @@ def diagnose(
         ValueError: for a model without routed layers, such as a CNN, a layer with fewer than two parents, or arguments
             that do not fit.
     """
-    images, labels = _some(dataset, count, seed)
+    check_labels(dataset.labels, len(dataset.classes))
+    check_range("count", count, low=2)
+    check_range("number of images", len(dataset.labels), low=2)
+    order = torch.randperm(len(dataset.labels), generator=torch.Generator().manual_seed(seed))[:count]
+    images, labels = dataset.float_images(order), dataset.labels[order.to(dataset.labels.device)].cpu()
     found, recorded, children = route_images(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     right = found.argmax(dim=1) == labels
@@ -171,14 +175,6 @@ def _ablated(
         return ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
     except NoAblationError as error:
         return None, str(error)
-
-
-def _some(dataset: LabelledImages, count: int, seed: int) -> tuple[Images, Labels]:
-    check_labels(dataset.labels, len(dataset.classes))
-    check_range("count", count, low=2)
-    check_range("number of images", len(dataset.labels), low=2)
-    order = torch.randperm(len(dataset.labels), generator=torch.Generator().manual_seed(seed))[:count]
-    return dataset.float_images(order), dataset.labels[order.to(dataset.labels.device)].cpu()
 
 
 def _parameters(model: nn.Module) -> int:

@@ -190,7 +190,11 @@ def starvation(
                 each = torch.zeros_like(pose) if gradient is None else gradient * len(batch)
                 size = each.square().sum(dim=(0, -1)).flatten().double().cpu()
                 squares[name] = squares.get(name, 0.0) + size / len(images)
-    return {name: _starved(square.sqrt()) for name, square in squares.items()}
+    found = {}
+    for name, norm in ((name, square.sqrt()) for name, square in squares.items()):
+        starved = (norm < STARVED * norm.median()) | (norm == 0)
+        found[name] = Starvation(float(starved.double().mean()), float(norm.median()), len(norm))
+    return found
 
 
 def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
@@ -215,9 +219,3 @@ def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
             difference = (layer(Capsules(pose, activation))[1] - layer(Capsules(-pose, activation))[1]).abs()
             found[name] = SignTest(float(difference.mean()), float(difference.max()), bool(difference.max() < BLIND))
     return found
-
-
-def _starved(norm: Tensor) -> Starvation:
-    median = float(norm.median())
-    starved = (norm < STARVED * median) | (norm == 0)
-    return Starvation(float(starved.double().mean()), median, len(norm))

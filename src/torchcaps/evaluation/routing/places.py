@@ -84,7 +84,7 @@ def _slide(layer: nn.Conv2d) -> Slide | None:
     """How a convolution slides; None for padding by name and dilated kernels."""
     if isinstance(layer.padding, str) or layer.dilation != (1, 1):
         return None
-    return Slide(*(_pair(size) for size in (layer.kernel_size, layer.stride, layer.padding)))
+    return Slide(*((size[0], size[1]) for size in (layer.kernel_size, layer.stride, layer.padding)))
 
 
 def _window(field: Field) -> Slide | None:
@@ -92,7 +92,3 @@ def _window(field: Field) -> Slide | None:
     if type(field) is not Windows:
         return None
     return Slide(*((size, size) for size in (field.kernel, field.stride, field.padding)))
-
-
-def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
-    return sizes[0], sizes[1]
