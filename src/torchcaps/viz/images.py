@@ -44,9 +44,8 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
 
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
     """Height and width in inches of an image of `size` pixels whose longer side takes `longest` inches."""
-    height, width = size
     scale = longest / max(size)
-    return height * scale, width * scale
+    return size[0] * scale, size[1] * scale
 
 
 def board(axes: Axes, width: float, height: float) -> Axes:

@@ -20,7 +20,6 @@ from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
 from torchcaps.evaluation.checks import check_images, check_labelled, check_labels
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
-KINDS = ("rotation", "scale", "shear", "shift")
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
 UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
 
@@ -114,7 +113,7 @@ def affine_sweep(
         ValueError: for arguments that do not fit, or no amount at all.
     """
     check_labelled(images, labels)
-    asked = {kind: tuple(map(float, list_)) for kind, list_ in zip(KINDS, (rotation, scale, shear, shift), strict=True)}
+    asked = {kind: tuple(map(float, list_)) for kind, list_ in zip(UNITS, (rotation, scale, shear, shift), strict=True)}
     if not any(asked.values()):
         raise ValueError("affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none")
     found = image_activations(model, images, batch_size=batch_size)

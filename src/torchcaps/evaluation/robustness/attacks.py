@@ -202,7 +202,8 @@ def _descend(
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
-            lead = _lead(model(changed), y)
+            z, own = length_logits(model(changed)), y.unsqueeze(1)
+            lead = (z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
             loss = (square + c * lead.clamp(min=-confidence)).sum()
         with torch.no_grad():
@@ -213,13 +214,6 @@ def _descend(
             (w.grad,) = torch.autograd.grad(loss, w)
             adam.step()
     return best.detach(), nearest
-
-
-def _lead(activation: Tensor, y: Tensor) -> Tensor:
-    """By how much the logit of the true class leads the largest other, `[batch]`."""
-    z = length_logits(activation)
-    own = z.gather(1, y.unsqueeze(1)).squeeze(1)
-    return own - z.scatter(1, y.unsqueeze(1), -torch.inf).amax(dim=1)
 
 
 def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
