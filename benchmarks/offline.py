@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from torchcaps.bench.measure import cells, machine
+from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
 from torchcaps.kernels.dynamic import _triton_passes
 from torchcaps.kernels.dynamic.triton import tile

@@ -71,7 +71,7 @@ def test_what_only_capsules_have():
         model.capsules(images)
     with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
         model.reconstruct(None)
-    with pytest.raises(ValueError, match="capsules: expected a capsule network"):
+    with pytest.raises(ValueError, match="model: expected one with class capsules"):
         perturb(model, images)
     with pytest.raises(ValueError, match="record_routing: CNN has no routed layer"), tc.record_routing(model):
         pass

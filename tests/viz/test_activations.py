@@ -55,7 +55,7 @@ def test_nothing_is_cut(count: int, classes: int, shape: tuple[int, ...]) -> Non
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"activations: expected \[n=2, classes=3\], got \[n=2, classes=4\]"):
         activation_bars(PICTURES, np.zeros((2, 4)), [0, 1], classes=["a", "b", "c"])
-    with pytest.raises(ValueError, match="labels: expected 2 entries, got 1"):
+    with pytest.raises(ValueError, match="labels: expected .n=2., got .n=1."):
         activation_bars(PICTURES, np.zeros((2, 3)), [0], classes=["a", "b", "c"])
     with pytest.raises(ValueError, match="number of images: expected at most 20, got 21"):
         activation_bars(np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, classes=["a", "b", "c"])

@@ -13,7 +13,7 @@ from torchcaps.cli.console import UsageError, note, print_json, print_table, pro
 from torchcaps.cli.settings import _options
 
 if TYPE_CHECKING:
-    from torchcaps.bench import Sizes, Subject
+    from torchcaps.bench import Sizes, Workload
 
 RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 
@@ -105,7 +105,7 @@ def bench(
 class _Job:
     """The settings of a command line, checked, as the benchmarks take them."""
 
-    def __init__(self, settings: BenchSettings, subject: Subject, sizes: Sizes, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: BenchSettings, subject: Workload, sizes: Sizes, clock: Callable[[], float]) -> None:
         self.settings, self.subject, self.sizes, self.clock = settings, subject, sizes, clock
         self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
         self.precisions = tuple(dict.fromkeys(settings.precision))
@@ -118,11 +118,11 @@ class _Job:
         Raises:
             UsageError, ValueError: for what cannot be measured.
         """
-        from torchcaps.bench import Sizes, Subject
+        from torchcaps.bench import Sizes, Workload
         from torchcaps.bench.baselines import check_known
-        from torchcaps.bench.measure import use_clock
-        from torchcaps.bench.routers import routers_known
+        from torchcaps.bench.layer import routers_known
         from torchcaps.bench.step import STEPS
+        from torchcaps.bench.timing import use_clock
         from torchcaps.errors import check_range
         from torchcaps.training.environment import check_threads
 
@@ -137,7 +137,7 @@ class _Job:
         check_known("impl", settings.impl)
         routers_known(settings.routers)
         sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
-        subject = Subject(settings.model, _options(option), settings.batch)
+        subject = Workload(settings.model, _options(option), settings.batch)
         try:
             subject.build()
         except TypeError as error:
@@ -151,62 +151,62 @@ class _Job:
 
 
 def _step(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.step import compare_steps, step_variants, verify_steps
+    from torchcaps.bench.step import benchmark_steps, step_variants, verify_steps
 
     variants = job.variants(step_variants(job.subject, job.settings.variants, note))
     errors = verify_steps(variants, job.subject)
     memory = not job.settings.quick
-    rows = compare_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
+    rows = benchmark_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
     return {"rows": rows, "errors": errors}
 
 
 def _layer(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import compare_layers, measured_rates, verify
+    from torchcaps.bench import benchmark_layers, machine_rates, verify
     from torchcaps.bench.baselines import VARIANTS
     from torchcaps.bench.layer import layer_variants
 
     asked = [name for name in job.settings.variants if name in VARIANTS]  # the others are networks
     variants = job.variants(layer_variants(job.sizes, asked, note))
     errors = verify(variants, job.sizes.layer())
-    rates = measured_rates(job.repeats, job.clock)
-    rows = compare_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
+    rates = machine_rates(job.repeats, job.clock)
+    rows = benchmark_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
 def _routers(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.routers import compare_routers, routers_known
+    from torchcaps.bench.layer import benchmark_routers, routers_known
 
     names = routers_known(job.settings.routers)
-    return {"rows": compare_routers(job.sizes, names, job.repeats, job.clock, tell=job.tell)}
+    return {"rows": benchmark_routers(job.sizes, names, job.repeats, job.clock, log=job.tell)}
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import measure_scaling, verify
+    from torchcaps.bench import benchmark_scaling, verify
     from torchcaps.bench.scaling import QUICK
 
     quick = job.settings.quick
     middle = QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
     impls = tuple(dict.fromkeys(job.settings.impl))
     errors = verify(impls, middle.layer())
-    rows = measure_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
+    rows = benchmark_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
 def _latency(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import measure_latency
+    from torchcaps.bench import benchmark_latency
 
     runs = RUNS_PER_REPEAT * job.repeats
-    return {"rows": measure_latency(job.subject, job.precisions, runs, job.clock, tell=job.tell)}
+    return {"rows": benchmark_latency(job.subject, job.precisions, runs, job.clock, log=job.tell)}
 
 
 def _memory(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import compare_memory
-    from torchcaps.bench.measure import can_measure_memory
+    from torchcaps.bench import benchmark_memory
+    from torchcaps.bench.timing import can_measure_memory
 
     if not can_measure_memory():
         raise UsageError("memory: expected a system that tells the high-water mark of a process in /proc, got another")
     batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
-    return {"rows": compare_memory(job.subject, batches, job.precisions, job.tell)}
+    return {"rows": benchmark_memory(job.subject, batches, job.precisions, job.tell)}
 
 
 PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
@@ -215,7 +215,7 @@ PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
 
 
 def _machine() -> dict[str, object]:
-    from torchcaps.bench.measure import machine
+    from torchcaps.bench.timing import machine
 
     return machine()
 
@@ -234,7 +234,7 @@ def _check_places(output: Path | None, plots: Path | None) -> None:
 
 
 def _print(found: dict[str, dict[str, Any]], machine: Any) -> None:
-    from torchcaps.bench.measure import cells
+    from torchcaps.bench.timing import cells
 
     for name, part in found.items():
         if len(found) > 1:

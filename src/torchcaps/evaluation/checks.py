@@ -8,16 +8,25 @@ from torch import Tensor
 from torchcaps.errors import check_shape
 
 
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise ValueError unless `labels` are int64 indices of `classes` classes, `[n]`, n at least 1."""
+def check_labels(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1.
+
+    Without a number of classes, any index from 0 is good.
+    """
     check_shape("labels", labels, ("n",))
-    if labels.dtype != torch.int64:
-        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
     if len(labels) == 0:
         raise ValueError("labels: expected at least one sample, got none")
+    check_indices(labels, classes)
+
+
+def check_indices(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels`, of any shape, at least one, are int64 indices of `classes` classes."""
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ValueError(f"labels: expected class indices from 0 to {classes - 1}, got {low if low < 0 else high}")
+    last = torch.iinfo(torch.int64).max if classes is None else classes - 1
+    if low < 0 or high > last:
+        raise ValueError(f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}")
 
 
 def check_lengths(activations: Tensor) -> None:
@@ -37,3 +46,19 @@ def check_images(images: Tensor) -> None:
         raise ValueError(f"images: expected floating-point values in [0, 1], got {images.dtype}")
     if len(images) == 0:
         raise ValueError("images: expected at least one image, got none")
+
+
+def check_same_shape(argument: str, tensor: Tensor, images: Tensor) -> None:
+    """Raise ValueError, in the name of `argument`, unless `tensor` has the shape of `images`."""
+    if tensor.shape != images.shape:
+        raise ValueError(f"{argument}: expected the shape of images, {list(images.shape)}, got {list(tensor.shape)}")
+
+
+def check_labelled(images: Tensor, labels: Tensor) -> None:
+    """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
+    check_images(images)
+    check_labels(labels)
+    check_shape("labels", labels, ("n",), n=len(images))
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}")

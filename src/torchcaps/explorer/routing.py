@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.places import CapsuleMap, places_of
-from torchcaps.evaluation.recording import children_of, recorded_routing, routed_layers, routers_of, swapped_routers
+from torchcaps.evaluation.routing.layers import children_of, route_images, routed_layers, routers_of, swapped_routers
+from torchcaps.evaluation.routing.places import CapsuleMap, places_of
 from torchcaps.functional import Everything
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.nn import Recorded, RoutedLayer
@@ -76,7 +76,7 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
         # Layers below are stopped too, so that the children and their votes are others at each step.
         stopped = methodcaller("stopped", iterations)
         with swapped_routers(model, stopped), places_of(model) as seen, children_of(model) as given:
-            found = recorded_routing(model, image)
+            found = route_images(model, image)
         votes, own = layer.ask(given[name]), seen.map_of(given[name])
         children = votes.count
         size = (1, children) if own is None else tuple(own.capsules.pose.shape[1:3])

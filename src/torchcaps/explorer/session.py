@@ -21,7 +21,7 @@ from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
-from torchcaps.evaluation.recording import swapped_routers
+from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
 from torchcaps.explorer.transform import Motion, move
 from torchcaps.nn import RoutedLayer, Router

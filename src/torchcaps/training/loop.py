@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import TrainingError, check_range
@@ -114,9 +115,7 @@ class Trainer:
         self.total = run.epochs * self.per_epoch
         self.bf16 = resolve_precision(run.precision, self.device) == "bf16"
         self.drops = any(isinstance(module, _DropoutNd) for module in task.modules())
-        for module in task.modules():
-            if isinstance(module, nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        convert_conv2d_weight_memory_format(task, torch.channels_last)  # not .to(): capsule weights have four axes too
         synced(task.model, self.ranks)
         self.stepped = parallel(task, self.ranks)
         self.optimiser, self.progress = create_optimiser(task.parameters(), self.config), Progress()

@@ -9,8 +9,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, named_shape
-from torchcaps.viz.canvas import BLUE, GREY, SMALL, TEXT, Axes, Figure, check_length, new_figure, plain, short
+from torchcaps.viz.canvas import BLUE, GREY, SMALL, TEXT, Axes, Figure, new_figure, plain
 from torchcaps.viz.images import GAP, Box, board, pictures, place, tile_size
+from torchcaps.viz.names import check_length, short
 
 MOST_COLUMNS, MOST_UNITS = 20, 400
 ROWS = ("input", "output", "target")
