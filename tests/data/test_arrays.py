@@ -175,6 +175,7 @@ def test_pickles_are_refused_unexecuted(tmp_path, ending):
         np.savez(path, images=trap, labels=LABELS)
     else:
         np.save(path, trap)
+        np.save(tmp_path / "own_labels.npy", LABELS)
     with pytest.raises(DataError, match=f"{path}: cannot be read as an .{ending}"):
         load_dataset(path)
     assert not (tmp_path / "sprung").exists()

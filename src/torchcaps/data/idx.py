@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data.budget import Source, door
+from torchcaps.data._registry import DatasetInfo, dataset_info, list_datasets, register_dataset, register_format
+from torchcaps.data.budget import Source, door, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
 from torchcaps.errors import DataError
 
@@ -107,3 +108,28 @@ def _numbered(folder: Path, labels: Tensor) -> tuple[str, ...]:
     training = find_idx(folder, "train", "labels")
     known = read_idx(training) if training else labels
     return numbered(str(folder), int(known.max()))
+
+
+register_format(
+    "a folder of IDX files", holds_idx, lambda path, split, *_: read_idx_set(path, split, path.resolve().name)
+)
+
+
+def register_idx(info: DatasetInfo) -> None:
+    """Register a named set of four IDX files; files of another named set under the same names are refused."""
+
+    @register_dataset(info)
+    def read(folder: Path, split: str) -> ImageSet | None:
+        if not holds_idx(folder):
+            return None
+        labels = find_idx(folder, split, "labels")
+        if labels is not None:
+            _refuse_another(info, labels, f"{STEMS[split]}-labels-idx1-ubyte")
+        return read_idx_set(folder, split, info.name, info.classes)
+
+
+def _refuse_another(info: DatasetInfo, path: Path, file: str) -> None:
+    digest = sha256(path)
+    for other in map(dataset_info, list_datasets()):
+        if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(file):
+            raise DataError(f"{path}: these are the labels of {other.name!r}, not of {info.name!r}")

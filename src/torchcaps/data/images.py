@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from torchcaps.data.budget import spend
-from torchcaps.data.pixels import deep_to_bytes, fit_images, size_pair, to_channels
+from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DataError, check_regular
 
 # All that is ever opened, whatever a file is called: others run programs (EPS) or are seldom looked after.
@@ -33,7 +33,7 @@ ImageSource = str | Path | bytes | Image.Image
 
 def decode_image(
     source: ImageSource,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: Size = None,
     in_chans: int | None = None,
     *,
     name: str | None = None,

@@ -14,6 +14,8 @@ MOST_CHANNELS = 4
 CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
 LARGE = 1 << 24  # values of an image whose channels are resized one by one
 Images = Shaped[Tensor, "n channels height width"]
+Size = int | tuple[int, int] | None
+"""(height, width) of images to resize to, or one side of a square; None keeps what they have."""
 
 
 def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -28,7 +30,7 @@ def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def fit_images(images: Images, img_size: int | tuple[int, int] | None, in_chans: int | None) -> Images:
+def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
     """Images brought to this size and number of channels; None leaves either as it is.
 
     Args:
