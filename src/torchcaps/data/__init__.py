@@ -14,11 +14,11 @@ from torchcaps.data._registry import register_dataset as register_dataset
 from torchcaps.data._registry import register_format as register_format
 from torchcaps.data.arrays import read_arrays as read_arrays
 from torchcaps.data.augment import affine as affine
+from torchcaps.data.augment import centre_crop as centre_crop
 from torchcaps.data.augment import flip as flip
+from torchcaps.data.augment import random_crop as random_crop
+from torchcaps.data.augment import relight as relight
 from torchcaps.data.augment import shift as shift
-from torchcaps.data.crop import centre_crop as centre_crop
-from torchcaps.data.crop import random_crop as random_crop
-from torchcaps.data.crop import relight as relight
 from torchcaps.data.dataset import Drawn as Drawn
 from torchcaps.data.dataset import ImageSet as ImageSet
 from torchcaps.data.fetch import fetch_dataset as fetch_dataset

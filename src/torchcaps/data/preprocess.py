@@ -13,8 +13,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.augment import centre_crop
 from torchcaps.data.budget import reading
-from torchcaps.data.crop import centre_crop
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
 from torchcaps.data.pixels import array_images, fit_images, size_pair

@@ -15,21 +15,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_made
+from torchcaps.data.augment import AXES, inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.sets.digits import INFO as DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
 from torchcaps.errors import DataError, check_range, check_shape
 
-AXES = ("batch", "channels", "height", "width")
 CHUNK = 512  # images warped at a time
 SIDE = 40
 COPIES = 4  # of each test digit in the named sets
 ROUNDS = 100  # of drawing again what did not fit
-DEGREES, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)
+# What is drawn for a transformed copy, and its range where it is the same for all.
+AMOUNTS = ("rotation", "shear", "scale_x", "scale_y", "top", "left")
+LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
 
 
 def place_images(
@@ -132,8 +134,7 @@ def affine_copies(
     original = torch.arange(len(source)).repeat_interleave(copies)
     warped = [_fit_chunk(source, index, size, random) for index in original.split(CHUNK)]
     drawn = torch.cat([amounts for _, amounts in warped])
-    names = ("rotation", "shear", "scale_x", "scale_y", "top", "left")
-    factors = {"original": original, **dict(zip(names, drawn.unbind(dim=1), strict=True))}
+    factors = {"original": original, **dict(zip(AMOUNTS, drawn.unbind(dim=1), strict=True))}
     return ImageSet(
         torch.cat([images for images, _ in warped]), source.labels.cpu()[original], source.classes,
         name or f"affine-{source.name}", factors, group="original",
@@ -147,7 +148,7 @@ def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.Ran
     amounts = torch.zeros(len(index), 6)
     left_over = torch.arange(len(index))
     for _ in range(ROUNDS):
-        drawn = _draw(random, len(left_over))
+        drawn = torch.from_numpy(random.uniform(LOW, HIGH, (len(left_over), 4))).float()
         pixels = _warp(originals[left_over], drawn)
         top, left, height, width = _ink_box(pixels)
         fits = (height <= size) & (width <= size)
@@ -162,26 +163,9 @@ def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.Ran
     raise DataError(f"{source.name}: image {int(index[left_over[0]])} does not fit a canvas of {size} × {size} pixels")
 
 
-def _draw(random: np.random.RandomState, count: int) -> Float[Tensor, "batch 4"]:
-    """Rotation in degrees, shear, scale along x and scale along y, each uniform in its range."""
-    low = np.array([-DEGREES, -SHEAR, SCALE[0], SCALE[0]])
-    high = np.array([DEGREES, SHEAR, SCALE[1], SCALE[1]])
-    return torch.from_numpy(random.uniform(low, high, (count, 4))).float()
-
-
 def _warp(images: Tensor, drawn: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
     """Images warped about their centre, on a canvas twice as wide, which no warp in the ranges leaves."""
-    radians = drawn[:, 0] * (math.pi / 180)
-    cos, sin = radians.cos(), radians.sin()
-    shear, scale_x, scale_y = drawn[:, 1:].unbind(dim=1)
-    # Inverse of rotation · [[1, shear], [0, 1]] · diag(scales), with y pointing down as in images.
-    inverse = torch.stack(
-        [
-            torch.stack([(cos + shear * sin) / scale_x, (sin - shear * cos) / scale_x], dim=1),
-            torch.stack([-sin / scale_y, cos / scale_y], dim=1),
-        ],
-        dim=1,
-    )
+    inverse = inverse_map(drawn[:, 0] * (math.pi / 180), *drawn[:, 1:].unbind(dim=1))
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
