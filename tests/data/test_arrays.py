@@ -112,7 +112,7 @@ def test_nan_names_the_image(tmp_path, bad):
     images = IMAGES / 255
     images[7, 2, 2] = bad
     path = saved(tmp_path, x_train=images, y_train=LABELS)
-    with pytest.raises(DataError, match=f"{path}: image 7 holds NaN or infinite pixels"):
+    with pytest.raises(DataError, match=f"{path}: image 7 .one of 1. holds NaN or infinite pixels"):
         load_dataset(path)
 
 

@@ -185,7 +185,7 @@ def test_another_sets_files_are_refused(tmp_path):
 
 
 def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry, "_formats", dict(_registry._formats))
+    monkeypatch.setitem(_registry._formats, "a .pixels file", None)
 
     def read_pixels(path, split, img_size, in_chans):
         pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)

@@ -12,6 +12,8 @@ from torchcaps.data._registry import dataset_info as dataset_info
 from torchcaps.data._registry import list_datasets as list_datasets
 from torchcaps.data._registry import register_dataset as register_dataset
 from torchcaps.data._registry import register_format as register_format
+from torchcaps.data._registry import register_layout as register_layout
+from torchcaps.data._registry import register_made as register_made
 from torchcaps.data.arrays import read_arrays as read_arrays
 from torchcaps.data.augment import affine as affine
 from torchcaps.data.augment import centre_crop as centre_crop

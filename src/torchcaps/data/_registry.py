@@ -71,9 +71,7 @@ _formats: dict[str, tuple[Callable[[Path], bool], FormatReader]] = {}
 
 def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
     """Decorate the reader of a named data set: `reader(folder, split)` gives an ImageSet, or None if it is not there.
-
-    Raises:
-        ValueError: the name is taken.
+    ValueError where the name is taken.
     """
 
     def register(reader: Reader) -> Reader:
@@ -128,22 +126,13 @@ def register_layout(
     register_format(what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size))
 
 
-def formats() -> dict[str, tuple[Callable[[Path], bool], FormatReader]]:
-    """The formats by what they read: how each is recognised and read."""
-    return _formats
-
-
 def list_datasets() -> list[str]:
     """The names of the data sets, sorted."""
     return plugins.names(_sets)
 
 
 def dataset_info(name: str) -> DatasetInfo:
-    """What is known about a named data set.
-
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
+    """What is known about a named data set; UnknownNameError where there is none."""
     return plugins.find("data set", name, _sets)[0]
 
 
@@ -154,9 +143,5 @@ def origin(name: str) -> DatasetInfo:
 
 
 def dataset_reader(name: str) -> Reader:
-    """The reader of a named data set; see `register_dataset`.
-
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
+    """The reader of a named data set (see `register_dataset`); UnknownNameError where there is none."""
     return plugins.find("data set", name, _sets)[1]

@@ -46,11 +46,7 @@ class Budget:
     spent: int = 0
 
     def spend(self, what: str, count: int) -> None:
-        """Count `count` bytes of memory.
-
-        Raises:
-            DataError: it is too much for what is stored.
-        """
+        """Count bytes of memory; DataError where they are too much for what is stored."""
         self.spent += count
         most = max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
         if self.spent > most:
@@ -113,10 +109,8 @@ def door(reader: Callable[P, T]) -> Callable[P, T]:
 
 
 def spend(what: str, count: int, path: Path | str | None = None) -> None:
-    """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from.
-
-    Raises:
-        DataError: they are more than the set may take.
+    """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from;
+    DataError where they are more than the set may take.
     """
     budget = _current.get()
     if budget is not None:
@@ -157,51 +151,35 @@ class Source(io.BufferedIOBase):
         super().close()
 
     def claim(self, count: int) -> None:
-        """Count bytes of memory that are about to be allocated for what is in this file.
-
-        Raises:
-            DataError: they are more than the file, or the set, may take.
-        """
+        """Count bytes of memory that are about to be allocated; DataError where file or set takes too much."""
         for budget in self._budgets:
             budget.spend(f"{self.path}: it", count)
 
     def take(self, count: int) -> bytearray:
-        """The next `count` bytes, fewer where it ends before.
-
-        Raises:
-            DataError: its stream is damaged or cut short, or that is more than the file may take.
-        """
+        """The next `count` bytes, fewer where it ends before; DataError as for `claim` and for a damaged stream."""
         self.claim(count if self.packed else min(count, self.size))
         return drained(self._piece, count)
 
     def exactly(self, count: int, asked: str) -> bytearray:
-        """The next `count` bytes, after which it ends; `asked` says in the error who asks for them.
-
-        Raises:
-            DataError: as `take`; or there are fewer bytes, or more.
-        """
+        """The next `count` bytes, after which it must end; `asked` says in the error who asks for them."""
         left = count if self.packed else self.size - self.file.tell()
         data = self.take(count) if left == count else bytearray()
-        found: int | str = len(data) if left == count else left
-        if found == count and self._piece(1):
-            found = "more"
-        if found != count:
-            what = "truncated" if isinstance(found, int) and found < count else "too long"
-            raise DataError(f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {found}")
+        found = len(data) if left == count else left
+        more = found == count and self._piece(1)
+        if found != count or more:
+            what = "truncated" if found < count else "too long"
+            got = "more" if more else found
+            raise DataError(f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {got}")
         return data
 
     def pieces(self) -> Iterator[bytes]:
-        """All that follows, piece by piece.
-
-        Raises:
-            DataError: as `take`.
-        """
+        """All that follows, piece by piece."""
         while piece := self._piece(CHUNK):
             self.claim(len(piece))
             yield piece
 
     def rest(self) -> bytearray:
-        """All that follows, as `pieces`."""
+        """All that follows."""
         data = bytearray()
         for piece in self.pieces():
             data += piece
@@ -255,22 +233,14 @@ def _on_disk(about: os.stat_result) -> int:
 
 @door
 def read_bytes(path: Path) -> bytearray:
-    """The bytes of a file, decompressed where it begins as gzip does.
-
-    Raises:
-        DataError: it cannot be read, expands to too much, or its stream is damaged or cut short.
-    """
+    """The bytes of a file, decompressed where it begins as gzip does; DataError where it is damaged or too large."""
     with Source(path) as source:
         return source.rest()
 
 
 @door
 def sha256(path: Path) -> str:
-    """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits.
-
-    Raises:
-        DataError: as `read_bytes`.
-    """
+    """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits; DataError as for `read_bytes`."""
     digest = hashlib.sha256()
     with Source(path) as source:
         for piece in source.pieces():
@@ -279,11 +249,7 @@ def sha256(path: Path) -> str:
 
 
 def text_lines(source: Source) -> Iterator[str]:
-    """The lines of a text file in UTF-8; each is counted as `LINE_COST` bytes of memory.
-
-    Raises:
-        DataError: a line of `CHUNK` characters or more, or more lines than the file may take.
-    """
+    """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes of memory."""
     with io.TextIOWrapper(source.file, encoding="utf-8-sig", newline="") as text:
         while line := text.readline(CHUNK):
             if len(line) == CHUNK:

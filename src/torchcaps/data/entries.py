@@ -44,11 +44,6 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
     Where entries carry no split of their own, 20 % of each class (at least one image of two or more) are the test
     split, chosen by `holdout` with seed 0 from the files in natural order.
 
-    Args:
-        name: the set's name or path, for errors.
-        entries: all images of the set, either all with a split or all without.
-        split: "train" or "test".
-
     Returns:
         (entries of the split, names of all classes, labels `[n]` int64).
 

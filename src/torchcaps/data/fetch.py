@@ -12,7 +12,7 @@ from torchcaps.errors import DataError
 
 
 def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Bring a named data set into the cache, verified; what is already there and right is left alone.
+    """Bring a named data set into the cache, verified; files that are already there and right are not fetched again.
 
     Each source is tried in turn until every file is there. A transfer that breaks off is kept as `.part` and
     resumed by the next call; bytes that do not match the published digest are removed.
@@ -23,8 +23,7 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
         progress: called as `progress(file, bytes so far, bytes in all or None)`.
 
     Returns:
-        The folder that holds the set, or the one that it is made from; for a set that comes with the package, the
-        package's.
+        The folder that holds the set, or the one that it is made from; the package's own for a set that is in it.
 
     Raises:
         UnknownNameError: no data set has this name.

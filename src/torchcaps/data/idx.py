@@ -90,7 +90,9 @@ def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] |
         raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
     if len(images) != len(labels):
         raise DataError(f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}")
-    classes = classes or _numbered(folder, labels)
+    if classes is None:
+        training = find_idx(folder, "train", "labels")
+        classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
     check_labels(str(labels_path), labels.long(), classes)
     images = images.unsqueeze(1) if images.ndim == 3 else images
     return ImageSet(images, labels.long(), classes, name)
@@ -102,12 +104,6 @@ def _require(folder: Path, split: str, kind: str) -> Path:
         axes = 3 if kind == "images" else 1
         raise DataError(f"{folder}: no {STEMS[split]}-{kind}-idx{axes}-ubyte (plain or .gz) in it")
     return path
-
-
-def _numbered(folder: Path, labels: Tensor) -> tuple[str, ...]:
-    training = find_idx(folder, "train", "labels")
-    known = read_idx(training) if training else labels
-    return numbered(str(folder), int(known.max()))
 
 
 register_format(
@@ -124,12 +120,8 @@ def register_idx(info: DatasetInfo) -> None:
             return None
         labels = find_idx(folder, split, "labels")
         if labels is not None:
-            _refuse_another(info, labels, f"{STEMS[split]}-labels-idx1-ubyte")
+            file, digest = f"{STEMS[split]}-labels-idx1-ubyte", sha256(labels)
+            for other in map(dataset_info, list_datasets()):
+                if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(file):
+                    raise DataError(f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}")
         return read_idx_set(folder, split, info.name, info.classes)
-
-
-def _refuse_another(info: DatasetInfo, path: Path, file: str) -> None:
-    digest = sha256(path)
-    for other in map(dataset_info, list_datasets()):
-        if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(file):
-            raise DataError(f"{path}: these are the labels of {other.name!r}, not of {info.name!r}")

@@ -47,7 +47,7 @@ def decode_image(
         source: a path, the bytes of a file, or a Pillow image.
         img_size: (height, width) or one side of a square to resize to; None keeps the image's own.
         in_chans: 1 or 3; None gives 1 for a grey image and 3 for a colour one.
-        name: what to call the image in errors; None takes the path.
+        name: of the image in errors; None takes the path.
 
     Returns:
         uint8 `[channels, height, width]`, 0..255.
@@ -66,11 +66,7 @@ def decode_image(
 
 
 def is_grey(source: ImageSource, name: str | None = None) -> bool:
-    """Whether an image is stored as grey, told from its header without decoding it.
-
-    Raises:
-        DataError: absent or unreadable.
-    """
+    """Whether an image is stored as grey, told from its header; DataError where it is absent or unreadable."""
     with opened(source, name) as image:
         return _is_grey(image)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcaps import plugins
-from torchcaps.data._registry import DatasetInfo, dataset_reader, formats, list_datasets, origin
+from torchcaps.data._registry import DatasetInfo, _formats, dataset_reader, list_datasets, origin
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
@@ -67,12 +67,12 @@ def load_dataset(
 
 
 def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> ImageSet:
-    for holds, read in reversed(formats().values()):
+    for holds, read in reversed(_formats.values()):
         if holds(path):
             return read(path, split, img_size, in_chans)
     if path.is_dir():
         return read_folder(path, split, img_size=img_size, in_chans=in_chans)
-    raise DataError(f"{path}: not a data set; expected a folder of class folders, {', '.join(formats())}")
+    raise DataError(f"{path}: not a data set; expected a folder of class folders, {', '.join(_formats)}")
 
 
 def default_cache_dir() -> Path:
@@ -86,11 +86,7 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
 
 
 def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
-    """Every folder in which a named set is looked for, in order: root, cache, system folders.
-
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
+    """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = origin(name)
     if info.embedded is not None:
         return [info.embedded]

@@ -53,6 +53,11 @@ def read_mat(path: str | Path) -> dict[str, Value]:
             holds what is not read here (sparse and complex arrays, objects, functions).
     """
     path = Path(path)
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        how = "install it with: pip install 'torchcaps[mat]'"
+        raise DataError(f"{path}: reading MATLAB files needs scipy; {how}") from None
     with Source(path) as source, reading(path, wrong="damaged or truncated MATLAB file"):
         data = memoryview(source.rest())
         file = _File(path, _byte_order(path, data), source.claim)
@@ -64,18 +69,8 @@ def read_mat(path: str | Path) -> dict[str, Value]:
             plain.write(struct.pack(f"{file.order}II", MATRIX, len(body)) + body)
         del data
         with warnings.catch_warnings(action="ignore"):  # of two variables of one name the last one counts
-            found = _loadmat(path)(plain, mat_dtype=True)
+            found = loadmat(plain, mat_dtype=True)
         return {name: _simple(value) for name, value in found.items() if not name.startswith("__")}
-
-
-def _loadmat(path: Path) -> Callable[..., dict[str, Any]]:
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise DataError(
-            f"{path}: reading MATLAB files needs scipy; install it with: pip install 'torchcaps[mat]'"
-        ) from None
-    return loadmat
 
 
 def _byte_order(path: Path, data: memoryview) -> str:
@@ -92,7 +87,7 @@ def _byte_order(path: Path, data: memoryview) -> str:
 
 @dataclass(frozen=True)
 class _File:
-    """The check of a file before scipy reads it: its byte order, and who counts the memory that it takes."""
+    """The check of a file before scipy reads it; `claim` counts the memory that it takes."""
 
     path: Path
     order: str
@@ -127,11 +122,7 @@ class _File:
             at = end
 
     def check(self, body: memoryview, depth: int) -> None:
-        """Claim what an array takes in memory, with all that is in it.
-
-        Raises:
-            DataError: it is of a class that is not read, or takes too much. ValueError: it is damaged.
-        """
+        """Claim what an array takes in memory, with all that is in it; ValueError where it is damaged."""
         if depth > DEEPEST:
             raise ValueError(f"structs or cells nested more than {DEEPEST} deep")
         parts = list(self.elements(body))

@@ -129,24 +129,21 @@ class Rendering:
 def download(url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT) -> bool:
     """Download `url` to the file `part`, going on from what is already in it where the server can.
 
-    Args:
-        url: http or https.
-        part: where the bytes go; kept when the transfer breaks off, so that the next call resumes.
-        progress: called after every chunk.
-        timeout: in seconds, for connecting and for each read.
-
     Returns:
         Whether earlier bytes were kept; if the digest comes out wrong, they may be the cause.
 
     Raises:
-        SourceError: refused, unreachable, or broken off; what came stays in `part`.
+        SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
         DataError: `part` cannot be written.
     """
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
-            start = _resumed_at(response, start)
+            if response.status != 206:
+                start = 0  # the server sends the whole file
+            elif not re.match(rf"bytes {start}-", said := response.headers.get("Content-Range", "")):
+                raise SourceError(f"asked for bytes from {start}, got {said!r}")
             _copy(response, part, start, progress)
     except urllib.error.HTTPError as error:
         error.close()
@@ -156,16 +153,6 @@ def download(url: str, part: Path, progress: Progress | None = None, *, timeout:
     except (OSError, http.client.HTTPException) as error:
         raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
     return start > 0
-
-
-def _resumed_at(response: http.client.HTTPResponse, asked: int) -> int:
-    """Where the body begins: at `asked` when the server took the range, at 0 when it sends the whole file."""
-    if response.status != 206:
-        return 0
-    said = response.headers.get("Content-Range", "")
-    if not re.match(rf"bytes {asked}-", said):
-        raise SourceError(f"asked for bytes from {asked}, got {said!r}")
-    return asked
 
 
 def _copy(response: http.client.HTTPResponse, part: Path, start: int, progress: Progress | None) -> None:

@@ -12,13 +12,7 @@ from torchcaps.errors import DataError
 
 
 class FileCheck(NamedTuple):
-    """What verification found.
-
-    Attributes:
-        file: path of the file, or the folder and split where the set was read and counted.
-        ok: whether it is as published.
-        reason: what was compared, or what is wrong.
-    """
+    """What verification found: the file (or the folder and split that was counted), whether it is as published, why."""
 
     file: str
     ok: bool

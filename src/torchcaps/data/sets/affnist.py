@@ -39,7 +39,7 @@ INFO = DatasetInfo(
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The files of a split in `folder` or `folder/transformed`, in natural order; none when there are none."""
+    """The files of a split in `folder` or `folder/transformed`, in natural order."""
     for base in (folder / "transformed", folder):
         for part in PARTS[split]:
             found = sorted((base / part).glob("*.mat"), key=lambda p: natural(p.name))

@@ -81,6 +81,8 @@ def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") 
     if split == "train" and files[-1].stem[-1] != str(len(files)):
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
     batches = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    for file, (held, _) in zip(files, batches, strict=True):
+        check_labels(str(file), torch.from_numpy(held.astype(np.int64)), INFO.classes)
     labels = torch.from_numpy(np.concatenate([labels for labels, _ in batches]).astype(np.int64))
     pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in batches]).reshape(-1, *INFO.image_shape))
     return ImageSet(pixels, labels, INFO.classes, name)
@@ -91,7 +93,7 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if len(data) == 0 or len(data) % RECORD:
         raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
     records = data.reshape(-1, RECORD)
-    return _checked(path, records[:, 0], records[:, 1:])
+    return records[:, 0], records[:, 1:]
 
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -108,11 +110,6 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, "
             f"got {list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
         )
-    return _checked(path, labels, pixels)
-
-
-def _checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    check_labels(str(path), torch.from_numpy(labels.astype(np.int64)), INFO.classes)
     return labels, pixels
 
 

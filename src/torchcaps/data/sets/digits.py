@@ -40,17 +40,10 @@ def _read(folder: Path, split: str) -> ImageSet | None:
 
 
 def choose_digits(labels: Tensor, per_class: int) -> Tensor:
-    """Which images are embedded: from each class, `per_class` of them, evenly spaced in file order.
+    """Which images are embedded, as `[classes · per_class]` ascending indices into `labels`, `[n]` in file order.
 
-    Of the n images of a class, in the order of the file, those at positions floor(i·n / per_class) for
-    i = 0 … per_class - 1. Even spacing reaches every writer, and both halves of the test file, which differ.
-
-    Args:
-        labels: `[n]`, the labels in file order.
-        per_class: how many to take from each class.
-
-    Returns:
-        `[classes · per_class]` indices, ascending: the order of the file is kept.
+    Of the n images of a class those at positions floor(i·n / per_class) for i = 0 … per_class - 1. Even spacing reaches
+    every writer, and both halves of the test file, which differ.
     """
     chosen = []
     for label in labels.unique():
@@ -60,14 +53,7 @@ def choose_digits(labels: Tensor, per_class: int) -> Tensor:
 
 
 def digits_files(mnist: Path) -> dict[str, bytes]:
-    """The four IDX files of the embedded digits, uncompressed, by name, made from MNIST's own four.
-
-    Args:
-        mnist: folder of the original files, plain or .gz.
-
-    Raises:
-        DataError: a file is absent or damaged.
-    """
+    """The four IDX files of the embedded digits, uncompressed, by name, made from the folder of MNIST's own four."""
     files = {}
     for split, per_class in PER_CLASS.items():
         whole = read_idx_set(mnist, split, "mnist")
@@ -79,4 +65,4 @@ def digits_files(mnist: Path) -> dict[str, bytes]:
 
 def _idx(array: Tensor) -> bytes:
     header = struct.pack(f">HBB{array.ndim}I", 0, UNSIGNED_BYTE, array.ndim, *array.shape)
-    return header + array.contiguous().numpy().tobytes()
+    return header + array.numpy().tobytes()

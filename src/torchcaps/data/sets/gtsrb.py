@@ -98,12 +98,14 @@ def read_gtsrb(
     base = _base(Path(folder))
     if base is None:
         raise DataError(f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables")
-    table = _test_table(base)
+    tables = (base / place / table for place in TESTING for table in TEST_TABLES)
+    table = next((path for path in tables if path.is_file()), None)
     if split == "test" and table is not None:
         return _read(_rows(table), img_size, roi, name)
     signs = [sign for path in _class_tables(base) for sign in _rows(path)]
     if table is None:
-        signs = _own_split(signs, split)
+        labels, tracks = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track"))
+        signs = [signs[i] for i in holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]]
     return _read(signs, img_size, roi, name)
 
 
@@ -113,11 +115,6 @@ def _class_tables(base: Path) -> list[Path]:
         if found:
             return found
     return []
-
-
-def _test_table(base: Path) -> Path | None:
-    places = (base / place / table for place in TESTING for table in TEST_TABLES)
-    return next((path for path in places if path.is_file()), None)
 
 
 def _rows(path: Path) -> list[_Sign]:
@@ -155,16 +152,8 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
 
 def _image(path: Path, file: str) -> Path:
     """Beside the table, or in `Images` beside it, where some copies have the test images."""
-    beside = path.parent / file
-    return (
-        beside if beside.is_file() or not (path.parent / "Images" / file).is_file() else path.parent / "Images" / file
-    )
-
-
-def _own_split(signs: list[_Sign], split: str) -> list[_Sign]:
-    labels, tracks = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track"))
-    chosen = holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]
-    return [signs[i] for i in chosen]
+    beside, inside = path.parent / file, path.parent / "Images" / file
+    return inside if inside.is_file() and not beside.is_file() else beside
 
 
 def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: str) -> ImageSet:

@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from torchcaps.data._registry import DatasetInfo, register_made
 from torchcaps.data.augment import AXES, inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.digits import INFO as DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
 from torchcaps.errors import DataError, check_range, check_shape
@@ -37,9 +38,7 @@ LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
 def place_images(
     images: Shaped[Tensor, "batch channels height width"], size: int = 40, *, generator: Generator
 ) -> Shaped[Tensor, "batch channels size size"]:
-    """Each image at a random place of a black canvas, as the training digits of the affNIST experiment are.
-
-    Source: arXiv 1710.09829, section 5.2. With 28 × 28 digits on 40 × 40, all 169 places are equally likely.
+    """Each image at a random place of a black canvas: with 28 × 28 digits on 40 × 40, 169 equally likely places.
 
     Args:
         images: `[batch, channels, height, width]`, any type.
@@ -48,11 +47,13 @@ def place_images(
     """
     check_shape("images", images, AXES)
     check_range("size", size, low=max(images.shape[2:]))
-    tops, lefts = (
-        torch.randint(size - side + 1, (len(images),), generator=generator, device=generator.device)
-        for side in images.shape[2:]
-    )
+    tops, lefts = _places(images.shape[2:], size, len(images), generator)
     return _place(images, tops.to(images.device), lefts.to(images.device), size)
+
+
+def _places(content: Sequence[int], size: int, count: int, generator: Generator) -> list[Tensor]:
+    """Random tops and lefts, `[count]` each, of content (height, width) on a canvas of `size`."""
+    return [torch.randint(size - side + 1, (count,), generator=generator, device=generator.device) for side in content]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,20 +69,14 @@ class PlacedSet(ImageSet):
     canvas: int = 0
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices`, each at a new place.
-
-        Raises:
-            DataError: the canvas was resized after the images were placed.
-        """
+        """The images at `indices`, each at a new place; DataError where the canvas was resized after placing."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
-        moves = []
-        for factor, side in zip(("top", "left"), self.content, strict=True):
-            place = torch.randint(self.canvas - side + 1, (len(index),), generator=generator, device=generator.device)
-            moves.append(place.to(index.device) - self.factors[factor].to(index.device)[index])
+        places = zip(("top", "left"), _places(self.content, self.canvas, len(index), generator), strict=True)
+        moves = [place.to(index.device) - self.factors[name].to(index.device)[index] for name, place in places]
         images = _place(self.images[index], moves[0], moves[1], self.canvas)
-        return Drawn(images.float().div_(255) if images.dtype == torch.uint8 else images, self.labels[index])
+        return Drawn(to_float(images), self.labels[index])
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
@@ -177,14 +172,11 @@ def _warp(images: Tensor, drawn: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
 
 def _ink_box(images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width of what is not black in each image, `[batch]` each; an empty image has size 0."""
-    found = []
-    for axis in (3, 2):
-        ink = (images > 0).any(dim=axis).any(dim=1).long()
-        first = ink.argmax(dim=1)
-        last = ink.shape[1] - ink.flip(1).argmax(dim=1)
-        found.append((first, torch.where(ink.any(dim=1), last - first, 0)))
-    (top, height), (left, width) = found
-    return top, left, height, width
+    rows, columns = ((images > 0).any(dim=axis).any(dim=1).long() for axis in (3, 2))
+    top, left = rows.argmax(dim=1), columns.argmax(dim=1)
+    bottom, right = (ink.shape[1] - ink.flip(1).argmax(dim=1) for ink in (rows, columns))
+    inked = rows.any(dim=1)
+    return top, left, (bottom - top) * inked, (right - left) * inked
 
 
 def _place(images: Tensor, tops: Tensor, lefts: Tensor, size: int) -> Tensor:

@@ -94,11 +94,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
 
 
 def matrix_bytes(array: np.ndarray) -> bytes:
-    """A binary matrix of this array, as `read_matrix` reads it.
-
-    Raises:
-        ValueError: for a type that the format has not.
-    """
+    """A binary matrix of this array, as `read_matrix` reads it; ValueError for a type that the format lacks."""
     little = array.astype(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)
     if little.dtype not in MAGIC:
         raise ValueError(f"array: expected float32, float64, int32, uint8 or int16, got {array.dtype}")
@@ -114,7 +110,6 @@ def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
 
 
 def _holds(folder: Path, stem: str = ANY) -> bool:
-    """Whether `folder` holds photographs in smallNORB's layout, in files whose names begin with `stem`."""
     return any(_file(folder, split, "dat", stem) for split in PATTERNS)
 
 
@@ -151,10 +146,18 @@ def read_norb(
     folder = Path(folder)
     if eyes not in EYES:
         raise UnknownNameError("choice of eyes", eyes, EYES)
-    paths = {kind: _require(folder, split, kind, stem) for kind in ("dat", "cat", "info")}
+    paths = {}
+    for kind in ("dat", "cat", "info"):
+        path = _file(folder, split, kind, stem)
+        if path is None:
+            raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
+        paths[kind] = path
     photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
     _check_shapes(paths, photographs, categories, info)
-    pixels = _eyes(photographs, eyes)
+    sides = {"both": slice(None), "each": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
+    pixels = photographs[:, sides[eyes]]
+    if eyes == "each":
+        pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
     if halve and pixels.shape[2:] == (96, 96):
         pixels = np.concatenate([_halved(pixels[at : at + CHUNK]) for at in range(0, len(pixels), CHUNK)])
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
@@ -167,33 +170,17 @@ def read_norb(
     return ImageSet(images, labels, INFO.classes, name, factors, group="instance")
 
 
-def _require(folder: Path, split: str, kind: str, stem: str) -> Path:
-    path = _file(folder, split, kind, stem)
-    if path is None:
-        raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
-    return path
-
-
 def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: np.ndarray, info: np.ndarray) -> None:
     if photographs.ndim != 4 or photographs.dtype != np.uint8 or photographs.shape[1] not in (1, 2):
         found = f"{list(photographs.shape)} of {photographs.dtype}"
         raise DataError(f"{paths['dat']}: expected photographs [n, eyes, height, width] of uint8, got {found}")
     count = len(photographs)
-    if categories.shape != (count,) or categories.dtype.kind != "i":
-        found = f"{list(categories.shape)} of {categories.dtype}"
-        raise DataError(f"{paths['cat']}: expected a category for each of {count} photographs, got {found}")
-    if info.shape != (count, len(FACTORS)) or info.dtype.kind != "i":
-        found = f"{list(info.shape)} of {info.dtype}"
-        raise DataError(f"{paths['info']}: expected {', '.join(FACTORS)} for each of {count} photographs, got {found}")
-
-
-def _eyes(photographs: np.ndarray, eyes: str) -> np.ndarray:
-    if eyes == "each":
-        return photographs.reshape(-1, 1, *photographs.shape[2:])
-    if eyes == "both":
-        return photographs
-    side = {"left": 0, "right": -1}[eyes]
-    return photographs[:, side, None]
+    for kind, array, shape, what in (
+        ("cat", categories, (count,), "a category"), ("info", info, (count, len(FACTORS)), ", ".join(FACTORS))
+    ):  # fmt: skip
+        if array.shape != shape or array.dtype.kind != "i":
+            found = f"{list(array.shape)} of {array.dtype}"
+            raise DataError(f"{paths[kind]}: expected {what} for each of {count} photographs, got {found}")
 
 
 def _halved(images: np.ndarray) -> np.ndarray:
@@ -211,9 +198,7 @@ class Views(NamedTuple):
 
 
 def split_views(images: ImageSet, by: str) -> Views:
-    """Part a set by viewpoint.
-
-    Train on `split_views(train, by).familiar`, test on both parts of `split_views(test, by)`.
+    """Split a set by viewpoint: train on `split_views(train, by).familiar`, test on both parts of the test split.
 
     Args:
         images: with the factor `by` in smallNORB's codes.
