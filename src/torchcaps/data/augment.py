@@ -27,26 +27,14 @@ FloatImages = Float[Tensor, "batch channels height width"]
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels, drawn uniformly from -max_shift..max_shift per axis.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        max_shift: in pixels, 0 or more.
-        generator: where the moves are drawn from.
-    """
+    """Move each image, of any type, by whole pixels, drawn uniformly from -max_shift..max_shift per axis."""
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)
     return _random_windows(F.pad(images, (max_shift,) * 4), images.shape[2:], generator)
 
 
 def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
-    """A window of `size` × `size` pixels of each image, its place drawn uniformly.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        size: side of the window in pixels, at most the shorter side of the images.
-        generator: where the places are drawn from.
-    """
+    """A window of `size` × `size` pixels of each image, of any type, its place drawn uniformly."""
     check_shape("images", images, AXES)
     check_range("size", size, low=1, high=min(images.shape[2:]))
     return _random_windows(images, (size, size), generator)
@@ -62,12 +50,7 @@ def _random_windows(images: Images, size: Sequence[int], generator: Generator) -
 
 
 def centre_crop(images: Images, size: int) -> Images:
-    """The middle `size` × `size` pixels of each image, a view; one pixel up and left of it where sides are odd.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        size: side of the window in pixels, at most the shorter side of the images.
-    """
+    """The middle `size` × `size` pixels of each image, a view; up and left by half a pixel where sides are odd."""
     check_shape("images", images, AXES)
     check_range("size", size, low=1, high=min(images.shape[2:]))
     top, left = ((side - size) // 2 for side in images.shape[2:])
@@ -75,13 +58,7 @@ def centre_crop(images: Images, size: int) -> Images:
 
 
 def flip(images: Images, probability: float = 0.5, *, generator: Generator) -> Images:
-    """Mirror each image left to right with the given probability.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        probability: in [0, 1].
-        generator: where the choices are drawn from.
-    """
+    """Mirror each image, of any type, left to right with the given probability, in [0, 1]."""
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)
     chosen = _uniform((len(images),), 0, 1, images, generator) < probability

@@ -83,9 +83,7 @@ def read_entries(
     Args:
         name: the set's name.
         entries: all images of the set, in the order in which they are best read.
-        split: "train" or "test".
-        img_size: (height, width) or one side of a square; None requires all images to have one size.
-        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+        split, img_size, in_chans: as for `read_folder`.
         contents: what an entry's file holds; by default the file is a path.
         where: stands before a file in errors.
 

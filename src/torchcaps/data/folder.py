@@ -29,9 +29,6 @@ def read_folder(
         img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
         in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
 
-    Returns:
-        uint8 images `[n, channels, height, width]`.
-
     Raises:
         DataError: no class folders, one class only, an empty class, an unreadable image, or mixed sizes.
     """

@@ -80,13 +80,9 @@ class PlacedSet(ImageSet):
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
-    """A set with every image once at a random place of a canvas of `size` × `size` black pixels.
+    """A set of single images with each one at a random place of a canvas of `size` × `size` black pixels.
 
-    Args:
-        source: any set of single images.
-        size: at least the longer side of the images.
-        seed: 0 or more; the same seed gives the same places on every machine and version.
-        name: of the new set; None is "placed-" and the source's.
+    The same seed gives the same places on every machine and version. The name None is "placed-" and the source's.
     """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
@@ -112,7 +108,7 @@ def affine_copies(
         copies: of each image, at least 1; 32 in affNIST.
         size: side of the canvas in pixels.
         seed: 0 or more.
-        name: of the new set; None is "affine-" and the source's.
+        name: None is "affine-" and the source's.
 
     Returns:
         `copies` times as many images, the copies of one next to each other; with the factors "original" (index into

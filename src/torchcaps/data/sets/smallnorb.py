@@ -103,7 +103,7 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 
 def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
-    """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, plain or .gz, or None."""
+    """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, or None."""
     pattern = PATTERNS[split].format(stem, kind)
     found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{pattern}.gz"))
     return found[0] if found else None
@@ -191,7 +191,7 @@ def _halved(images: np.ndarray) -> np.ndarray:
 
 
 class Views(NamedTuple):
-    """A set in two parts: `familiar` views, of which a model is trained on those of the training split, and `novel`."""
+    """A set in two parts: a model is trained on the `familiar` views of the training split."""
 
     familiar: ImageSet
     novel: ImageSet

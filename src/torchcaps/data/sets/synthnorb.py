@@ -92,16 +92,9 @@ def render_synthnorb(
 
 
 def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
-    """Render both splits, 24,300 grey images each, and write them as smallNORB's files are; takes minutes.
+    """Render both splits, 24,300 grey images each, and write them into a folder as smallNORB's files; takes minutes.
 
-    Each file gets its name when it is whole, the photographs last.
-
-    Args:
-        folder: exists; what is there already is written anew.
-        progress: see `render_synthnorb`.
-
-    Raises:
-        DataError: the folder cannot be written to.
+    Each file gets its name when it is whole, the photographs last. DataError where the folder cannot be written to.
     """
     for split, stem in NAMES.items():
         images = render_synthnorb(split, progress=progress)
@@ -109,7 +102,11 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
         for kind, values in (
             ("info", info.to(torch.int32)), ("cat", images.labels.to(torch.int32)), ("dat", images.images)
         ):  # fmt: skip
-            _write(Path(folder) / f"{stem}-{kind}.mat", matrix_bytes(values.numpy()))
+            path = Path(folder) / f"{stem}-{kind}.mat"
+            part = path.with_name(f"{path.name}.part")
+            with writing(part):
+                part.write_bytes(matrix_bytes(values.numpy()))
+                os.replace(part, path)
 
 
 def _photographs(
@@ -133,13 +130,6 @@ def _order(categories: Tensor, seed: int) -> Tensor:
     random = np.random.RandomState(seed)
     places = [random.permutation(np.flatnonzero(categories.numpy() == c)) for c in range(len(SMALLNORB.classes))]
     return torch.from_numpy(np.stack(places, axis=1).reshape(-1))
-
-
-def _write(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with writing(part):
-        part.write_bytes(data)
-        os.replace(part, path)
 
 
 register_norb(
