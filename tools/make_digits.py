@@ -2,8 +2,8 @@
 
     python tools/make_digits.py --source FOLDER_OF_MNIST
 
-The rule is `torchcaps.data.digits.choose_digits`. The files come out the same byte for byte wherever zlib is the
-usual one; their decompressed bytes are the same everywhere, and are what the passport's SHA-256 speaks of.
+The rule is `torchcaps.data.sets.digits.choose_digits`. The files come out the same byte for byte wherever zlib is the
+usual one; their decompressed bytes are the same everywhere, and are what the data set's SHA-256 speaks of.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import hashlib
 from pathlib import Path
 
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.digits import FOLDER, digits_files
-from torchcaps.data.sets.mnist import PASSPORT
+from torchcaps.data.sets.digits import FOLDER, digits_files
+from torchcaps.data.sets.mnist import INFO
 
 
 def check_source(source: Path) -> None:
-    for name, expected in PASSPORT.sha256.items():
+    for name, expected in INFO.sha256.items():
         path = next((p for p in (source / name, source / f"{name}.gz") if p.exists()), None)
         if path is None or hashlib.sha256(read_bytes(path)).hexdigest() != expected:
             raise SystemExit(f"{source}: {name} is not there, or is not MNIST's")

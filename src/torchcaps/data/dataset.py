@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
+from torchcaps.data.pixels import check_floats, to_float
 from torchcaps.data.split import holdout
 from torchcaps.errors import DataError, UnknownNameError, named_shape
 
@@ -18,12 +19,8 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch to train on.
-
-    Attributes:
-        images: `[batch, channels, height, width]` float32 in [0, 1].
-        labels: `[batch]` classes, or `[batch, k]` where each image shows k of them.
-        singles: `[batch, k, channels, height, width]`, what each of the k looks like alone; None for one label.
+    """A batch to train on: float images in [0, 1]; the class of each, or the k classes that it shows; and, for several,
+    what each of the k looks like alone.
     """
 
     images: Float[Tensor, "batch channels height width"]
@@ -152,7 +149,7 @@ class ImageSet:
         images = self.images
         if indices is not None:
             images = images[torch.as_tensor(indices, dtype=torch.int64, device=images.device)]
-        return images.float().div_(255) if images.dtype == torch.uint8 else images
+        return to_float(images)
 
 
 def _check_images(name: str, images: Tensor) -> None:
@@ -160,20 +157,9 @@ def _check_images(name: str, images: Tensor) -> None:
         raise DataError(f"{name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, images.shape)}")
     if len(images) == 0:
         raise DataError(f"{name}: there are no images")
-    if images.dtype == torch.uint8:
-        return
-    if images.dtype != torch.float32:
+    if images.dtype not in (torch.uint8, torch.float32):
         raise DataError(f"{name}: expected images of type uint8 or float32, got {images.dtype}")
-    low, high = images.aminmax()
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise DataError(f"{name}: {_first_bad_image(images)} holds NaN or infinite pixels")
-    if low < 0 or high > 1:
-        raise DataError(f"{name}: expected float pixels in [0, 1], got {low:g} to {high:g}")
-
-
-def _first_bad_image(images: Tensor) -> str:
-    bad = ~images.flatten(1).isfinite().all(dim=1)
-    return f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
+    check_floats(name, images)
 
 
 def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...]) -> None:
@@ -199,10 +185,6 @@ def check_count(where: str, classes: int) -> None:
 
 
 def numbered(where: str, largest: int) -> tuple[str, ...]:
-    """The names of classes that are numbers, "0" to `largest`.
-
-    Raises:
-        DataError: there are more than a set may have.
-    """
+    """The names of classes that are numbers, "0" to `largest`; DataError where a set may not have so many."""
     check_count(where, largest + 1)
     return tuple(str(label) for label in range(largest + 1))

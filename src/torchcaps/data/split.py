@@ -49,7 +49,7 @@ def holdout(
 
 
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
-    """Indices of `per_class` random images of each class; of one seed, the fewer are part of the more.
+    """Indices of `per_class` random images of each class; with one seed, a smaller choice is part of a larger one.
 
     Args:
         labels: `[n]`, integers, the class of each image.
@@ -84,15 +84,8 @@ def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: i
 
 
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:
-    """Indices of "train" or "test" for a set that has no split of its own: 80 : 20, class by class, by seed 0.
-
-    Args:
-        name: the set's name or path, for errors.
-        labels: `[n]`, integers, the class of each image.
-        split: "train" or "test".
-
-    Raises:
-        DataError: no class has two images.
+    """Indices of "train" or "test" for a set without splits: 80 : 20, class by class, by seed 0; `name` is for errors.
+    DataError where no class has two images.
     """
     try:
         return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]

@@ -5,7 +5,7 @@ import torch
 from torchcaps.data import load_dataset, read_svhn
 from torchcaps.errors import DataError
 
-from .mat_files import mat_bytes
+from ..mat_files import mat_bytes
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)
 LABELS = np.array([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 1]], np.uint8).T

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset, read_norb, render_synthnorb, split_views
-from torchcaps.data.synthnorb import make
+from torchcaps.data.sets import synthnorb as make
 from torchcaps.errors import DataError
 
 FEW = {"elevations": (0, 8), "azimuths": (0, 30), "lightings": (0, 4), "size": 16}

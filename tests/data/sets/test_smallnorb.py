@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from torchcaps.data import load_dataset, read_matrix, read_norb
-from torchcaps.data.norb import STEMS, matrix_bytes
+from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import DataError, UnknownNameError
 
 MAGIC = {

@@ -5,7 +5,7 @@ import torch
 from torchcaps.data import load_dataset, read_affnist
 from torchcaps.errors import DataError
 
-from .mat_files import mat_bytes
+from ..mat_files import mat_bytes
 
 COUNT = 6
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 40, 40), dtype=np.uint8)

@@ -1,7 +1,9 @@
-"""Digits on a larger black canvas: placed at random, or turned, sheared and scaled first as affNIST's were.
+"""Digits on 40 × 40 black pixels: placed at random, or turned, sheared and scaled first as affNIST's were.
 
-affNIST is Tijmen Tieleman's (www.cs.toronto.edu/~tijmen/affNIST). What `affine_copies` makes follows its published
-ranges; order of the factors and resampling are ours, so that figures on it are not figures on affNIST.
+The experiment of arXiv 1710.09829, section 5.2: train on placed digits, stop at an accuracy on placed digits that were
+held out, then test on transformed ones. affNIST is Tijmen Tieleman's (www.cs.toronto.edu/~tijmen/affNIST). What
+`affine_copies` makes follows its published ranges; the order of the factors and the resampling are ours, so that
+figures on it are not figures on affNIST.
 """
 
 from __future__ import annotations
@@ -13,24 +15,30 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Generator, Tensor
 
+from torchcaps.data._registry import DatasetInfo, register_made
+from torchcaps.data.augment import AXES, inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.pixels import to_float
+from torchcaps.data.sets.digits import INFO as DIGITS
+from torchcaps.data.sets.mnist import INFO as MNIST
 from torchcaps.errors import DataError, check_range, check_shape
 
-AXES = ("batch", "channels", "height", "width")
 CHUNK = 512  # images warped at a time
+SIDE = 40
+COPIES = 4  # of each test digit in the named sets
 ROUNDS = 100  # of drawing again what did not fit
-DEGREES, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)
+# What is drawn for a transformed copy, and its range where it is the same for all.
+AMOUNTS = ("rotation", "shear", "scale_x", "scale_y", "top", "left")
+LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
 
 
 def place_images(
     images: Shaped[Tensor, "batch channels height width"], size: int = 40, *, generator: Generator
 ) -> Shaped[Tensor, "batch channels size size"]:
-    """Each image at a random place of a black canvas, as the training digits of the affNIST experiment are.
-
-    Source: arXiv 1710.09829, section 5.2. With 28 × 28 digits on 40 × 40, all 169 places are equally likely.
+    """Each image at a random place of a black canvas: with 28 × 28 digits on 40 × 40, 169 equally likely places.
 
     Args:
         images: `[batch, channels, height, width]`, any type.
@@ -39,11 +47,13 @@ def place_images(
     """
     check_shape("images", images, AXES)
     check_range("size", size, low=max(images.shape[2:]))
-    tops, lefts = (
-        torch.randint(size - side + 1, (len(images),), generator=generator, device=generator.device)
-        for side in images.shape[2:]
-    )
+    tops, lefts = _places(images.shape[2:], size, len(images), generator)
     return _place(images, tops.to(images.device), lefts.to(images.device), size)
+
+
+def _places(content: Sequence[int], size: int, count: int, generator: Generator) -> list[Tensor]:
+    """Random tops and lefts, `[count]` each, of content (height, width) on a canvas of `size`."""
+    return [torch.randint(size - side + 1, (count,), generator=generator, device=generator.device) for side in content]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,30 +69,20 @@ class PlacedSet(ImageSet):
     canvas: int = 0
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices`, each at a new place.
-
-        Raises:
-            DataError: the canvas was resized after the images were placed.
-        """
+        """The images at `indices`, each at a new place; DataError where the canvas was resized after placing."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
-        moves = []
-        for factor, side in zip(("top", "left"), self.content, strict=True):
-            place = torch.randint(self.canvas - side + 1, (len(index),), generator=generator, device=generator.device)
-            moves.append(place.to(index.device) - self.factors[factor].to(index.device)[index])
+        places = zip(("top", "left"), _places(self.content, self.canvas, len(index), generator), strict=True)
+        moves = [place.to(index.device) - self.factors[name].to(index.device)[index] for name, place in places]
         images = _place(self.images[index], moves[0], moves[1], self.canvas)
-        return Drawn(images.float().div_(255) if images.dtype == torch.uint8 else images, self.labels[index])
+        return Drawn(to_float(images), self.labels[index])
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
-    """A set with every image once at a random place of a canvas of `size` × `size` black pixels.
+    """A set of single images with each one at a random place of a canvas of `size` × `size` black pixels.
 
-    Args:
-        source: any set of single images.
-        size: at least the longer side of the images.
-        seed: 0 or more; the same seed gives the same places on every machine and version.
-        name: of the new set; None is "placed-" and the source's.
+    The same seed gives the same places on every machine and version. The name None is "placed-" and the source's.
     """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
@@ -108,7 +108,7 @@ def affine_copies(
         copies: of each image, at least 1; 32 in affNIST.
         size: side of the canvas in pixels.
         seed: 0 or more.
-        name: of the new set; None is "affine-" and the source's.
+        name: None is "affine-" and the source's.
 
     Returns:
         `copies` times as many images, the copies of one next to each other; with the factors "original" (index into
@@ -125,8 +125,7 @@ def affine_copies(
     original = torch.arange(len(source)).repeat_interleave(copies)
     warped = [_fit_chunk(source, index, size, random) for index in original.split(CHUNK)]
     drawn = torch.cat([amounts for _, amounts in warped])
-    names = ("rotation", "shear", "scale_x", "scale_y", "top", "left")
-    factors = {"original": original, **dict(zip(names, drawn.unbind(dim=1), strict=True))}
+    factors = {"original": original, **dict(zip(AMOUNTS, drawn.unbind(dim=1), strict=True))}
     return ImageSet(
         torch.cat([images for images, _ in warped]), source.labels.cpu()[original], source.classes,
         name or f"affine-{source.name}", factors, group="original",
@@ -140,7 +139,7 @@ def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.Ran
     amounts = torch.zeros(len(index), 6)
     left_over = torch.arange(len(index))
     for _ in range(ROUNDS):
-        drawn = _draw(random, len(left_over))
+        drawn = torch.from_numpy(random.uniform(LOW, HIGH, (len(left_over), 4))).float()
         pixels = _warp(originals[left_over], drawn)
         top, left, height, width = _ink_box(pixels)
         fits = (height <= size) & (width <= size)
@@ -155,26 +154,9 @@ def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.Ran
     raise DataError(f"{source.name}: image {int(index[left_over[0]])} does not fit a canvas of {size} × {size} pixels")
 
 
-def _draw(random: np.random.RandomState, count: int) -> Float[Tensor, "batch 4"]:
-    """Rotation in degrees, shear, scale along x and scale along y, each uniform in its range."""
-    low = np.array([-DEGREES, -SHEAR, SCALE[0], SCALE[0]])
-    high = np.array([DEGREES, SHEAR, SCALE[1], SCALE[1]])
-    return torch.from_numpy(random.uniform(low, high, (count, 4))).float()
-
-
 def _warp(images: Tensor, drawn: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
     """Images warped about their centre, on a canvas twice as wide, which no warp in the ranges leaves."""
-    radians = drawn[:, 0] * (math.pi / 180)
-    cos, sin = radians.cos(), radians.sin()
-    shear, scale_x, scale_y = drawn[:, 1:].unbind(dim=1)
-    # Inverse of rotation · [[1, shear], [0, 1]] · diag(scales), with y pointing down as in images.
-    inverse = torch.stack(
-        [
-            torch.stack([(cos + shear * sin) / scale_x, (sin - shear * cos) / scale_x], dim=1),
-            torch.stack([-sin / scale_y, cos / scale_y], dim=1),
-        ],
-        dim=1,
-    )
+    inverse = inverse_map(drawn[:, 0] * (math.pi / 180), *drawn[:, 1:].unbind(dim=1))
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
@@ -186,14 +168,11 @@ def _warp(images: Tensor, drawn: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
 
 def _ink_box(images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width of what is not black in each image, `[batch]` each; an empty image has size 0."""
-    found = []
-    for axis in (3, 2):
-        ink = (images > 0).any(dim=axis).any(dim=1).long()
-        first = ink.argmax(dim=1)
-        last = ink.shape[1] - ink.flip(1).argmax(dim=1)
-        found.append((first, torch.where(ink.any(dim=1), last - first, 0)))
-    (top, height), (left, width) = found
-    return top, left, height, width
+    rows, columns = ((images > 0).any(dim=axis).any(dim=1).long() for axis in (3, 2))
+    top, left = rows.argmax(dim=1), columns.argmax(dim=1)
+    bottom, right = (ink.shape[1] - ink.flip(1).argmax(dim=1) for ink in (rows, columns))
+    inked = rows.any(dim=1)
+    return top, left, (bottom - top) * inked, (right - left) * inked
 
 
 def _place(images: Tensor, tops: Tensor, lefts: Tensor, size: int) -> Tensor:
@@ -206,3 +185,23 @@ def _place(images: Tensor, tops: Tensor, lefts: Tensor, size: int) -> Tensor:
     sample = torch.arange(len(images), device=images.device)[:, None, None]
     pixels = images.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
     return pixels * inside[:, None].to(pixels.dtype)
+
+
+def _register(base: DatasetInfo, digits: str) -> None:
+    """Two sets of placed digits; one of them tests on `COPIES` transformed copies of each."""
+
+    def place(source: ImageSet, split: str) -> ImageSet:
+        return placed(source, SIDE, seed=0 if split == "train" else 1)
+
+    def transform(source: ImageSet, split: str) -> ImageSet:
+        return place(source, split) if split == "train" else affine_copies(source, COPIES, SIDE, seed=1)
+
+    shape = (1, SIDE, SIDE)
+    title = f"{digits} at random places of 40 × 40"
+    register_made(base, place, name=f"placed-{base.name}", title=title, image_shape=shape)
+    title, test = f"trained on placed {digits}, tested by affNIST's recipe", base.test * COPIES
+    register_made(base, transform, name=f"affine-{base.name}", title=title, image_shape=shape, test=test)
+
+
+_register(MNIST, "MNIST")
+_register(DIGITS, "digits of the package")

@@ -32,7 +32,7 @@ def test_both_protocols(split, by, codes):
 
 @pytest.mark.parametrize("base", ["smallnorb", "synthnorb"])
 @pytest.mark.parametrize("by", ["azimuth", "elevation"])
-def test_passports_say_how_many(base, by):
+def test_infos_say_how_many(base, by):
     novel, familiar = dataset_info(f"{base}-{by}"), dataset_info(f"{base}-{by}-familiar")
     assert (novel.train, novel.test, familiar.train, familiar.test) == (8_100, 16_200, 8_100, 8_100)
 

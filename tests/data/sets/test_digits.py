@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.digits import FOLDER, choose_digits, digits_files
+from torchcaps.data.sets.digits import FOLDER, choose_digits, digits_files
 
-from .makers import SHARED, needs_shared
+from ..makers import SHARED, needs_shared
 
-TOOL = Path(__file__).parents[2] / "tools" / "make_digits.py"
+TOOL = Path(__file__).parents[3] / "tools" / "make_digits.py"
 
 
 def run_tool(monkeypatch, source, output):
@@ -38,7 +38,7 @@ def test_small_enough_with_its_notice():
         assert words in notice
 
 
-def test_the_passport_speaks_of_these_bytes():
+def test_the_info_speaks_of_these_bytes():
     for name, digest in dataset_info("digits").sha256.items():
         assert hashlib.sha256(read_bytes(FOLDER / f"{name}.gz")).hexdigest() == digest
 
