@@ -1,4 +1,4 @@
-"""A system of one's own in one file: a model, its task (loss, batches, figures, pictures), and one of what else there is.
+"""A system of one's own in one file: a model, its task (loss, batches, figures, pictures), and one of all else.
 
 Capsules that take the noise from pictures; nothing in the library knows of it.
 """
@@ -6,6 +6,7 @@ Capsules that take the noise from pictures; nothing in the library knows of it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ class Denoise(tasks.Task):
     """Pictures from noisy ones."""
 
     score, losses, labelled, offers = "likeness", ("absolute",), False, frozenset({"decode"})
-    defaults = {"lr": 0.01}
+    defaults: ClassVar = {"lr": 0.01}
 
     def batch(self, images, indices, generator):
         """(noisy, clean)"""
@@ -133,7 +134,7 @@ def steadiness(trained):
 @report.register_section("denoise")
 def closing_words(run):
     """A section of the report of its own."""
-    return [report.Section("words", "Closing words", report.paragraph(report.text(f"{run.task.name} is done.")))]
+    return tasks.Exhibit("words", "Closing words", f"{run.task.name} is done.")
 
 
 @data.register_dataset(

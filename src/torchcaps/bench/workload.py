@@ -14,7 +14,7 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchcaps.bench.baselines import TextbookCapsules, iterations_of
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.settings import TrainConfig
+from torchcaps.settings import ModelSettings, TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.classify import Batch
 from torchcaps.types import Capsules, spec_of
@@ -28,7 +28,7 @@ SIZE, STRIDE = (28, 28), 2  # of the textbook network's images; of the convoluti
 class Workload:
     """A model by name with its options, and how many images it gets at once."""
 
-    model: str = "capsnet"
+    model: str = ModelSettings.name
     options: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 128
 

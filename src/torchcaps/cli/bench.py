@@ -11,6 +11,7 @@ import tyro
 
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.settings import _options
+from torchcaps.settings import ModelSettings
 
 if TYPE_CHECKING:
     from torchcaps.bench import Sizes, Workload
@@ -22,7 +23,7 @@ RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str = "capsnet"
+    model: str = ModelSettings.name
     """Of `torchcaps models`."""
     batch: int = 128
     """Images, or samples of the layer, at once."""

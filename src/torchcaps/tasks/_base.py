@@ -306,7 +306,8 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
     """What a trained model says of image files, and of all images in folders; several processes share the work.
 
     Args:
-        model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and `.task`.
+        model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and, if it is not what the model
+            declares, `.task`.
         paths: image files and folders.
         batch_size: images at a time.
 
@@ -318,16 +319,16 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
         ValueError: for a model without `.preprocess`, or a batch size below 1.
     """
     check_range("batch_size", batch_size, low=1)
-    trained: Any = model
-    if not isinstance(getattr(model, "preprocess", None), Preprocess):
+    preprocess = getattr(model, "preprocess", None)
+    if not isinstance(preprocess, Preprocess):
         raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
-    task = create_task(model, TrainConfig.of(task=trained.task))
+    task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
     files, ranks, rows = images_in(paths), joined(), []
     mine = files[ranks.rows(len(files))]
     with evaluating(model):
         for start in range(0, len(mine), batch_size):
             batch = mine[start : start + batch_size]
-            pictures = torch.stack([trained.preprocess(file) for file in batch]).to(device_of(model))
+            pictures = torch.stack([preprocess(file) for file in batch]).to(device_of(model))
             found = task.predict(pictures)
             rows += [{"path": str(file), **row} for file, row in zip(batch, found, strict=True)]
     return [row for part in ranks.gather(rows) for row in part]
