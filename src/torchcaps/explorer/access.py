@@ -37,8 +37,7 @@ class Access(NamedTuple):
         if self.token and not path.startswith("/static/"):
             given = request.headers.get("x-token") or request.query_params.get("token", "")
             if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
-                wanted = "open the address that torchcaps explore printed"
-                raise HTTPException(403, f"the token is missing or wrong; {wanted}")
+                raise HTTPException(403, "the token is missing or wrong; open the address that was printed")
 
 
 LOCAL = Access(frozenset({"127.0.0.1", "localhost", "::1"}))

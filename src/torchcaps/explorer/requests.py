@@ -54,11 +54,7 @@ def looks(sessions: Sessions, bodies: Sequence[Body]) -> list[Answer]:
         alike.setdefault((_model(sessions, body), fields.routing(body)), []).append(k)
     answers: dict[int, Answer] = {}
     for (model, kind), places in alike.items():
-        images = [_image(sessions, bodies[k]) for k in places]
-        images = [
-            move(image, fields.motion(bodies[k])) if "motion" in bodies[k] else image
-            for k, image in zip(places, images, strict=True)
-        ]
+        images = [_moved(sessions, bodies[k]) for k in places]
         found = sessions[model].looks(images, [fields.capsules(bodies[k]) for k in places], kind)
         answers |= {k: _looked(one, image) for k, one, image in zip(places, found, images, strict=True)}
     return [answers[k] for k in range(len(bodies))]
@@ -98,8 +94,7 @@ def overlap(sessions: Sessions, body: Body) -> Answer:
     session = _session(sessions, body)
     first, second = _image(sessions, body), _image(sessions, body, "second")
     limit = float(max(session.shape[1:]))
-    right, down = (fields.number(body, name, -limit, limit) for name in ("right", "down"))
-    image = laid_over(first, second, right, down)
+    image = laid_over(first, second, *(fields.number(body, name, -limit, limit) for name in ("right", "down")))
     return _looked(session.look(image, fields.capsules(body), fields.routing(body), count=2), image)
 
 
@@ -124,6 +119,11 @@ def _label(sessions: Sessions, body: Body) -> int:
 def _image(sessions: Sessions, body: Body, name: str = "image") -> Tensor:
     """A picture of a request, as the model that is asked takes it."""
     return _session(sessions, body).fitted(fields.pixels(body, name, sessions[0].shape))
+
+
+def _moved(sessions: Sessions, body: Body) -> Tensor:
+    image = _image(sessions, body)
+    return move(image, fields.motion(body)) if "motion" in body else image
 
 
 def _looked(found: Look, image: Tensor) -> Answer:

@@ -71,8 +71,7 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
     name, layer = list(routed_layers(model).items())[-1]
     most = max(router.passes for router in routers_of(model).values())
     steps, children, sight = [], 0, None
-    counts = [*range(1, min(most, MOST_STEPS)), most]  # all, or the first ones and the last
-    for iterations in counts:
+    for iterations in [*range(1, min(most, MOST_STEPS)), most]:  # all, or the first ones and the last
         # Layers below are stopped too, so that the children and their votes are others at each step.
         stopped = methodcaller("stopped", iterations)
         with swapped_routers(model, stopped), places_of(model) as seen, children_of(model) as given:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image
+from torchcaps.data import ImageSet, centre_crop, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
@@ -42,21 +42,12 @@ Picture = UInt8[Tensor, "channels height width"]
 
 
 class Look(NamedTuple):
-    """What a model makes of one image.
+    """What a model makes of one image. Classes of a model without capsules count as capsules."""
 
-    Attributes:
-        activation: of the capsules, `[capsules]`; of a model without capsules, probabilities of the classes; empty
-            where the task has neither.
-        pose: of the capsules, `[capsules, dim]`; None for a model without capsules.
-        reconstructions: `[shown, channels, height, width]` in [0, 1], one for each capsule in `shown`; None without a
-            decoder.
-        shown: those capsules: as asked for, or else those with the largest activations, the largest first.
-    """
-
-    activation: Float[Tensor, " capsules"]
-    pose: Float[Tensor, "capsules dim"] | None
-    reconstructions: Float[Tensor, "shown channels height width"] | None
-    shown: tuple[int, ...]
+    activation: Float[Tensor, " capsules"]  # empty where the task has neither capsules nor classes
+    pose: Float[Tensor, "capsules dim"] | None  # None for a model without capsules
+    reconstructions: Float[Tensor, "shown channels height width"] | None  # in [0, 1]; None without a decoder
+    shown: tuple[int, ...]  # capsules drawn: as asked for, or those with the largest activations, the largest first
 
 
 class Sweep(NamedTuple):
@@ -89,7 +80,6 @@ class Session:
     def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:
         self.task = task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
         self.model = cast(Any, task.model)
-        self.preprocess: Preprocess
         try:
             classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
         except AttributeError:
@@ -296,7 +286,6 @@ def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0
         ValueError: for images of unequal shapes, or a move of more than a picture.
     """
     axes = ("channels", "height", "width")
-    check_shape("first", first, axes)
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))
     return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation import transform_images
 
 LIMITS = {"degrees": (-180.0, 180.0), "scale": (0.25, 4.0), "right": (-512.0, 512.0), "down": (-512.0, 512.0)}
@@ -44,7 +44,6 @@ class Motion:
 
 def move(image: UInt8[Tensor, "channels height width"], motion: Motion) -> UInt8[Tensor, "channels height width"]:
     """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
-    check_shape("image", image, ("channels", "height", "width"))
     moved = transform_images(
         image.unsqueeze(0).float(),
         rotation=motion.degrees, scale=100 * motion.scale, shift=(motion.right, motion.down),
