@@ -15,8 +15,8 @@ TINY = {"channels": 8, "primary_types": 2}
 
 def trained(folder, **changes):
     settings = {
-        "model": "capsnet", "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16, "holdout": 40,
-        "shift": 0, "device": "cpu",
+        "model": "capsnet", "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16,
+        "holdout": 40, "shift": 0, "device": "cpu",
     }  # fmt: skip
     config = TrainConfig.of(**(settings | changes))
     return finished(train(config, folder / "run"), config)
