@@ -111,7 +111,7 @@ def segmentation(trained: Trained) -> Figures:
     if singles is None or not trained.task.spec.decoder:
         return {}
     images, labels = pairs.float_images(), pairs.labels
-    singles = singles.float() / 255
+    singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
     drawn = evaluation.segment(trained.model, images, labels)
     found = evaluation.score_segmentation(drawn.images, singles)
     # The next class that is neither of the two.
