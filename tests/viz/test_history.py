@@ -80,7 +80,7 @@ def test_no_rows() -> None:
 def test_any_loss_and_score_go_by_their_names() -> None:
     rows = [{"train_loss": 3.0, "val_sharp_edges": -2.0}, {"train_loss": 2.0, "val_sharp_edges": -0.5}]
     figure = curves(rows, loss="squared_error", score="sharp_edges")
-    loss, score = figure.axes
+    _, score = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["squared error loss", "sharp edges"]
     assert list(score.lines[0].get_ydata()) == [-2.0, -0.5]
     assert score.get_legend().get_texts()[0].get_text() == "validation: highest -0.5 at epoch 2"

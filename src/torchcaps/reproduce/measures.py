@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
@@ -194,7 +195,7 @@ def robustness(trained: Trained) -> Figures:
     inverted = evaluation.reject_by_length(model, images, 1 - images)
     noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
     figures: Figures = {
-        "affine_accuracy": _mean([value for curve in sweep.curves.values() for value in curve.accuracy]),
+        "affine_accuracy": mean(value for curve in sweep.curves.values() for value in curve.accuracy),
         **{f"{name}_accuracy": found["mean"] for name, found in attacks.items()},
         "auroc_inverted": inverted.auroc,
         "auroc_noise": evaluation.reject_by_length(model, images, noise).auroc,
@@ -229,7 +230,3 @@ def finished(run: RunFolder, config: TrainConfig) -> Trained:
 def _some(images: ImageSet, count: int) -> ImageSet:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images.subset(order[:count])
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
