@@ -86,7 +86,8 @@ def test_what_is_left_to_rules_is_no_other_setting(tmp_path, line):
     assert ruled != SINGLE
     with pytest.raises(Interrupted):
         reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
-    assert reproduce(recipe_of(tmp_path, ruled), tmp_path / "out")
+    with pytest.raises(Interrupted):  # and not refused
+        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
 
 
 def test_all_images_instead_of_some_is_another_setting(tmp_path):

@@ -110,3 +110,13 @@ def test_many_runs_are_told_apart_and_too_many_refused():
     assert_nothing_cut(figure)
     with pytest.raises(ValueError, match="number of runs: expected between 1 and 24, got 25"):
         overlaid_curves(many | {"one more": rows(0.1)})
+
+
+def test_any_loss_and_score_go_by_their_names() -> None:
+    rows = [{"train_loss": 3.0, "val_sharp_edges": -2.0}, {"train_loss": 2.0, "val_sharp_edges": -0.5}]
+    figure = curves(rows, loss="squared_error", score="sharp_edges")
+    _, score = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["squared error loss", "sharp edges"]
+    assert list(score.lines[0].get_ydata()) == [-2.0, -0.5]
+    assert score.get_legend().get_texts()[0].get_text() == "validation: highest -0.5 at epoch 2"
+    assert_nothing_cut(figure)

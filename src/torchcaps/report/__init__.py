@@ -1,5 +1,6 @@
 """A run in, files for people out: figures as JSON, plots as PNG, a report as one HTML page."""
 
+from torchcaps.report.comparison import compare_folders as compare_folders
 from torchcaps.report.finished import FinishedRun as FinishedRun
 from torchcaps.report.html import write_comparison as write_comparison
 from torchcaps.report.html import write_report as write_report
@@ -13,5 +14,4 @@ from torchcaps.report.run import open_run as open_run
 from torchcaps.report.run import plot_training as plot_training
 from torchcaps.report.run import save_figure as save_figure
 from torchcaps.report.run import write_evaluation as write_evaluation
-from torchcaps.report.runs import compare_folders as compare_folders
 from torchcaps.report.sections import register_section as register_section

@@ -64,11 +64,6 @@ def paragraph(content: str) -> Html:
     return Html(f"<p>{text(content)}</p>")
 
 
-def heading(title: str) -> Html:
-    """A heading below that of a section."""
-    return Html(f"<h3>{text(title)}</h3>")
-
-
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "") -> Html:
     """A table whose first column names its rows.
 

@@ -10,7 +10,7 @@ from torchcaps import plugins
 from torchcaps.models._registry import model_passport
 from torchcaps.report.epochs import best_epoch, score_of
 from torchcaps.report.finished import FinishedRun
-from torchcaps.report.markup import Html, Section, heading, join, name, paragraph, picture, table, text
+from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
 from torchcaps.report.run import training_figure
 from torchcaps.report.words import counted, duration, figure, percent, setting
 from torchcaps.tasks import Exhibit, create_task
@@ -137,7 +137,7 @@ def configuration(run: FinishedRun) -> Section:
     told = table("What the run was started with", ("What", "Version or kind"), machine, kind="words")
     body = join(
         table("Settings; bold where they are not the default", ("Setting", "Value"), rows, kind="words"),
-        heading("Environment"), told if machine else paragraph("The environment was not recorded."),
+        Html("<h3>Environment</h3>"), told if machine else paragraph("The environment was not recorded."),
     )  # fmt: skip
     return Section("configuration", "Configuration and environment", body)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def segmentation(trained: Trained) -> Figures:
     if singles is None or not trained.task.spec.decoder:
         return {}
     images, labels = pairs.float_images(), pairs.labels
-    singles = singles.float() / 255
+    singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
     drawn = evaluation.segment(trained.model, images, labels)
     found = evaluation.score_segmentation(drawn.images, singles)
     # The next class that is neither of the two.
@@ -194,7 +195,7 @@ def robustness(trained: Trained) -> Figures:
     inverted = evaluation.reject_by_length(model, images, 1 - images)
     noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
     figures: Figures = {
-        "affine_accuracy": _mean([value for curve in sweep.curves.values() for value in curve.accuracy]),
+        "affine_accuracy": mean(value for curve in sweep.curves.values() for value in curve.accuracy),
         **{f"{name}_accuracy": found["mean"] for name, found in attacks.items()},
         "auroc_inverted": inverted.auroc,
         "auroc_noise": evaluation.reject_by_length(model, images, noise).auroc,
@@ -229,7 +230,3 @@ def finished(run: RunFolder, config: TrainConfig) -> Trained:
 def _some(images: ImageSet, count: int) -> ImageSet:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images.subset(order[:count])
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
