@@ -52,6 +52,8 @@ def test_it_is_a_classifier_that_opens_up(model, images):
         with pytest.raises(ValueError, match="capsules: expected a capsule network"):
             model.capsules(images)
         return
+    if model.spec.task == "transform":
+        pytest.skip("its capsules stand for no classes, and it draws from all of them")
     lengths, capsules = model(images), model.capsules(images)
     torch.testing.assert_close(lengths, capsules.activation)
     assert capsules.pose.shape[:2] == lengths.shape == (len(images), model.num_classes)
