@@ -43,7 +43,8 @@ EARLY_MODEL = ("capsules", "recognition", "generation", "pose", "constrained", "
 class Transform(Task):
     """Pairs of views of an image: the model draws the second by the first and the transformation between them."""
 
-    # SCORE_REASON
+    # What the capsules are for: to tell what was done. The error of the drawing also falls where more and more of them
+    # draw by heart; and a score of at most 1 can be one to stop at.
     score = "correlation"
     losses = ("reconstruction",)
     defaults = MappingProxyType({"lr": 2e-3, **CHANGES})
