@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess, load_dataset
+from torchcaps.models import model_passport
 from torchcaps.ranks import joined
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
@@ -170,8 +171,9 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
         return create_task(model, config, kept)
 
     task = built(images.classes)
-    classes = images.classes if task.labelled else ()
-    if not task.labelled:
+    classes = images.classes
+    if not task.labelled and not model_passport(name).num_classes:  # a model without classes
+        classes = ()
         task = built(classes)
     about = describe_model(name, options, classes, preprocess, task.name)
     sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
