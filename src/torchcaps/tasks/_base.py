@@ -129,7 +129,8 @@ class Task(nn.Module):
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
         del images
-        self.model, self.spec = model, spec_of(model)
+        self.model: Any = model  # of any class: what it can do, it declares
+        self.spec = spec_of(model)
         self.loss = self._loss_name(config.task.loss)
         filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
         self.config = filled.updated(task=self.name, loss=self.loss)
@@ -159,7 +160,7 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def forward(self, batch: Any, share: float) -> Outcomes:
         """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
 
         What has an axis is not a loss: `[batch, ...]`, for `stuck`.
@@ -170,7 +171,7 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def outcome(self, batch: Batch) -> Outcomes:
+    def outcome(self, batch: Any) -> Outcomes:
         """What a batch of images that are not trained with comes to: by name, `[batch, ...]` for each image."""
         raise NotImplementedError
 

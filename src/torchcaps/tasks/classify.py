@@ -160,11 +160,11 @@ class Classify(Task):
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
         if self.spec.pose:
-            capsules = self.model.capsules(images)  # type: ignore[operator]
+            capsules = self.model.capsules(images)
             return Scores(capsules.activation, None, capsules)
         if self.spec.logits:
-            logits = self.model.logits(images)  # type: ignore[operator]
-            return Scores(self.model.probabilities(logits), logits, None)  # type: ignore[operator]
+            logits = self.model.logits(images)
+            return Scores(self.model.probabilities(logits), logits, None)
         outputs = self.model(images)
         if self.spec.activation == "logit":
             return Scores(self.probabilities(outputs), outputs, None)
@@ -179,7 +179,7 @@ class Classify(Task):
         by_itself = self.spec.several and self.loss == "cross_entropy"
         return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:  # type: ignore[override]
+    def forward(self, batch: Batch, share: float) -> Outcomes:
         """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
@@ -195,10 +195,10 @@ class Classify(Task):
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Summed squared error of what the labelled capsules draw, mean over the batch."""
-        drawing = self.model.reconstruct(capsules, batch.labels)  # type: ignore[operator]
+        drawing = self.model.reconstruct(capsules, batch.labels)
         return reconstruction_loss(drawing, batch.images)
 
-    def outcome(self, batch: Batch) -> Outcomes:  # type: ignore[override]
+    def outcome(self, batch: Batch) -> Outcomes:
         """Activations, labels, and logits where there are any."""
         scores = self.scores(batch.images)
         found = {"activation": scores.activation.float(), "labels": batch.labels}
@@ -233,7 +233,7 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The class with the largest activation, and the activations of all, the largest first."""
-        classes: tuple[str, ...] = self.model.classes  # type: ignore[assignment]
+        classes: tuple[str, ...] = self.model.classes
         rows = []
         for values in activations_of(self.model, pictures):
             order = values.argsort(descending=True).tolist()

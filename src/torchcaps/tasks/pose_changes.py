@@ -108,12 +108,12 @@ def rounded(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def compared(model: nn.Module, pairs: TransformedPairs) -> dict[str, Tensor]:
+def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     """What a model makes of pairs, `[batch, ...]` by name: poses, presences, the target, errors summed over pixels."""
     source, target, done = pairs
-    before, after = model.capsules(source), model.capsules(target)  # type: ignore[operator]
-    moved: Capsules = model.move(before, done)  # type: ignore[operator]
-    drawn: Tensor = model.reconstruct(moved)  # type: ignore[operator]
+    before, after = model.capsules(source), model.capsules(target)
+    moved: Capsules = model.move(before, done)
+    drawn: Tensor = model.reconstruct(moved)
     shifts = done.dim() == 2
     matrices = shift_matrices(done, (source.shape[2], source.shape[3])) if shifts else done
     images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}

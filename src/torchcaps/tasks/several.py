@@ -48,7 +48,7 @@ class Several(Classify):
             raise ValueError("singles: expected what each labelled class looks like alone, got none")
         error = capsules.pose.new_zeros(())
         for label, target in zip(batch.labels.unbind(dim=1), batch.singles.unbind(dim=1), strict=True):
-            error = error + reconstruction_loss(self.model.reconstruct(capsules, label), target)  # type: ignore[operator]
+            error = error + reconstruction_loss(self.model.reconstruct(capsules, label), target)
         return error
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:

@@ -56,7 +56,7 @@ class Transform(Task):
             kind = type(model).__name__
             raise ValueError(f"task: {self.name} takes a model whose poses a known transformation moves, got {kind}")
         super().__init__(model, config, images)
-        self.pose: Pose = model.pose  # type: ignore[assignment]
+        self.pose: Pose = self.model.pose
         how = self.config.augmentation
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
@@ -83,13 +83,13 @@ class Transform(Task):
         height, width = originals.shape[2:]
         return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
 
-    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:  # type: ignore[override]
+    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
         """The squared error of the drawn target, summed over its pixels."""
         del share
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
-    def outcome(self, batch: TransformedPairs) -> Outcomes:  # type: ignore[override]
+    def outcome(self, batch: TransformedPairs) -> Outcomes:
         """Poses and presences of both views, and errors; see `compared`."""
         return {name: values.float() for name, values in compared(self.model, batch).items()}
 
@@ -110,7 +110,7 @@ class Transform(Task):
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The most present capsules of each picture, with their presences and poses."""
-        poses, presences = self.model.capsules(pictures)  # type: ignore[operator]
+        poses, presences = self.model.capsules(pictures)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
             first, *_ = order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
@@ -165,7 +165,7 @@ class Transform(Task):
     def _capsules(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
 
-        strokes = self.model.strokes().cpu()  # type: ignore[operator]
+        strokes = self.model.strokes().cpu()
         often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
         return Exhibit(
             "generation", "The capsules",
