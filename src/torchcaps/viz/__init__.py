@@ -4,7 +4,7 @@ Every figure is a `matplotlib.figure.Figure`: save it with `figure.savefig(path)
 may be anything that `numpy.asarray` takes, CPU tensors included.
 """
 
-from torchcaps.viz import canvas as _canvas  # noqa: F401 (first: it says what is missing where there is no matplotlib)
+from torchcaps.viz import canvas as _canvas  # first: it says what is missing where there is no matplotlib
 from torchcaps.viz.bench import latency_curves as latency_curves
 from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars
