@@ -8,7 +8,7 @@ from typing import Any
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import DataError, RunError
-from torchcaps.ranks import joined
+from torchcaps.ranks import first_alone, joined
 from torchcaps.report.plots import PLOTS, can_plot, plot_training, save_figure
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task
@@ -47,7 +47,8 @@ def open_run(
     if data is None:
         data, root = config.data.name, root or config.data.root
     size, channels = model.preprocess.img_size, model.preprocess.in_chans
-    images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
+    with first_alone():
+        images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
     images = cropped(images, model.preprocess.crop)
     task = create_task(model, config, images)
     if task.labelled and images.classes != model.classes:
