@@ -26,9 +26,6 @@ class Onlooker(Classify):
         seen.append([hashlib.sha1(x.contiguous().numpy().tobytes()).hexdigest() + str(int(y)) for x, y in parts])
         return super().forward(batch, share)
 
-    def scores(self, images):
-        return super().scores(images.to(next(self.model.parameters()).dtype))
-
 
 class Normed(nn.Module):
     """A small convolutional network with batch norm."""
@@ -36,7 +33,8 @@ class Normed(nn.Module):
     def __init__(self, in_chans, num_classes):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(in_chans, 8, 5, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+            nn.Conv2d(in_chans, 8, 5, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
         )  # fmt: skip
         self.top = nn.Linear(8, num_classes)
 
@@ -56,18 +54,6 @@ def normed(*, in_chans, num_classes, img_size, generator=None):
     with torch.random.fork_rng():
         torch.manual_seed(0 if generator is None else generator.initial_seed())
         return Normed(in_chans, num_classes)
-
-
-@models.register_model(ABOUT)
-def normed64(**options):
-    """In 64 bits."""
-    return normed(**options).double()
-
-
-@models.register_model(ABOUT)
-def capsnet64(**options):
-    """In 64 bits."""
-    return models.CapsNet(**options).double()
 
 
 def passport(name):
