@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-import torchcaps as tc
+import torchcaps
 from torchcaps.data import load_dataset
 from torchcaps.ranks import join, leave
 from torchcaps.training.environment import environment
+from torchcaps.training.run import fit
 
 RESULT = Path(__file__).parent / "results" / "processes.json"
 WARM = 3  # steps that do not count
@@ -35,8 +36,8 @@ def work(output: Path, steps: int, size: int) -> None:
     torch.set_num_threads(1)
     images, times = load_dataset("digits", "train"), [time.perf_counter()]
     with join(os.environ, "cpu") as ranks:
-        model = tc.create_model("capsnet", img_size=images.img_size, in_chans=1)
-        tc.fit(
+        model = torchcaps.create_model("capsnet", img_size=images.img_size, in_chans=1)
+        fit(
             model, images, epochs=1, epoch_size=(WARM + steps) * size, batch_size=size, holdout=10,
             on_step=lambda *_: times.append(time.perf_counter()),
         )  # fmt: skip
