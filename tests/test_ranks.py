@@ -17,11 +17,12 @@ from torch import nn
 
 from torchcaps import ranks as room
 from torchcaps.errors import TrainingError
-from torchcaps.ranks import Ranks, join, joined, leave, listening, parallel, synced
+from torchcaps.ranks import Ranks, counting, join, joined, leave, listening, parallel, synced
 
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
 CHECKS = [
-    "rows", "exchange", "first", "norm", "norm_of_no_rows", "norm_of_one_value", "norm_in_bf16", "copy", "gradient",
+    "rows", "exchange", "first", "norm", "norm_of_no_rows", "norm_of_rows_that_do_not_count", "norm_of_one_value",
+    "norm_in_bf16", "copy", "gradient",
 ]  # fmt: skip
 NORMS = [
     (nn.BatchNorm1d(3), (3,)), (nn.BatchNorm1d(3), (3, 5)), (nn.BatchNorm2d(3), (3, 4, 2)),
@@ -95,6 +96,16 @@ def check_norm(ranks):
 
 def check_norm_of_no_rows(ranks):
     compare_norm(ranks, *NORMS[2], count=1)
+
+
+def check_norm_of_rows_that_do_not_count(ranks):
+    images, layer = torch.randn(2, 3, dtype=torch.float64), nn.BatchNorm1d(3).double()
+    ours, shares = synced(copy.deepcopy(layer), ranks), [slice(0, 2), *[slice(0, 1)] * (ranks.world - 1)]
+    images = ranks.same(images)
+    with counting(2 if ranks.main else 0):
+        out = ours(images[shares[ranks.rank]])
+    close(out, layer(images)[shares[ranks.rank]])
+    close(dict(ours.state_dict()), dict(layer.state_dict()))
 
 
 def check_norm_of_one_value(ranks):
@@ -252,15 +263,18 @@ def test_an_environment_that_is_not_torchruns(missing):
 
 
 def test_a_device_that_processes_cannot_share(monkeypatch):
-    environ = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
+    monkeypatch.setattr(room, "_store", None)
+    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "LOCAL_RANK": "1"}
     with pytest.raises(ValueError, match="device: expected auto, cpu or cuda .* got cuda:1"), join(environ, "cuda:1"):
         pass
+    assert Ranks().first() and not Ranks().first()  # they have met, though they are no group
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(TrainingError, match="a GPU for each process of this machine, found 1"), join(environ, "cuda"):
         pass
 
 
 def test_a_process_that_does_not_come(monkeypatch):
+    monkeypatch.setattr(room, "_store", None)
     monkeypatch.setattr(room, "PATIENCE", timedelta(seconds=1))
     environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     with pytest.raises(TrainingError, match="a process of this run was lost"), join(environ, "cpu"):

@@ -24,6 +24,8 @@ from torchcaps.errors import TrainingError
 
 PATIENCE = timedelta(minutes=10)  # how long a process waits for the others, one of which may be making the data
 T = TypeVar("T")
+_idle = False
+_store: dist.Store | None = None  # what the processes have in common, before they are a group and when they are not
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Ranks:
     def first(self) -> bool:
         """True for the first process of the run that asks, and for no other, also when some of them are lost."""
         try:
-            return self.world == 1 or dist.distributed_c10d._get_default_store().add("torchcaps/first", 1) == 1
+            return _store is None or _store.add("torchcaps/first", 1) == 1
         except RuntimeError:
             return True  # torchrun, which holds the store, is gone too: better a sentence twice than never
 
@@ -106,12 +108,14 @@ def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
         raise TrainingError(f"{missing[0]}: expected in the environment beside WORLD_SIZE, as torchrun sets it")
+    global _store  # noqa: PLW0603 (there is one run in a process)
     rank, host, port = int(environ["RANK"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    backend = _backend(device, int(environ.get("LOCAL_RANK") or 0))
     hosting = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # no torchrun does
     with listening():
-        store = dist.TCPStore(host, port, world, hosting, timeout=PATIENCE)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        _store = dist.TCPStore(host, port, world, hosting, timeout=PATIENCE, wait_for_workers=False)
+    backend = _backend(device, int(environ.get("LOCAL_RANK") or 0))
+    with listening():
+        dist.init_process_group(backend, store=_store, rank=rank, world_size=world, timeout=PATIENCE)
     yield joined()
     dist.destroy_process_group()  # not after an error: it might wait for processes that are gone
 
@@ -127,6 +131,28 @@ def _backend(device: str, local_rank: int) -> str:
         raise TrainingError(f"device: expected a GPU for each process of this machine, found {gpus}")
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
+
+
+@contextmanager
+def first_alone() -> Iterator[None]:
+    """Let the first process go through the block before the others do: it makes or fetches what is not there yet."""
+    ranks = joined()
+    if not ranks.main:
+        ranks.same(None)
+    yield
+    if ranks.main:
+        ranks.same(None)
+
+
+@contextmanager
+def counting(rows: int) -> Iterator[None]:
+    """While open, batch norms leave out the rows of a process that has none of its own, but one to go along with."""
+    global _idle  # noqa: PLW0603
+    _idle = rows == 0
+    try:
+        yield
+    finally:
+        _idle = False
 
 
 @contextmanager
@@ -188,13 +214,14 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     layer._check_input_dim(inputs)
     x = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     rest, shape = [axis for axis in range(x.dim()) if axis != 1], [1, -1] + [1] * (x.dim() - 2)
-    sums = _summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]))
+    counted = 0 if _idle else 1
+    sums = _summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]) * counted)
     count = sums[-1].detach()
     if count < 2:
         raise ValueError(f"inputs: expected more than 1 value per channel in training, got {list(inputs.shape)}")
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
-    variance = _summed(centred.square().sum(rest)) / count
+    variance = _summed(centred.square().sum(rest) * counted) / count
     _track(layer, mean.detach(), variance.detach() * count / (count - 1))
     scale = torch.rsqrt(variance + layer.eps) * (1 if layer.weight is None else layer.weight)
     shift = 0 if layer.bias is None else layer.bias.view(shape)

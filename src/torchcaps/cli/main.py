@@ -33,6 +33,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "doctor": doctor.doctor,
 }
 
+SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
+
 DESCRIPTION = """Capsule networks: train, evaluate, look inside, predict.
 
 Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digits"""
@@ -50,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells each process of what DDP found out
     from torchcaps.ranks import leave
 
-    status = _guarded(arguments, _joined(arguments))
+    try:
+        status = _guarded(arguments, _joined(arguments))
+    except SystemExit as end:  # a wrong word, help, or SIGTERM
+        status = int(end.code or 0)
     leave(status)
 
 
@@ -78,7 +83,7 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
         return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
         settle()
-        print("torchcaps: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
     except BrokenPipeError:  # the reader, such as `head`, went away
         return _without_stdout(1)
@@ -95,15 +100,25 @@ def _device(arguments: Sequence[str]) -> str:
 
 @contextmanager
 def _joined(arguments: Sequence[str]) -> Iterator[None]:
-    """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_fail`)."""
+    """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_say`)."""
     from torchcaps.ranks import join, listening
 
     with join(os.environ, _device(arguments)) as ranks, listening():
-        if ranks.main:
-            yield
-            return
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            yield
+        if arguments and arguments[0] in COMMANDS and arguments[0] not in SHARED:
+            raise UsageError(f"{arguments[0]}: expected one process, got {ranks.world}; start it without torchrun")
+        try:
+            with nullcontext() if ranks.main else _silence():
+                yield
+        except SystemExit as end:
+            if end.code in (0, 2):  # help or a wrong word, for all alike; the end of one would end the others
+                ranks.same(None)
+            raise
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _open_streams() -> None:
@@ -127,11 +142,15 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception | str, status: int) -> int:
-    """Say what went wrong; of several processes the one that fails first does so, whichever it is."""
+    _say(f"error: {' '.join(str(error).split())}")
+    return status
+
+
+def _say(text: str) -> None:
+    """Say why it ends; of several processes the one that ends first does so, whichever it is."""
     ranks = sys.modules.get("torchcaps.ranks")
     if ranks is None or ranks.joined().first():
-        print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
+        print(f"torchcaps: {text}", file=sys.stderr)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

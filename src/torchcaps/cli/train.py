@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +100,8 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     from torchcaps import plugins, training
     from torchcaps.ranks import joined
 
-    with progress_bar("training") as bar, noted(patient=joined().world > 1) as caught:
+    ranks = joined()
+    with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
         task = bar.add_task("", total=None)
 
         def listener(row: dict[str, Any]) -> None:
@@ -116,7 +118,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
             settle()
             again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
-            return 128 + caught[0]
+            return 128 + (caught or [signal.SIGINT])[0]  # another process may be the one that was asked
         except training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0

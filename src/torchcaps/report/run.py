@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import DataError, RunError, read_text
-from torchcaps.ranks import joined
+from torchcaps.ranks import first_alone, joined
 from torchcaps.report.epochs import Rows, curve_rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task
@@ -51,7 +51,8 @@ def open_run(
     if data is None:
         data, root = config.data.name, root or config.data.root
     size, channels = model.preprocess.img_size, model.preprocess.in_chans
-    images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
+    with first_alone():
+        images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
     images = cropped(images, model.preprocess.crop)
     task = create_task(model, config, images)
     if task.labelled and images.classes != model.classes:

@@ -19,9 +19,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import TrainingError, check_range
+from torchcaps.errors import TrainingError
 from torchcaps.nn import drawn_from
-from torchcaps.ranks import joined, parallel, synced
+from torchcaps.ranks import counting, joined, parallel, synced
 from torchcaps.tasks import Task, mapped
 from torchcaps.training.optim import batch_size, create_optimiser, learning_rate, resolve_precision
 from torchcaps.training.sampling import chance, order
@@ -108,7 +108,8 @@ class Trainer:
         run = task.config.run
         self.epoch_size = task.config.data.epoch_size or len(images)
         size = run.batch_size or batch_size(run.epochs * self.epoch_size)
-        check_range("batch_size", size, low=self.ranks.world)
+        if size < self.ranks.world:
+            raise ValueError(f"batch_size: expected an image for each of {self.ranks.world} processes, got {size}")
         clip = task.clip if task.config.optimiser.clip == "auto" else task.config.optimiser.clip
         self.config = task.config.updated(batch_size=size, clip=float(clip))
         self.per_epoch = math.ceil(self.epoch_size / size)
@@ -172,7 +173,7 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         # Casts are not kept from one use of a weight to the next: torch keeps them for all threads together.
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
-        with self._dropping(), autocast:
+        with self._dropping(), autocast, counting(count):
             mine = rows if count else slice(0, 1)  # an image that does not count, where there are too few
             losses = self.stepped(mapped(batch, lambda x: x[mine]), step / self.total)
         loss = losses["loss"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess, load_dataset
 from torchcaps.models import model_passport
-from torchcaps.ranks import joined
+from torchcaps.ranks import first_alone, joined
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.training.checkpoint import build_model, describe_model, name_model
@@ -159,7 +159,7 @@ def as_set(images: Images) -> ImageSet:
 def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trainer:
     """The training of a run: data read, model built."""
     device, data = resolve_device(config.run.device), config.data
-    with _first_alone():  # the first process makes or fetches what is not there yet
+    with first_alone():
         images = load_dataset(data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
     kept, held = split(images, config, device)
     preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=data.crop)
@@ -178,17 +178,6 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
     about = describe_model(name, options, classes, preprocess, task.name)
     sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
     return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built(classes).model.state_dict())  # noqa: PLW0108
-
-
-@contextmanager
-def _first_alone() -> Iterator[None]:
-    """Let the first process go through the block before the others do."""
-    ranks = joined()
-    if not ranks.main:
-        ranks.same(None)
-    yield
-    if ranks.main:
-        ranks.same(None)
 
 
 @contextmanager

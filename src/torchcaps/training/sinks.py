@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet
+from torchcaps.errors import TrainingError
 from torchcaps.ranks import joined
 from torchcaps.training.checkpoint import save_tensors
 from torchcaps.training.run_folder import RunFolder
@@ -86,6 +87,8 @@ class InFolder:
             progress, text = load_state(self.run.last, model, optimiser, about, steps=trainer.total)
             self.run.rewind(progress.step)
         if ranks.world > 1:
+            if len({*ranks.gather(self.data["digest"])}) > 1:
+                raise TrainingError("data: expected the same images and labels in all processes, got different ones")
             state = (progress, optimiser.state_dict(), {n: t.cpu() for n, t in model.state_dict().items()})
             progress, moments, weights = ranks.same(state)
             model.load_state_dict(weights)
