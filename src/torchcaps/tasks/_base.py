@@ -204,6 +204,10 @@ class Task(nn.Module):
                     progress(int(indices[-1]) + 1, count)
         return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
 
+    def check(self, images: ImageSet) -> Outcomes:
+        """Let one image through, so that images that the model cannot take are refused before a training."""
+        return self.outcomes(images.subset([0]))
+
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         """The figures on test images, which training had no part in."""
         outcomes = self.outcomes(images, progress=progress)

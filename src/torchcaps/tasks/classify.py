@@ -221,6 +221,14 @@ class Classify(Task):
         """For capsules only: whether all of them are dead or saturated."""
         return None if self.loss == "cross_entropy" else stuck(losses["activation"])
 
+    def check(self, images: ImageSet) -> Outcomes:
+        """Refuse a model with fewer outputs than there are classes."""
+        found = super().check(images)
+        outputs = found["activation"].shape[1]
+        if outputs < images.num_classes:
+            raise ValueError(f"model: expected an output for each of {images.num_classes} classes, got {outputs}")
+        return found
+
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         """Accuracy overall and by class, confusions, calibration."""
         return evaluate(self.model, images, progress=progress)

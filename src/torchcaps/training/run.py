@@ -81,6 +81,7 @@ def fit(
     else:
         kept, held = on_device(whole, device), on_device(cropped(as_set(validation), config.data.crop), device)
     task = create_task(model, config, kept)
+    task.check(held)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     sink = InMemory()
     callbacks = Callbacks(listener, on_step, on_epoch, should_stop)
