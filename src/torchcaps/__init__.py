@@ -36,20 +36,8 @@ if TYPE_CHECKING:
     from torchcaps.types import Routed as Routed
 
 _ROOMS = (
-    "bench",
-    "data",
-    "evaluation",
-    "fit",
-    "functional",
-    "models",
-    "nn",
-    "ops",
-    "report",
-    "tasks",
-    "testing",
-    "training",
-    "viz",
-)
+    "bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "tasks", "testing", "training", "viz",
+)  # fmt: skip
 _NAMES = {
     "Capsules": "types",
     "MemoryEstimate": "bench",

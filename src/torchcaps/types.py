@@ -102,7 +102,12 @@ class ModelSpec:
     loss: str = "cross_entropy"
 
 
+def declares(model: nn.Module) -> bool:
+    """Whether a model says what it is."""
+    return isinstance(getattr(model, "spec", None), ModelSpec)
+
+
 def spec_of(model: nn.Module) -> ModelSpec:
-    """What a model declares; a module that declares nothing is a classifier that returns logits."""
+    """What a model declares; a module that declares nothing is trained as a classifier that returns logits."""
     declared = getattr(model, "spec", None)
     return declared if isinstance(declared, ModelSpec) else ModelSpec()

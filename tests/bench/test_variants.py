@@ -89,7 +89,7 @@ def test_a_model_without_dynamic_routing_has_no_variants():
     with pytest.raises(ValueError, match="model: expected one with a CapsuleLinear, got Linear"):
         routed_layer(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="routing: expected plain dynamic routing"):
-        routed_layer(create_model("capsnet", routing="uniform", decoder=False, **SMALL))
+        routed_layer(create_model("capsnet", routing="random", decoder=False, **SMALL))
 
 
 def test_steps_of_equal_time_have_ratios_of_one(small):

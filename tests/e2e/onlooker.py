@@ -58,7 +58,7 @@ def normed(*, in_chans, num_classes, img_size, generator=None):
 
 def passport(name):
     """Of a data set."""
-    return data.Passport(
+    return data.DatasetInfo(
         name=name, title="bars", classes=CLASSES, image_shape=(1, 18, 20), train=60, test=60, licence="none",
         source="computed", sha256={}, embedded=Path.cwd(),
     )  # fmt: skip

@@ -155,7 +155,7 @@ def test_losses_and_models_that_do_not_fit():
     with pytest.raises(ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"):
         capsnet(Batch(images, labels), 0.0)
     with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"):
-        create_task(tiny(), TrainConfig.of(reconstruction=1.0))
+        create_task(tiny(), TrainConfig.of(loss="margin", reconstruction=1.0))
 
 
 def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):

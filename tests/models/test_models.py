@@ -52,14 +52,14 @@ def test_forward_at_the_published_size(name):
     assert activation.shape == (2, passport.num_classes)
     assert 0 <= activation.min() <= activation.max() <= 1
     torch.testing.assert_close(model(images[:1]), activation[:1])
-    if not getattr(model, "has_capsules", True):
+    if not model.spec.pose:
         with pytest.raises(ValueError, match="this is a CNN, whose classes have no pose"):
             model.capsules(images)
         return
     capsules = model.capsules(images)
     assert capsules.pose.shape[:2] == (2, passport.num_classes)
     torch.testing.assert_close(activation, capsules.activation)
-    if model.decoder is not None:
+    if model.spec.decoder:
         assert model.reconstruct(capsules).shape == images.shape
 
 

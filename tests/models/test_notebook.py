@@ -96,7 +96,7 @@ def test_a_capsule_network_tells_of_its_routing_and_classes():
     assert found["class_capsules"][:2] == ("CapsuleLinear, dynamic routing, 3 iterations", "10 capsules of 16 dims")
     assert "classes: 10" in Cells(model._repr_html_()).text
     assert rows(tc.create_model("capsnet", routing="uniform", **SMALL["capsnet"]))["class_capsules"][0] == (
-        "CapsuleLinear, uniform routing"
+        "CapsuleLinear, uniform routing, 1 iteration"
     )
 
 

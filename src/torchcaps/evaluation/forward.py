@@ -14,7 +14,7 @@ from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress
 from torchcaps.evaluation.checks import check_images, check_labels
 from torchcaps.ranks import Ranks, joined
-from torchcaps.types import spec_of
+from torchcaps.types import declares, spec_of
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -52,9 +52,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def activations_of(model: nn.Module, images: Tensor) -> Float[Tensor, "batch classes"]:
-    """What `model(images)` gives for the classes, in float32; of a model that returns logits, their softmax."""
-    outputs = model(images).float()
-    return outputs.softmax(dim=1) if spec_of(model).activation == "logit" and outputs.dim() == 2 else outputs
+    """What `model(images)` gives for the classes, in float32; of a model that declares logits, their softmax."""
+    outputs: Tensor = model(images).float()
+    declared = declares(model) and spec_of(model).activation == "logit" and outputs.dim() == 2
+    return outputs.softmax(dim=1) if declared else outputs
 
 
 def class_activations(

@@ -50,6 +50,8 @@ class CNN(InNotebook, nn.Module):
         ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
+    has_capsules, decoder = False, None
+
     def __init__(
         self,
         num_classes: int = 10,

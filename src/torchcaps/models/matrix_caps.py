@@ -58,6 +58,7 @@ class MatrixCaps(InNotebook, nn.Module):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
+    decoder = None
 
     def __init__(
         self,
