@@ -75,7 +75,7 @@ def mistakes(run: FinishedRun) -> Exhibit | None:
         "mistakes", "Worst mistakes",
         f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class exceeds "
         f"that of the true one by most. The bars are {kind}s.",
-        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=viz.drawable(run.classes)),
+        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=viz.names.drawable(run.classes)),
         f"{len(worst)} test images that were taken for other classes, with bars for the most active ones.",
         ("Image of", "Taken for", f"{kind.capitalize()} of the true class", f"{kind.capitalize()} of the other"), rows,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def dimensions(run: FinishedRun) -> Section | None:
     dims = found.reconstructions.shape[1]
     if dims * STEPS > MOST_TILES:
         return Section("dimensions", title, paragraph(f"{dims} dimensions are too many to draw."))
-    names, pictures = viz.drawable(run.classes), []
+    names, pictures = viz.names.drawable(run.classes), []
     for grid, label in zip(found.reconstructions, labels.tolist(), strict=True):
         drawn = viz.perturbations(grid, found.offsets, title=f"class capsule {names[label]!r}")
         alt = (
@@ -130,7 +130,7 @@ def maps(run: FinishedRun) -> Exhibit | None:
     truth = torch.where((labels[some] == winner).any(dim=1), found.shown, labels[some, 0])
     drawn = viz.coupling_map(
         images, found.maps, truth, shown=found.shown, lengths=found.activations.gather(1, winner).squeeze(1),
-        classes=viz.drawable(run.classes),
+        classes=viz.names.drawable(run.classes),
     )  # fmt: skip
     rows, columns = found.positions.shape[1:]
     about = (

@@ -56,7 +56,7 @@ def reconstruct_run(
         drawn.images,
         truth,
         predictions=drawn.predictions,
-        classes=viz.drawable(chosen.model.classes),
+        classes=viz.names.drawable(chosen.model.classes),
     )
     return save_figure(figure, _plots(run) / "reconstructions.png" if output is None else Path(output))
 
@@ -93,7 +93,7 @@ def perturb_run(
 
     chosen = _chosen(run, images, data, root, 1, seed)
     folder = _plots(run) if output is None else Path(output)
-    classes, written = viz.drawable(chosen.model.classes), []
+    classes, written = viz.names.drawable(chosen.model.classes), []
     for index, name in enumerate(chosen.names):
         label = None if chosen.labels is None else chosen.labels[index : index + 1]
         found = evaluation.perturb(chosen.model, chosen.images[index : index + 1], label, span=span, steps=steps)

@@ -23,7 +23,7 @@ def classified(model: nn.Module, found: Evaluation, images: ImageSet) -> list[Ex
     examples = Exhibit(
         "activations", "Examples", "Test images and the activations of their classes.",
         viz.activation_bars(
-            images.float_images(some), found.activations[some], found.labels[some], classes=viz.drawable(found.classes)
+            images.float_images(some), found.activations[some], found.labels[some], classes=viz.names.drawable(found.classes)
         ),
         f"{len(some)} test images with bars for their most active classes.",
     )  # fmt: skip
@@ -35,7 +35,7 @@ def confusions(found: Evaluation) -> Exhibit:
     """The confusion matrix, and which classes are taken for which most often."""
     from torchcaps import viz
 
-    names, drawn = found.classes, viz.drawable(found.classes)
+    names, drawn = found.classes, viz.names.drawable(found.classes)
     counts, places = (found.confusion - found.confusion.diag().diag()).flatten().sort(descending=True, stable=True)
     pairs = [
         (int(n), *divmod(int(place), len(names)))
@@ -73,7 +73,7 @@ def by_class(found: Evaluation) -> Exhibit:
         "per_class", "Class by class",
         "Accuracy is the share of the images of a class that are recognised; precision is the share of the images "
         f"taken for it that are of it.{listed}",
-        viz.per_class_bars(shares, viz.drawable(found.classes), counts), "A bar for the accuracy of each class.",
+        viz.per_class_bars(shares, viz.names.drawable(found.classes), counts), "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision"), rows,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def drawings(model: nn.Module, images: ImageSet, some: Tensor) -> Exhibit:
         "What the decoder draws from the pose of the most active capsule alone. Mean squared error per value of a "
         f"pixel, over the images shown: {error:.4f}.",
         viz.reconstructions(
-            shown, drawn.images, labels, predictions=drawn.predictions, classes=viz.drawable(images.classes)
+            shown, drawn.images, labels, predictions=drawn.predictions, classes=viz.names.drawable(images.classes)
         ),
         f"{len(some)} test images above what the decoder draws of them.",
     )  # fmt: skip
@@ -129,7 +129,7 @@ def overlaps(model: nn.Module, images: ImageSet) -> Exhibit:
         "the second in green, white where both are.",
         viz.overlaps(
             shown, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths,
-            classes=viz.drawable(images.classes),
+            classes=viz.names.drawable(images.classes),
         ),
         f"{len(some)} images of two overlapping classes, and what the decoder draws of each class alone.",
     )  # fmt: skip
