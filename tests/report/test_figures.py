@@ -12,7 +12,7 @@ from torchcaps.models import create_model
 from torchcaps.report import save_figure
 from torchcaps.tasks import exhibits
 from torchcaps.tasks.exhibits import classified, evenly
-from torchcaps.viz import drawable
+from torchcaps.viz.names import drawable
 
 
 @pytest.fixture
