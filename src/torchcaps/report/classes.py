@@ -71,11 +71,12 @@ def mistakes(run: FinishedRun) -> Exhibit | None:
         for of, taken_for, values in zip(labels, taken, activations, strict=True)
     )  # fmt: skip
     kind = "length" if run.task.spec.activation == "length" else "activation"
+    names = viz.names.drawable(run.classes)
     return Exhibit(
         "mistakes", "Worst mistakes",
         f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class exceeds "
         f"that of the true one by most. The bars are {kind}s.",
-        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=viz.names.drawable(run.classes)),
+        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=names),
         f"{len(worst)} test images that were taken for other classes, with bars for the most active ones.",
         ("Image of", "Taken for", f"{kind.capitalize()} of the true class", f"{kind.capitalize()} of the other"), rows,
     )  # fmt: skip

@@ -23,7 +23,8 @@ def classified(model: nn.Module, found: Evaluation, images: ImageSet) -> list[Ex
     examples = Exhibit(
         "activations", "Examples", "Test images and the activations of their classes.",
         viz.activation_bars(
-            images.float_images(some), found.activations[some], found.labels[some], classes=viz.names.drawable(found.classes)
+            images.float_images(some), found.activations[some], found.labels[some],
+            classes=viz.names.drawable(found.classes),
         ),
         f"{len(some)} test images with bars for their most active classes.",
     )  # fmt: skip
