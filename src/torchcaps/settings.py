@@ -122,10 +122,10 @@ class OptimiserSettings(_Group):
 class ScheduleSettings(_Group):
     """Learning rate over time."""
 
-    name: Literal["short", "paper", "constant", "steps"] = setting(
-        "short",
-        "short rises for 5 % of the steps, but at least for 40 or half of them, and falls to zero along a cosine; "
-        "constant rises likewise and stays; paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps "
+    name: Literal["short", "cosine", "paper", "constant", "steps"] | None = setting(
+        None,
+        "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
+        "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps "
         "falls by a factor at milestones",
         name="schedule",
     )
@@ -330,8 +330,10 @@ def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if (value is None and NoneType in kinds) or value in words:
         return value
-    [rest] = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
-    return _taken(name, value, rest)
+    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
+    if not rest:
+        raise UnknownNameError(name, str(value), words)
+    return _taken(name, value, rest[0])
 
 
 def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:

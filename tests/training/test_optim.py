@@ -11,7 +11,7 @@ from torchcaps.training.optim import create_optimiser, has_bf16, learning_rate, 
 
 
 def rates(total, **settings):
-    config = TrainConfig.of(**{"lr": 1e-3} | settings)
+    config = TrainConfig.of(**{"lr": 1e-3, "schedule": "short"} | settings)
     return [learning_rate(config, step, total) for step in range(total)]
 
 
@@ -55,6 +55,11 @@ def test_the_constant_schedule_rises_like_the_short_one_and_stays():
     found = rates(2000, schedule="constant", lr=0.25)
     assert found[:100] == rates(2000, schedule="short", lr=0.25)[:100]
     assert set(found[99:]) == {0.25}
+
+
+def test_the_cosine_falls_from_the_start():
+    found = rates(100, schedule="cosine", lr=0.5)
+    assert found == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 100)) for step in range(100)])
 
 
 def test_the_rate_falls_at_milestones():

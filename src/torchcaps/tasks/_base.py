@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 256
-DEFAULTS = {"lr": 1e-3, "degrees": 0.0, "zoom": 0.0, "shear": 0.0, "reconstruction": 0.0}
+DEFAULTS = {"lr": 1e-3, "schedule": "short", "degrees": 0.0, "zoom": 0.0, "shear": 0.0, "reconstruction": 0.0}
 Outcomes = dict[str, Tensor]
 Batch = tuple[Tensor | None, ...]
 B = TypeVar("B", bound=Batch)

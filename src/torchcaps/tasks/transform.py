@@ -47,7 +47,7 @@ class Transform(Task):
     # draw by heart; and a score of at most 1 can be one to stop at.
     score = "correlation"
     losses = ("reconstruction",)
-    defaults = MappingProxyType({"lr": 2e-3, **CHANGES})
+    defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
     offers = frozenset({"decode", "sweep"})
     labelled = False
 

@@ -96,6 +96,8 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     if schedule.name == "steps":
         done = step * config.run.epochs // total_steps
         return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
+    if schedule.name == "cosine":
+        rise = 0
     if step < rise:
         return rate * (step + 1) / rise
     if schedule.name == "constant":
