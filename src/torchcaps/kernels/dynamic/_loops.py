@@ -124,13 +124,13 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
 def _combine(g, i, sizes, groups, factors, against, u):
     """u = dL/du of one child and group, `[j, d, lane]`."""
     children, parents, dim, _ = sizes
-    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents * LANES
-    terms = against.size // (groups * per_group)
+    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents
+    terms, step = against.size // (groups * per_group), groups * parents * dim
     u[:] = 0
     accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
     for j in range(parents):
         factor, at = LANES + ((g * children + i) * parents + j) * LANES, (groups + g) * per_group + j * row
-        accumulate_terms(factors, factor, pairs, against, at, groups * per_group, terms - 1, dim, u, j * row)
+        accumulate_terms(factors, factor, pairs, against, at, step, terms - 1, dim, u, j * row)
 
 
 @compiled
@@ -141,8 +141,8 @@ def _add_weights(by_row, groups, rows, pose, child, children, in_dim, out, to):
         for k in range(0, in_dim, TILE):
             here, there = min(TILE, rows - r), min(TILE, in_dim - k)
             multiply_tile(
-                by_row, r * groups * LANES, groups * LANES, LANES, here,
-                pose, child + k * LANES, LANES, children * in_dim * LANES, there, groups, tile, 0,
+                by_row, r * groups * LANES, groups, 1, here,
+                pose, child + k * LANES, 1, children * in_dim, there, groups, tile, 0,
             )  # fmt: skip
             for m in range(here):
                 for n in range(there):

@@ -154,7 +154,7 @@ def _maximise(layer, g, t, coupling, state):
             centre[:] = state[before : before + centre.size]
         for _ in range(2):
             moments(layer, child, j, r, 0, centre, 0, sums, 0)
-            fit(sums, 0, centre, 0, layer.dim, layer.beta_u, layer.beta_a, j, layer.heat, t, state, here, far, 0)
+            fit(sums, 0, centre, 0, layer.dim, layer.beta_u, j, layer.beta_a, j, layer.heat, t, state, here, far, 0)
             if not far.max() > 0:
                 break
             centre[:] = state[here : here + centre.size]
@@ -257,7 +257,7 @@ def _spread_all(layer, g, work, grad_pose, wide_weight, wide_shift):
         spread(
             layer, _children(layer, g, parent), parent % layer.parents, terms, own, 0, work.slopes,
             parent * terms * 2 * layer.dim * LANES, work.state,
-            _state(layer, g, layer.passes - 1) + parent * size, grad_pose, wide_weight, wide_shift,
+            _state(layer, g, layer.passes - 1) + parent * size, grad_pose, 0, wide_weight, 0, wide_shift, 0,
         )  # fmt: skip
 
 
