@@ -115,13 +115,9 @@ class Matrices(NamedTuple):
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # they outlive the call
 def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     """The matrices for a window of these sizes."""
-    with torch.inference_mode(False):  # they outlive the call
-        return _matrices(window, taps, tile, dtype)
-
-
-def _matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     into: list[Tensor] = []
     of: list[Tensor] = []
     back: list[Tensor] = []
