@@ -202,10 +202,7 @@ class Windows(Field):
         return self._unfold(self.pad(x))
 
     def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
-        """Sum over windows with a child: `[batch, rows, columns, K * K * n]` -> `[batch, height, width, n]`.
-
-        The adjoint of `gather`; 0 for a child that no window contains.
-        """
+        """The sum over the windows with a child; 0 for a child that no window contains."""
         return self._inside(self._fold(x))
 
     def present(self, types: int) -> Tensor | None:

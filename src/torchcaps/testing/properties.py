@@ -19,9 +19,7 @@ from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.nn.votes import LinearVotes
-from torchcaps.testing.compare import (
-    PropertyError, assert_between, assert_close, assert_finite, assert_gradients, assert_same_routing,
-)  # fmt: skip
+from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
@@ -251,6 +249,6 @@ def _same(what: str, actual: Routed, expected: Routed) -> None:
         for name, tensor, truth in zip(Routed._fields, _whole(actual), _whole(expected), strict=True):
             if tensor.dtype != truth.dtype:
                 raise PropertyError(f"{name}: expected {truth.dtype}, got {tensor.dtype}")
-        assert_same_routing(actual, expected, 1e-5, floor=1e-6)
+            assert_close(name, tensor, truth, 1e-5, floor=1e-6)
     except PropertyError as error:
         raise PropertyError(f"{what}{error}") from None

@@ -74,13 +74,9 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair) -> Plan | None:
-    """The cheapest way to cut up this convolution; None if the direct one is cheaper.
+    """The cheapest way to cut up a convolution of maps of this size by weights `(outputs, channels, height, width)`.
 
-    Args:
-        batch: samples.
-        weight: shape `(outputs, channels, height, width)`.
-        size: height and width of the map.
-        stride: rows and columns.
+    None if the direct one is cheaper.
     """
     outputs, channels, *kernel = weight
     out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1

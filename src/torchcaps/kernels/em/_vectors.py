@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
-from torchcaps.kernels.simd.lanes import LANES
 from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
 # Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.

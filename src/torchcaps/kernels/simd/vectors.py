@@ -49,8 +49,9 @@ class Value:
 
     def below(self, bound: Any, yes: Any, no: Any) -> Value:
         """`yes` in the lanes that are below a bound, `no` in the others, NaN among them."""
-        bound, yes, no = (self.code.constant(self.made.type, x) for x in (bound, yes, no))
-        return Value(self.code, self.code.builder.select(self.code.builder.fcmp_ordered("<", self.made, bound), yes, no))
+        code = self.code
+        bound, yes, no = (code.constant(self.made.type, x) for x in (bound, yes, no))
+        return Value(code, code.builder.select(code.builder.fcmp_ordered("<", self.made, bound), yes, no))
 
     def larger(self, other: Any) -> Value:
         """The larger of two; NaN stays, that of `other` does not come in."""
@@ -175,10 +176,8 @@ class Code:
 def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple[str, ...] = ()) -> Any:
     """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
-    Args:
-        write: takes a `Code` and what the operation takes: `Vectors` stand for an array and a position.
-        kind: of the `Code`.
-        before: names of arguments that it takes for itself, ahead of the others.
+    It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position;
+    arguments named in `before` come first, and are taken by the code itself.
     """
 
     def define(_context: Any, *arguments: Any) -> Any:
