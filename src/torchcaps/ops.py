@@ -38,17 +38,13 @@ def dynamic_routing(
     """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
-        votes: `[batch, *space, children, parents, dim]`, or the lazy votes of a layer; half precision is computed in
-            float32.
-        iterations: at least 1.
-        bias: `[parents, dim]` or None; lazy votes have their own.
         want_coupling: return the coupling of given votes; otherwise a fast path returns None there. Lazy votes say
             whether theirs is wanted.
         impl: "auto", "reference", "blocked" (torch operations on blocks of samples; "cpu" is its old name), "numba"
             (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason.
 
     Raises:
-        ValueError: for shapes that do not fit, or an implementation that cannot take these votes.
+        ValueError: as there, for a bias that does not fit, or an implementation that cannot take these votes.
         NotImplementedError: when a second derivative is asked of a fast path.
     """
     check_range("iterations", iterations, low=1)
@@ -73,10 +69,6 @@ def em_routing(
     """`functional.em_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
-        votes: `[batch, *space, children, parents, dim]`, or the lazy votes of a layer.
-        activation: `[batch, *space, children]` in [0, 1]; None for lazy votes.
-        beta_u: a number, or one per parent.
-        beta_a: likewise.
         impl: "auto", "reference", "blocked" or "numba", for lazy votes.
 
     Raises:

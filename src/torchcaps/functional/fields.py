@@ -159,38 +159,30 @@ class Windows(Field):
         for name in ("kernel", "stride"):
             check_range(name, getattr(self, name), low=1)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
-        least = 1 if self.gap > 1 else max(1, self.kernel - 2 * self.edge)
+        edge, _, gap = self.slide
+        least = 1 if gap > 1 else max(1, self.kernel - 2 * edge)
         for name in ("height", "width"):
             check_range(name, getattr(self, name), low=least)
         if self.convention not in CONVENTIONS:
             raise UnknownNameError("convention", self.convention, CONVENTIONS)
 
     @property
-    def edge(self) -> int:
-        """Rows and columns of absent children on each side."""
-        return self.padding
-
-    @property
-    def step(self) -> int:
-        """Positions from one window to the next."""
-        return self.stride
-
-    @property
-    def gap(self) -> int:
-        """Positions from one place of the map to the next."""
-        return 1
+    def slide(self) -> tuple[int, int, int]:
+        """Absent rows and columns on each side; positions to the next window; and to the map's next place."""
+        return self.padding, self.stride, 1
 
     @property
     def padded(self) -> tuple[int, int]:
         """Height and width with what is absent."""
-        height, width = ((side - 1) * self.gap + 1 + 2 * self.edge for side in (self.height, self.width))
+        edge, _, gap = self.slide
+        height, width = ((side - 1) * gap + 1 + 2 * edge for side in (self.height, self.width))
         return height, width
 
     @property
     def positions(self) -> tuple[int, int]:
         """Rows and columns of windows."""
-        height, width = self.padded
-        return (height - self.kernel) // self.step + 1, (width - self.kernel) // self.step + 1
+        rows, columns = ((side - self.kernel) // self.slide[1] + 1 for side in self.padded)
+        return rows, columns
 
     def count(self, types: int) -> int:
         """i: K * K * types."""
@@ -198,8 +190,9 @@ class Windows(Field):
 
     def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
         """The map with zeros where there is no child."""
-        if self.gap == 1:
-            return F.pad(x, [0, 0] * (x.dim() - 3) + [self.edge] * 4) if self.edge else x
+        edge, _, gap = self.slide
+        if gap == 1:
+            return F.pad(x, [0, 0] * (x.dim() - 3) + [edge] * 4) if edge else x
         wide = x.new_zeros(len(x), *self.padded, *x.shape[3:])
         self._inside(wide).copy_(x)
         return wide
@@ -209,15 +202,12 @@ class Windows(Field):
         return self._unfold(self.pad(x))
 
     def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
-        """Sum over windows with a child: `[batch, rows, columns, K * K * n]` -> `[batch, height, width, n]`.
-
-        The adjoint of `gather`; 0 for a child that no window contains.
-        """
+        """The sum over the windows with a child; 0 for a child that no window contains."""
         return self._inside(self._fold(x))
 
     def present(self, types: int) -> Tensor | None:
         """1 for each child that is on the map and 0 for padding, `[1, rows, columns, K * K * types]`."""
-        if self.edge == 0 and self.gap == 1:
+        if self.padded == (self.height, self.width):
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
 
@@ -242,7 +232,7 @@ class Windows(Field):
 
     def _unfold(self, x: Tensor) -> Tensor:
         """Like `gather`, of what is there for every place of the padded map."""
-        cut = x.unfold(1, self.kernel, self.step).unfold(2, self.kernel, self.step)
+        cut = x.unfold(1, self.kernel, self.slide[1]).unfold(2, self.kernel, self.slide[1])
         return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
 
     def _fold(self, x: Tensor) -> Tensor:
@@ -251,24 +241,23 @@ class Windows(Field):
         if len(x) == 0:  # torch's own refuses it
             return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
         by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
-        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.step).permute(0, 2, 3, 1)
+        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.slide[1]).permute(0, 2, 3, 1)
 
     def _largest(self, x: Tensor) -> Tensor:
         """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
-        rows, columns = self.positions
+        (rows, columns), (_, step, _) = self.positions, self.slide
         x = x.detach().unflatten(3, (self.kernel, self.kernel, -1))
         best = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
-                reached = best[:, ky :: self.step, kx :: self.step][:, :rows, :columns]
+                reached = best[:, ky::step, kx::step][:, :rows, :columns]
                 reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
         return best
 
     def _inside(self, x: Tensor) -> Tensor:
         """The places of the map, of the padded map."""
-        rows, columns = (
-            slice(self.edge, self.edge + (n - 1) * self.gap + 1, self.gap) for n in (self.height, self.width)
-        )
+        edge, _, gap = self.slide
+        rows, columns = (slice(edge, edge + (n - 1) * gap + 1, gap) for n in (self.height, self.width))
         return x[:, rows, columns]
 
 
@@ -283,16 +272,6 @@ class Transposed(Windows):
     """
 
     @property
-    def edge(self) -> int:
-        """Rows and columns of absent children on each side."""
-        return self.kernel - 1 - self.padding
-
-    @property
-    def step(self) -> int:
-        """Positions from one window to the next."""
-        return 1
-
-    @property
-    def gap(self) -> int:
-        """Positions from one place of the map to the next."""
-        return self.stride
+    def slide(self) -> tuple[int, int, int]:
+        """As of `Windows`."""
+        return self.kernel - 1 - self.padding, 1, self.stride

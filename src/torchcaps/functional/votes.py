@@ -210,12 +210,11 @@ class ProductVotes(Votes):
 
     A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed weights.
 
+    Other arguments are those of `Votes`.
+
     Args:
-        children: see `Votes`.
-        field: see `Votes`.
         weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where the matrices repeat for k children in turn.
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
-        bias: see `Votes`.
 
     Raises:
         ValueError: for shapes that do not fit.

@@ -47,13 +47,9 @@ class Parts(NamedTuple, Generic[Operands]):
 def operator(
     name: str, operands: Callable[..., Operands], outcomes: int, parts: Parts[Operands]
 ) -> Callable[[Operands], tuple[Tensor, ...]]:
-    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`.
+    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`; so many tensors come out.
 
-    Args:
-        name: of the operator.
-        operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
-        outcomes: how many tensors come out.
-        parts: what it is made from.
+    Operands are a NamedTuple of tensors, then numbers, names and lists of numbers.
     """
     fields = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
     tensors = [field for field, kind in fields.items() if kind.startswith("Tensor")]

@@ -20,11 +20,9 @@ class Support(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """An implementation of an operation.
+    """An implementation, such as "numba", of an operation, such as "dynamic_routing".
 
     Attributes:
-        operation: such as "dynamic_routing".
-        impl: its name, such as "numba".
         run: takes what the operation takes.
         supports: takes the operands (the votes; the tensors of a convolution) and says whether it can run.
         rank: "auto" asks those of lower rank first.

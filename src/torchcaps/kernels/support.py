@@ -47,7 +47,7 @@ def padded_windows(field: Field) -> Windows | None:
     """The same windows on the map that `field.pad` makes, where no child is absent; None for another field."""
     if not isinstance(field, Windows):
         return None
-    return Windows(*field.padded, field.kernel, field.step, convention=field.convention)
+    return Windows(*field.padded, field.kernel, field.slide[1], convention=field.convention)
 
 
 def watched(votes: Votes, equal: bool = False) -> str | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import check_range
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
@@ -82,13 +80,11 @@ class EMRouting(Router):
 
     def stopped(self, iterations: int) -> Router:
         """This router, stopped after so many iterations where it has more."""
-        check_range("iterations", iterations, low=1)
-        if iterations >= self.passes:
-            return self
-        copy = deepcopy(self)
-        copy.iterations, copy.inverse_temperature = iterations, self.inverse_temperature[:iterations]
-        # The learned cost is kept as a multiple of the last temperature, which is another one now.
-        copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
+        copy: Any = super().stopped(iterations)
+        if copy is not self:
+            copy.inverse_temperature = self.inverse_temperature[:iterations]
+            # The learned cost is kept as a multiple of the last temperature, which is another one now.
+            copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
         return copy
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -222,8 +222,7 @@ class DynamicRouting(Router):
 class UniformRouting(DynamicRouting):
     """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
 
-    Args:
-        impl: see `DynamicRouting`.
+    Its only option is `impl`, as of `DynamicRouting`.
     """
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:

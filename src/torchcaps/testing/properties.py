@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
 
 from torchcaps.errors import NoAblationError
 from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.nn.votes import LinearVotes
-from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_same_routing
+from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
@@ -136,19 +135,7 @@ def check_gradients(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options, batch=2, most=3):
         if getattr(router, "detach", False):
             return
-        router = router.double()
-        names = [name for name, _ in router.named_parameters()]
-        leaves = [x.detach().double().requires_grad_() for x in (*inputs, *router.parameters())]
-
-        def outcome(*tensors: Tensor, router: Router = router, names: list[str] = names) -> tuple[Tensor, ...]:
-            parameters = dict(zip(names, tensors[3:], strict=True))
-            routed = torch.func.functional_call(router, parameters, (GivenVotes(*tensors[:3]),))
-            return _whole(routed)
-
-        try:
-            torch.autograd.gradcheck(outcome, leaves, atol=1e-6)
-        except GradcheckError as error:
-            raise PropertyError(f"gradient against finite differences: {error}") from None
+        assert_gradients(router, inputs, GivenVotes, _whole)
 
 
 def check_precision(routing: Routing, **options: Any) -> None:
@@ -262,6 +249,6 @@ def _same(what: str, actual: Routed, expected: Routed) -> None:
         for name, tensor, truth in zip(Routed._fields, _whole(actual), _whole(expected), strict=True):
             if tensor.dtype != truth.dtype:
                 raise PropertyError(f"{name}: expected {truth.dtype}, got {tensor.dtype}")
-        assert_same_routing(actual, expected, 1e-5, floor=1e-6)
+            assert_close(name, tensor, truth, 1e-5, floor=1e-6)
     except PropertyError as error:
         raise PropertyError(f"{what}{error}") from None

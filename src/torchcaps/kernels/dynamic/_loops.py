@@ -16,18 +16,6 @@ import numpy as np
 from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
 from torchcaps.kernels.simd.lanes import LANES
-from torchcaps.kernels.simd.vectors import (
-    ROWS,
-    TILE,
-    accumulate,
-    accumulate_terms,
-    dot,
-    multiply_row,
-    multiply_rows,
-    multiply_tile,
-    softmax,
-    softmax_gradient,
-)  # fmt: skip
 
 # Children whose contributions are summed up before they join the total: a long sum in one go loses digits.
 CHUNK = 32
@@ -64,7 +52,7 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
             _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
             for j in range(parents):
-                accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
+                vectors.accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, sums, g * per_group)
             if coupling.size:
                 pairs = (g * children + i) * parents * LANES
@@ -88,13 +76,13 @@ def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
             factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
             for j in range(parents):
-                dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
+                vectors.dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
             if grad_c.size:
                 for n in range(pairs, pairs + parents * LANES):
                     factors[logits + n] += grad_c[n]
-            softmax_gradient(c, 0, factors, logits + pairs, parents)
+            vectors.softmax_gradient(c, 0, factors, logits + pairs, parents)
             for j in range(parents):
-                accumulate(factors, logits + pairs + j * LANES, votes, j * row, dim, part, j * row)
+                vectors.accumulate(factors, logits + pairs + j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, grad_reached, g * per_group)
 
 
@@ -124,39 +112,39 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
 def _combine(g, i, sizes, groups, factors, against, u):
     """u = dL/du of one child and group, `[j, d, lane]`."""
     children, parents, dim, _ = sizes
-    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents * LANES
-    terms = against.size // (groups * per_group)
+    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents
+    terms, step = against.size // (groups * per_group), groups * parents * dim
     u[:] = 0
-    accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
+    vectors.accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
     for j in range(parents):
         factor, at = LANES + ((g * children + i) * parents + j) * LANES, (groups + g) * per_group + j * row
-        accumulate_terms(factors, factor, pairs, against, at, groups * per_group, terms - 1, dim, u, j * row)
+        vectors.accumulate_terms(factors, factor, pairs, against, at, step, terms - 1, dim, u, j * row)
 
 
 @compiled
 def _add_weights(by_row, groups, rows, pose, child, children, in_dim, out, to):
     """out += sum over samples of `by_row` `[rows, g, lane]` times the child's poses: tile by tile."""
-    tile = np.empty(LANES, out.dtype)
-    for r in range(0, rows, TILE):
-        for k in range(0, in_dim, TILE):
-            here, there = min(TILE, rows - r), min(TILE, in_dim - k)
-            multiply_tile(
-                by_row, r * groups * LANES, groups * LANES, LANES, here,
-                pose, child + k * LANES, LANES, children * in_dim * LANES, there, groups, tile, 0,
+    tile, side = np.empty(LANES, out.dtype), vectors.TILE
+    for r in range(0, rows, side):
+        for k in range(0, in_dim, side):
+            here, there = min(side, rows - r), min(side, in_dim - k)
+            vectors.multiply_tile(
+                by_row, r * groups * LANES, groups, 1, here,
+                pose, child + k * LANES, 1, children * in_dim, there, groups, tile, 0,
             )  # fmt: skip
             for m in range(here):
                 for n in range(there):
-                    out[to + (r + m) * in_dim + k + n] += tile[m * TILE + n]
+                    out[to + (r + m) * in_dim + k + n] += tile[m * side + n]
 
 
 @compiled
 def _add_product(w, at, rows, row, column, n, x, x0, out, to):
     """out[r] += sum_n w(r, n) x[n] for r < rows; see `multiply_rows`."""
-    whole = rows - rows % ROWS
-    for r in range(0, whole, ROWS):
-        multiply_rows(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
+    whole = rows - rows % vectors.ROWS
+    for r in range(0, whole, vectors.ROWS):
+        vectors.multiply_rows(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
     for r in range(whole, rows):
-        multiply_row(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
+        vectors.multiply_row(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
 
 
 @compiled
@@ -164,10 +152,10 @@ def _couple(votes, reached, group, parents, dim, leaky, c):
     """c = softmax over parents of <votes, reached>; if leaky, over one more, whose logit is zero."""
     row = dim * LANES
     for j in range(parents):
-        dot(votes, j * row, reached, group + j * row, dim, c, j * LANES)
+        vectors.dot(votes, j * row, reached, group + j * row, dim, c, j * LANES)
     if leaky:
         c[parents * LANES :] = 0
-    softmax(c, 0, parents + leaky)
+    vectors.softmax(c, 0, parents + leaky)
 
 
 @compiled

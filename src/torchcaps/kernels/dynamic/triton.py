@@ -31,20 +31,15 @@ MOST_DIM, MOST_IN_DIM = 32, 128
 
 
 class Tile(NamedTuple):
-    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options."""
+    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options, by their names."""
 
-    block_b: int
-    block_d: int
-    block_i: int
-    block_k: int
-    warps: int
-    stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        """As the kernels take them."""
-        blocks = {"BLOCK_B": self.block_b, "BLOCK_D": self.block_d, "BLOCK_I": self.block_i, "BLOCK_K": self.block_k}
-        return blocks | {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+    BLOCK_B: int
+    BLOCK_D: int
+    BLOCK_I: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
+    enable_fp_fusion: bool = True
 
 
 def tile(dim: int, in_dim: int) -> Tile:
@@ -55,7 +50,7 @@ def tile(dim: int, in_dim: int) -> Tile:
     """
     block_k, block_d = (max(least, 1 << (n - 1).bit_length()) for least, n in ((4, in_dim), (16, dim)))
     columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
-    return Tile(32, block_d, columns // block_k, block_k, warps=4 if block_d * columns <= 2048 else 8)
+    return Tile(32, block_d, columns // block_k, block_k, num_warps=4 if block_d * columns <= 2048 else 8)
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
@@ -186,7 +181,7 @@ class _Layer(NamedTuple):
     def sums(self, agreed: _Agreed | None) -> Tensor:
         """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
         children, parents, dim, _ = self.weight.shape
-        per_split = PER_SPLIT * self.tile.block_i
+        per_split = PER_SPLIT * self.tile.BLOCK_I
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
         self._launch(
@@ -212,7 +207,7 @@ class _Layer(NamedTuple):
     def _grid(self, axes: str) -> tuple[int, ...]:
         """Programs: for each block of samples b or children i, for each parent j."""
         children, parents = self.weight.shape[:2]
-        blocks = {"b": -(-len(self.pose) // self.tile.block_b), "i": -(-children // self.tile.block_i), "j": parents}
+        blocks = {"b": -(-len(self.pose) // self.tile.BLOCK_B), "i": -(-children // self.tile.BLOCK_I), "j": parents}
         return tuple(blocks[axis] for axis in axes)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
@@ -222,7 +217,7 @@ class _Layer(NamedTuple):
         with torch.cuda.device_of(self.weight):
             getattr(_triton_passes, kernel)[grid](
                 *tensors, batch=len(self.pose), children=children, parents=parents, DIM=dim, IN_DIM=in_dim,
-                MODE=self.mode, **self.tile.arguments, **options,
+                MODE=self.mode, **self.tile._asdict(), **options,
             )  # fmt: skip
 
 

@@ -19,28 +19,9 @@ import numba
 import numpy as np
 
 from torchcaps.kernels.em import _vectors
-from torchcaps.kernels.em._vectors import (
-    expectation,
-    expectation_backward,
-    fit,
-    fit_backward,
-    full_form,
-    moments,
-    spread,
-    square_form,
-)  # fmt: skip
 from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
 from torchcaps.kernels.simd.lanes import LANES
-from torchcaps.kernels.simd.vectors import (
-    accumulate_products,
-    exponentiate,
-    invert,
-    multiply,
-    peak,
-    scale,
-    softmax_below,
-)
 
 compiled = numba.njit(nogil=True, error_model="numpy")
 # Made part of its caller before anything is compiled: otherwise numba compiles it twice.
@@ -141,20 +122,22 @@ def backward_pass(first, last, layer, state, grad_state, grad_kept, grads):
 @inlined
 def _maximise(layer, g, t, coupling, state):
     """M-step of every parent."""
-    children, size = layer.runs * layer.across, (2 * layer.dim + 3) * LANES
+    children = layer.runs * layer.across
     r, far = np.empty(children * LANES, state.dtype), np.empty(LANES, state.dtype)
     sums, centre = np.empty((2 * layer.dim + 1) * LANES, state.dtype), np.empty(layer.dim * LANES, state.dtype)
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         _responsibility(layer, g, t, parent, coupling, 0, r, 0)
-        here = _state(layer, g, t) + parent * size
+        here = _state(layer, g, t, parent)
         centre[:] = 0
         if t:
-            before = _state(layer, g, t - 1) + parent * size
+            before = _state(layer, g, t - 1, parent)
             centre[:] = state[before : before + centre.size]
         for _ in range(2):
-            moments(layer, child, j, r, 0, centre, 0, sums, 0)
-            fit(sums, 0, centre, 0, layer.dim, layer.beta_u, layer.beta_a, j, layer.heat, t, state, here, far, 0)
+            _vectors.moments(layer, child, j, r, 0, centre, 0, sums, 0)
+            _vectors.fit(
+                sums, 0, centre, 0, layer.dim, layer.beta_u, j, layer.beta_a, j, layer.heat, t, state, here, far, 0
+            )
             if not far.max() > 0:
                 break
             centre[:] = state[here : here + centre.size]
@@ -163,12 +146,12 @@ def _maximise(layer, g, t, coupling, state):
 @inlined
 def _expect(layer, g, t, state, coupling, c0, slots, total):
     """E-step before pass t: R, from the state of the pass before."""
-    children, size = layer.runs * layer.across, (2 * layer.dim + 3) * LANES
-    factors, before = np.empty((3 * layer.dim + 1) * LANES, state.dtype), _state(layer, g, t - 1)
+    children = layer.runs * layer.across
+    factors = np.empty((3 * layer.dim + 1) * LANES, state.dtype)
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
-        expectation(state, before + parent * size, layer.dim, factors, 0)
-        square_form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
+        _vectors.expectation(state, _state(layer, g, t - 1, parent), layer.dim, factors, 0)
+        _vectors.square_form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
     for w in range(0, layer.windows, layer.together):
         _softmax(layer, w, w + layer.together, coupling, c0, slots, total)
 
@@ -180,62 +163,63 @@ def _softmax(layer, first, last, x, x0, top, total):
     total[:] = 0
     row, each = layer.across * LANES, layer.parents * layer.runs
     for n in range(first * each, last * each):
-        peak(x, x0 + n * row, top, _slot(layer, n), layer.across)
+        vectors.peak(x, x0 + n * row, top, _slot(layer, n), layer.across)
     for n in range(first * each, last * each):
-        exponentiate(top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across)
-    invert(total, 0, layer.slots)
+        vectors.exponentiate(top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across)
+    vectors.invert(total, 0, layer.slots)
     for n in range(first * each, last * each):
-        multiply(x, x0 + n * row, total, _slot(layer, n), x, x0 + n * row, layer.across)
+        vectors.multiply(x, x0 + n * row, total, _slot(layer, n), x, x0 + n * row, layer.across)
 
 
 @inlined
 def _maximise_backward(layer, g, t, first, last, work):
     """dL/dR of each link in the place of dL/dlog R, and summed over competing parents, times R, into `slots`."""
-    children, size = layer.runs * layer.across, (2 * layer.dim + 3) * LANES
+    children = layer.runs * layer.across
     row, terms = layer.across * LANES, 2 * layer.passes - 1
     factors, share, grad = work.factors, _share(layer, t), _share(layer, t) + _links(layer)
     constants, r = np.empty((3 * layer.dim + 1) * LANES, factors.dtype), np.empty(layer.runs * row, factors.dtype)
     for parent in range(first * layer.parents, last * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         slope = (parent * terms + max(0, 2 * t - 1)) * 2 * layer.dim * LANES
-        fit_backward(
-            work.state, _state(layer, g, t) + parent * size, work.grad_state, _grad_state(layer, g, parent),
-            work.state, _state(layer, g, layer.passes - 1) + parent * size, layer.dim, layer.beta_u, j, layer.heat,
+        _vectors.fit_backward(
+            work.state, _state(layer, g, t, parent), work.grad_state, _grad_state(layer, g, parent),
+            work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
             t, constants, 0, work.slopes, slope, work.betas, 2 * j * LANES,
         )  # fmt: skip
-        full_form(layer, child, j, constants, 0, r, 0)
+        _vectors.full_form(layer, child, j, constants, 0, r, 0)
         for k in range(layer.runs):
             n, place, own = parent * layer.runs + k, (child + k * layer.step) * LANES, k * row
             at = n * row
             if t == 0:
                 for i in range(k * layer.across, (k + 1) * layer.across):
                     start = parent // layer.parents * children + i
-                    scale(layer.start, start, r, i * LANES, r, i * LANES, 1)
+                    vectors.scale(layer.start, start, r, i * LANES, r, i * LANES, 1)
                 work.grad_activation[place : place + row] += r[own : own + row]
                 continue
-            accumulate_products(r, own, factors, share + at, work.grad_activation, place, layer.across)
-            multiply(r, own, layer.activation, place, factors, grad + at, layer.across)
+            vectors.accumulate_products(r, own, factors, share + at, work.grad_activation, place, layer.across)
+            vectors.multiply(r, own, layer.activation, place, factors, grad + at, layer.across)
             if work.grad_kept.size and t == layer.passes - 1:
                 kept = g * _links(layer) + at
                 factors[grad + at : grad + at + row] += work.grad_kept[kept : kept + row]
-            accumulate_products(factors, grad + at, factors, share + at, work.slots, _slot(layer, n), layer.across)
+            slot = _slot(layer, n)
+            vectors.accumulate_products(factors, grad + at, factors, share + at, work.slots, slot, layer.across)
 
 
 @inlined
 def _expect_backward(layer, g, t, first, last, work):
     """From dL/dR to dL/dlog R, in place, and to the gradient of the state before."""
-    size, row, terms = (2 * layer.dim + 3) * LANES, layer.across * LANES, 2 * layer.passes - 1
+    row, terms = layer.across * LANES, 2 * layer.passes - 1
     factors, share, grad = work.factors, _share(layer, t), _share(layer, t) + _links(layer)
     sums = np.empty((2 * layer.dim + 1) * LANES, factors.dtype)
     for parent in range(first * layer.parents, last * layer.parents):
         for n in range(parent * layer.runs, (parent + 1) * layer.runs):
             at = n * row
-            softmax_below(factors, share + at, work.slots, _slot(layer, n), factors, grad + at, layer.across)
+            vectors.softmax_below(factors, share + at, work.slots, _slot(layer, n), factors, grad + at, layer.across)
         child, j = _children(layer, g, parent), parent % layer.parents
-        before = _state(layer, g, t - 1) + parent * size
-        moments(layer, child, j, factors, grad + parent * layer.runs * row, work.state, before, sums, 0)
-        expectation_backward(
-            work.state, before, sums, 0, work.state, _state(layer, g, layer.passes - 1) + parent * size, layer.dim,
+        before = _state(layer, g, t - 1, parent)
+        _vectors.moments(layer, child, j, factors, grad + parent * layer.runs * row, work.state, before, sums, 0)
+        _vectors.expectation_backward(
+            work.state, before, sums, 0, work.state, _state(layer, g, -1, parent), layer.dim,
             work.grad_state, _grad_state(layer, g, parent), work.slopes,
             (parent * terms + 2 * t) * 2 * layer.dim * LANES,
         )  # fmt: skip
@@ -244,7 +228,7 @@ def _expect_backward(layer, g, t, first, last, work):
 @inlined
 def _spread_all(layer, g, work, grad_pose, wide_weight, wide_shift):
     """Gradients of poses, weights and shifts from dL/dV, which is made link by link."""
-    size, terms = (2 * layer.dim + 3) * LANES, 2 * layer.passes - 1
+    terms = 2 * layer.passes - 1
     row, factors = layer.runs * layer.across * LANES, work.factors
     own = np.empty(terms * row, factors.dtype)
     for parent in range(layer.windows * layer.parents):
@@ -254,10 +238,10 @@ def _spread_all(layer, g, work, grad_pose, wide_weight, wide_shift):
             _responsibility(layer, g, t, parent, factors, share, own, to - row)
             grad = share + _links(layer) + parent * row
             own[to : to + row] = factors[grad : grad + row]
-        spread(
+        _vectors.spread(
             layer, _children(layer, g, parent), parent % layer.parents, terms, own, 0, work.slopes,
             parent * terms * 2 * layer.dim * LANES, work.state,
-            _state(layer, g, layer.passes - 1) + parent * size, grad_pose, wide_weight, wide_shift,
+            _state(layer, g, -1, parent), grad_pose, 0, wide_weight, 0, wide_shift, 0,
         )  # fmt: skip
 
 
@@ -269,11 +253,11 @@ def _responsibility(layer, g, t, parent, coupling, c0, r, r0):
         place, to = (child + k * layer.step) * LANES, k * row
         if t:
             at = c0 + (parent * layer.runs + k) * row
-            multiply(coupling, at, layer.activation, place, r, r0 + to, layer.across)
+            vectors.multiply(coupling, at, layer.activation, place, r, r0 + to, layer.across)
         elif parent % layer.parents == 0:
             for i in range(k * layer.across, (k + 1) * layer.across):
                 start = parent // layer.parents * children + i
-                scale(layer.start, start, layer.activation, place - to + i * LANES, r, r0 + i * LANES, 1)
+                vectors.scale(layer.start, start, layer.activation, place - to + i * LANES, r, r0 + i * LANES, 1)
 
 
 @compiled
@@ -301,9 +285,10 @@ def _share(layer, t):
 
 
 @compiled
-def _state(layer, g, t):
-    """Where the state after pass t begins."""
-    return (g * layer.passes + t) * layer.windows * layer.parents * (2 * layer.dim + 3) * LANES
+def _state(layer, g, t, parent):
+    """Where the state of a parent after pass t begins; of the last pass for t = -1."""
+    passes = g * layer.passes + t % layer.passes
+    return (passes * layer.windows * layer.parents + parent) * (2 * layer.dim + 3) * LANES
 
 
 @compiled
