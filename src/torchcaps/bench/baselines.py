@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.bench.timing import Log
+from torchcaps.bench.timing import Log, silent
 from torchcaps.errors import TorchcapsError, UnknownNameError
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear, set_impl
@@ -137,11 +137,19 @@ def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARI
             raise UnknownNameError(argument, name, known)
 
 
-def chosen(known: Iterable[str], reasons: Mapping[str, str], log: Log) -> list[str]:
-    """Those of the known variants that nothing speaks against; the others are logged with their reasons."""
-    for name, reason in reasons.items():
+def chosen(
+    argument: str, asked: Sequence[str], known: Iterable[str], reasons: Callable[[], Mapping[str, str]] = dict,
+    log: Log = silent,
+) -> list[str]:  # fmt: skip
+    """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
+    with their reasons. Raises UnknownNameError for one that does not exist."""
+    check_known(argument, asked, known)
+    if asked:
+        return list(dict.fromkeys(asked))
+    against = reasons()
+    for name, reason in against.items():
         log(f"left out: {name} ({reason})")
-    return [name for name in known if name not in reasons]
+    return [name for name in known if name not in against]
 
 
 def unusable(layer: CapsuleLinear) -> dict[str, str]:

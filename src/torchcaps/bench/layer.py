@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, chosen, iterations_of, unusable
-from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.bench.baselines import VARIANTS, chosen, iterations_of, unusable
+from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent, spread
+from torchcaps.errors import check_range
 from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
 from torchcaps.types import Capsules
 
@@ -69,10 +69,7 @@ class Sizes:
 
 def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
     """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged."""
-    check_known("variant", asked)
-    if asked:
-        return list(dict.fromkeys(asked))
-    return chosen(VARIANTS, unusable(sizes.layer()), log)
+    return chosen("variant", asked, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
 def passes_of(variant: str, sizes: Sizes) -> Passes:
@@ -125,9 +122,8 @@ def pass_rows(passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log
     )
     rows: dict[str, Row] = {}
     for name in passes:
-        total = quartiles(whole[name])
-        row = rows[name] = {"variant": name, "forward ms": 1e3 * quartiles(forward[name])["median"]}
-        row["forward+backward ms"], row["q1"], row["q3"] = (1e3 * total[key] for key in ("median", "q1", "q3"))
+        first = 1e3 * quartiles(forward[name])["median"]
+        rows[name] = {"variant": name, "forward ms": first, **spread("forward+backward ms", whole[name])}
     return rows
 
 
@@ -168,11 +164,7 @@ def machine_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = 
 
 def routers_known(asked: Sequence[str] = ()) -> list[str]:
     """The routers asked for, or without any all that are registered. Raises UnknownNameError for one that is not."""
-    known = list_routers()
-    for name in asked:
-        if name not in known:
-            raise UnknownNameError("routing", name, known)
-    return list(dict.fromkeys(asked)) or known
+    return chosen("routing", asked, list_routers())
 
 
 def benchmark_routers(

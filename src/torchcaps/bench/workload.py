@@ -69,12 +69,6 @@ def task_of(model: nn.Module) -> Task:
     return create_task(model, TrainConfig())
 
 
-def loss_of(task: Task, images: Tensor, labels: Tensor) -> Tensor:
-    """The loss of a batch at the start of a training."""
-    loss: Tensor = task(Batch(images, labels), 0.0)["loss"]
-    return loss
-
-
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """A function that makes one training step of the model, in place: the loss of its task, then fused Adam.
 
@@ -86,7 +80,7 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = loss_of(task, images, labels)
+            loss = task(Batch(images, labels), 0.0)["loss"]
         loss.backward()
         optimiser.step()
 

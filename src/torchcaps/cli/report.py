@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from torchcaps.cli.console import UsageError, progress_bar, usage
+from torchcaps.cli.console import UsageError, counting, usage
 
 
 def report(
@@ -43,12 +43,7 @@ def report(
         check_range("--diagnose", diagnose, low=0)
         if diagnose == 1:
             raise ValueError("--diagnose: expected 0 or at least 2, got 1")
-    with progress_bar("evaluating") as bar:
-        task = bar.add_task("")
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with counting("evaluating") as progress:
         if len(runs) == 1:
             path = write_report(
                 runs[0], output=output, root=root, device=device, images=images, diagnose=diagnose, progress=progress

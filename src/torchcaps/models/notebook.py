@@ -37,22 +37,6 @@ class Stage(NamedTuple):
     parameters: int
 
 
-class InNotebook:
-    """Base of models that a notebook shows as a table of their stages; it holds nothing and changes nothing else."""
-
-    def notebook_stages(self) -> list[Stage]:
-        """The stages in their order, with shapes measured on a copy of the model without weights."""
-        return measured_stages(self)
-
-    def _repr_html_(self) -> str:
-        model: Any = self
-        total = Stage("total", "", "", sum(p.numel() for p in model.parameters()))
-        stages = [Stage("images", "", times(model.in_chans, *model.img_size), 0), *self.notebook_stages(), total]
-        rows = [(*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages]
-        what = (type(self).__doc__ or "").strip().split("\n")[0]
-        return card(type(self).__name__, what, facts(_facts(self)), table(("stage", "", "output", "parameters"), rows))
-
-
 def card(title: str, about: str, *parts: str) -> str:
     """A title, a line of text and HTML parts under it.
 
@@ -192,7 +176,8 @@ def routing_in_words(router: Router) -> str:
     return f"{router.describe()} routing{count}"
 
 
-def _facts(model: Any) -> list[tuple[str, str]]:
+def facts_of(model: Any) -> list[tuple[str, str]]:
+    """Lines on the images and the classes of a model."""
     height, width = model.img_size
     channels = f"{model.in_chans} channel{'' if model.in_chans == 1 else 's'}"
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range, check_shape
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.models.notebook import InNotebook, Stage, capsules_in_words, times
+from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
@@ -43,7 +44,7 @@ class TransformedPairs(NamedTuple):
     transformation: Float[Tensor, " batch *numbers"]
 
 
-class TransformingAutoencoder(InNotebook, nn.Module):
+class TransformingAutoencoder(ImageModel):
     """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
 
     Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
@@ -83,18 +84,15 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         constrained: bool = False,
         bounded: bool = False,
     ) -> None:
-        super().__init__()
+        sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
+        super().__init__(in_chans, img_size, **sizes)
+        check_range("img_size", min(self.img_size), low=1)
         if pose not in get_args(Pose):
             raise UnknownNameError("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        sizes = {"in_chans": in_chans, "img_size": min(height, width), "capsules": capsules}
-        for name, value in (sizes | {"recognition": recognition, "generation": generation}).items():
-            check_range(name, value, low=1)
-        self.in_chans, self.img_size, self.num_capsules = in_chans, (height, width), capsules
-        self.pose, self.constrained, self.bounded = pose, constrained, bounded
-        pixels = in_chans * height * width
+        self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded
+        pixels = in_chans * math.prod(self.img_size)
         recognised = 2 if pose == "translation" else 6 if constrained else 9
         self.pose_dim = 2 if pose == "translation" else 9
         shapes = {
@@ -142,9 +140,7 @@ class TransformingAutoencoder(InNotebook, nn.Module):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
-        height, width = self.img_size
-        axes = ("batch", "channels", "height", "width")
-        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        self._check(images)
         x = images.flatten(1)
         h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
         with without_autocast(x):  # places are told by small differences, which half precision would round away

@@ -38,9 +38,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     """
 
     def register(writer: W) -> W:
-        if writer.__name__ in _SECTIONS:
-            raise ValueError(f"section {writer.__name__!r} is registered twice")
-        _SECTIONS[writer.__name__] = (tasks, writer)
+        plugins.add("section", writer.__name__, (tasks, writer), _SECTIONS)
         return writer
 
     return register

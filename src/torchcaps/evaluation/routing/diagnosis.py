@@ -21,6 +21,7 @@ from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations
 from torchcaps.evaluation.routing import couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
+from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import Recorded, Router
 
 FEW = 64  # images for the test of signs
@@ -139,7 +140,7 @@ def diagnose(
     base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
     ablation, refused = _ablated(model, images, labels, seed, batch_size)
     return Diagnosis(
-        accuracy=proportion(right), num_samples=len(images), parameters=_parameters(model),
+        accuracy=proportion(right), num_samples=len(images), parameters=parameter_count(model),
         layers=tuple(
             _of_layer(name, routers[name], layer, labels, seed, starved[name], signs[name])
             for name, layer in recorded.items()
@@ -148,7 +149,7 @@ def diagnose(
         ablation=ablation, refused=refused,
         children=health.capsule_activity(first), decay=health.activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
-        baseline_parameters=None if baseline is None else _parameters(baseline),
+        baseline_parameters=None if baseline is None else parameter_count(baseline),
     )  # fmt: skip
 
 
@@ -175,7 +176,3 @@ def _ablated(
         return ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
     except NoAblationError as error:
         return None, str(error)
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
