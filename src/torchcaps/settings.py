@@ -30,13 +30,14 @@ def setting(
     return field(default=default, metadata=known)
 
 
+@dataclass(frozen=True)
 class _Group:
     """Settings that belong together. Each value is checked against its type and range."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind or out of range."""
         hints = _hints(type(self))
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             told = f.metadata["name"] or f.name
             value = _taken(told, getattr(self, f.name), hints[f.name])
             object.__setattr__(self, f.name, value)

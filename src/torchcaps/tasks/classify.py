@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torchcaps import plugins
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import Evaluation, evaluate
+from torchcaps.evaluation.base import capsule_model
 from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
@@ -25,6 +26,14 @@ from torchcaps.types import Capsules, ModelSpec
 # The paper's weight belongs to images of this many values; per value it is then the same for every image size.
 PAPER_PIXELS, PAPER_WEIGHT = 784, 0.0005
 SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the start leaves many capsules dead
+
+
+class LogitModel(Protocol):
+    """What a model that declares logits can do."""
+
+    def logits(self, images: Tensor) -> Tensor: ...  # noqa: D102
+
+    def probabilities(self, logits: Tensor) -> Tensor: ...  # noqa: D102
 
 
 class Scores(NamedTuple):
@@ -158,11 +167,12 @@ class Classify(Task):
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
         if self.spec.pose:
-            capsules = self.model.capsules(images)  # type: ignore[operator]
+            capsules = capsule_model(self.model).capsules(images)
             return Scores(capsules.activation, None, capsules)
         if self.spec.logits:
-            logits = self.model.logits(images)  # type: ignore[operator]
-            return Scores(self.model.probabilities(logits), logits, None)  # type: ignore[operator]
+            model = cast(LogitModel, self.model)
+            logits = model.logits(images)
+            return Scores(model.probabilities(logits), logits, None)
         outputs = self.model(images)
         if self.spec.activation == "logit":
             return Scores(self.probabilities(outputs), outputs, None)
@@ -193,7 +203,7 @@ class Classify(Task):
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Summed squared error of what the labelled capsules draw, mean over the batch."""
-        drawing = self.model.reconstruct(capsules, batch.labels)  # type: ignore[operator]
+        drawing = capsule_model(self.model, decoder=True).reconstruct(capsules, batch.labels)
         return reconstruction_loss(drawing, batch.images)
 
     def outcome(self, batch: Batch) -> Outcomes:  # type: ignore[override]
@@ -231,7 +241,7 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The class with the largest activation, and the activations of all, the largest first."""
-        classes: tuple[str, ...] = self.model.classes  # type: ignore[assignment]
+        classes = cast(tuple[str, ...], self.model.classes)
         rows = []
         for values in activations_of(self.model, pictures):
             order = values.argsort(descending=True).tolist()

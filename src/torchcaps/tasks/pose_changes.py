@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torchcaps.errors import check_range
 from torchcaps.evaluation.checks import check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
-from torchcaps.models import TransformedPairs
+from torchcaps.models import TransformedPairs, TransformingAutoencoder
 from torchcaps.types import Capsules
 
 SHIFT, AFFINE = ("dx", "dy"), ("xx", "xy", "x", "yx", "yy", "y")
@@ -111,9 +111,10 @@ def rounded(value: float | None) -> str:
 def compared(model: nn.Module, pairs: TransformedPairs) -> dict[str, Tensor]:
     """What a model makes of pairs, `[batch, ...]` by name: poses, presences, the target, errors summed over pixels."""
     source, target, done = pairs
-    before, after = model.capsules(source), model.capsules(target)  # type: ignore[operator]
-    moved: Capsules = model.move(before, done)  # type: ignore[operator]
-    drawn: Tensor = model.reconstruct(moved)  # type: ignore[operator]
+    mover = cast(TransformingAutoencoder, model)
+    before, after = mover.capsules(source), mover.capsules(target)
+    moved = mover.move(before, done)
+    drawn = mover.reconstruct(moved)
     shifts = done.dim() == 2
     matrices = shift_matrices(done, (source.shape[2], source.shape[3])) if shifts else done
     images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import evaluate_multilabel
+from torchcaps.evaluation.base import capsule_model
 from torchcaps.evaluation.forward import Progress
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
@@ -46,9 +47,9 @@ class Several(Classify):
         """Errors of the drawings of all labelled capsules against the single images, added up."""
         if batch.singles is None:
             raise ValueError("singles: expected what each labelled class looks like alone, got none")
-        error = capsules.pose.new_zeros(())
+        error, model = capsules.pose.new_zeros(()), capsule_model(self.model, decoder=True)
         for label, target in zip(batch.labels.unbind(dim=1), batch.singles.unbind(dim=1), strict=True):
-            error = error + reconstruction_loss(self.model.reconstruct(capsules, label), target)  # type: ignore[operator]
+            error = error + reconstruction_loss(model.reconstruct(capsules, label), target)
         return error
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:

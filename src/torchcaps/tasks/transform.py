@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -17,11 +17,12 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.evaluation.base import capsule_model
 from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
-from torchcaps.models.transforming_autoencoder import Pose
+from torchcaps.models.transforming_autoencoder import Pose, TransformingAutoencoder
 from torchcaps.settings import EARLIER, TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
 from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
@@ -56,7 +57,7 @@ class Transform(Task):
             kind = type(model).__name__
             raise ValueError(f"task: {self.name} takes a model whose poses a known transformation moves, got {kind}")
         super().__init__(model, config, images)
-        self.pose: Pose = model.pose  # type: ignore[assignment]
+        self.pose = cast(TransformingAutoencoder, model).pose
         how = self.config.augmentation
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
@@ -110,7 +111,7 @@ class Transform(Task):
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The most present capsules of each picture, with their presences and poses."""
-        poses, presences = self.model.capsules(pictures)  # type: ignore[operator]
+        poses, presences = capsule_model(self.model).capsules(pictures)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
             first, *_ = order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
@@ -165,7 +166,7 @@ class Transform(Task):
     def _capsules(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
 
-        strokes = self.model.strokes().cpu()  # type: ignore[operator]
+        strokes = cast(TransformingAutoencoder, self.model).strokes().cpu()
         often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
         return Exhibit(
             "generation", "The capsules",
