@@ -39,7 +39,7 @@ class TextbookCapsules(nn.Module):
         super().__init__()
         self.iterations = iterations_of(layer)
         self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
-        self.bias = _copy_of(layer.bias)
+        self.bias = deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -68,7 +68,7 @@ class EinsumCapsules(nn.Module):
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
         self.iterations = iterations_of(layer)
-        self.weight, self.bias = nn.Parameter(layer.weight.detach().clone()), _copy_of(layer.bias)
+        self.weight, self.bias = deepcopy(layer.weight), deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -175,10 +175,6 @@ def iterations_of(layer: CapsuleLinear) -> int:
     return router.iterations
 
 
-def _copy_of(parameter: Tensor | None) -> nn.Parameter | None:
-    return None if parameter is None else nn.Parameter(parameter.detach().clone())
-
-
 class WrongResultError(TorchcapsError):
     """A variant computes something else than the reference."""
 
@@ -193,20 +189,14 @@ def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
 
 
 def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
-    """Largest relative error of each exact variant among `names`.
-
-    Raises:
-        WrongResultError: if one exceeds the tolerance.
-    """
+    """Largest relative error of each exact variant among `names`. Raises WrongResultError if one exceeds the
+    tolerance."""
     generator = torch.Generator().manual_seed(0)
     pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
     upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)
     truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
-    errors = {}
-    for name in names:
-        if VARIANTS[name].exact:
-            errors[name] = largest_error(outcome(VARIANTS[name].build(layer), pose, upstream), truth)
-    return checked(errors)
+    builds = {name: VARIANTS[name].build for name in names if VARIANTS[name].exact}
+    return checked({n: largest_error(outcome(build(layer), pose, upstream), truth) for n, build in builds.items()})
 
 
 def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:

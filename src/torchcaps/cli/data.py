@@ -53,11 +53,9 @@ def _fetch(name: str, root: Path | None) -> int:
 
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
-
-        def progress(file: str, done: int, total: int | None) -> None:
-            bar.update(task, description=file, completed=done, total=total)
-
-        folder = fetch_dataset(name, root, progress)
+        folder = fetch_dataset(
+            name, root, lambda file, done, total: bar.update(task, description=file, completed=done, total=total)
+        )
     print(folder)
     return 0
 

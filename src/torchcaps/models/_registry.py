@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -114,12 +113,6 @@ def create_model(
             img_size=passport.img_size if img_size is None else img_size,
             **options,
         )
-
-
-def model_options(name: str) -> list[str]:
-    """Names of a model's own options, for help texts."""
-    sizes = {"num_classes", "in_chans", "img_size"}
-    return [p for p in inspect.signature(_find(name)[0]).parameters if p not in sizes]
 
 
 def _find(name: str) -> tuple[Builder, Passport]:

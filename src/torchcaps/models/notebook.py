@@ -158,15 +158,11 @@ def _kind(module: nn.Module) -> str:
     conv: Any = getattr(module, "conv", module)
     name = type(module).__name__
     if hasattr(conv, "kernel_size"):
-        stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
-        name += f" {_square(conv.kernel_size)}, stride {stride}"
+        kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
+        name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
         name += f", {routing_in_words(module.router)}"
     return name
-
-
-def _square(kernel: int | tuple[int, ...]) -> str:
-    return times(*(kernel, kernel) if isinstance(kernel, int) else kernel)
 
 
 def routing_in_words(router: Router) -> str:

@@ -123,20 +123,17 @@ class TransformingAutoencoder(ImageModel):
     def notebook_stages(self) -> list[Stage]:
         """The five stages of all capsules, for the table that a notebook shows."""
         count, image = self.num_capsules, times(self.in_chans, *self.img_size)
-        outputs = {
-            "recognise": capsules_in_words((count, self.weight["recognise"].shape[2])).replace("dims", "units"),
-            "place": capsules_in_words((count, self.pose_dim)), "gate": f"{count} presences",
-            "generate": capsules_in_words((count, self.weight["generate"].shape[2])).replace("dims", "units"),
-            "draw": image,
+        recognised, generated = (
+            capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
+            for name in ("recognise", "generate")
+        )
+        told = {
+            "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
+            "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
+            "generate": ("sigmoid units", generated),
+            "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
-        kinds = {
-            "recognise": "sigmoid units", "place": f"poses ({self.pose})", "gate": "sigmoid units",
-            "generate": "sigmoid units", "draw": "sum over capsules" + (", then sigmoid" if self.bounded else ""),
-        }  # fmt: skip
-        return [
-            Stage(name, kinds[name], output, self.weight[name].numel() + self.bias[name].numel())
-            for name, output in outputs.items()
-        ]
+        return [Stage(n, *told[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""

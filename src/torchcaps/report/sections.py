@@ -78,7 +78,8 @@ def lead(run: FinishedRun) -> Html:
 
 def summary(run: FinishedRun) -> Section:
     """What was trained, on what, how long, and what came out."""
-    height, width = run.images.img_size
+    (height, width), channels = run.images.img_size, run.images.in_chans
+    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     passport = model_passport(run.config.model.name)
     options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model.options.items())
     rows = {
@@ -88,7 +89,7 @@ def summary(run: FinishedRun) -> Section:
         "Parameters": f"{run.parameters:,}",
         "Task": f"{run.task.name}, trained with the {_words(run.task.loss)} loss",
         "Data": name(run.config.data.name),
-        "Images": f"{width} × {height} pixels (width × height), {_channels(run.images.in_chans)}",
+        "Images": f"{width} × {height} pixels (width × height), {kind}",
         "Classes": _classes(run) if run.task.labelled else "labels had no part in it",
         "Training": _training(run),
         "Time": _time(run),
@@ -155,10 +156,6 @@ def _outputs(run: FinishedRun) -> str:
 def _classes(run: FinishedRun) -> Html:
     shown = ", ".join(name(label) for label in run.classes[:10])
     return Html(f"{len(run.classes)}: {shown}{', …' if len(run.classes) > 10 else ''}")
-
-
-def _channels(count: int) -> str:
-    return {1: "grey", 3: "colour"}.get(count, f"{count} channels")
 
 
 def _training(run: FinishedRun) -> str:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.multilabel import top_labels
-from torchcaps.evaluation.base import Figures, Images
-from torchcaps.evaluation.checks import check_images
+from torchcaps.evaluation.base import Figures, Images, check_images
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.data.augment import inverse_map
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
-from torchcaps.evaluation.checks import check_images, check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_images, check_labelled, check_labels
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss
-from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled, check_labels
 from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss

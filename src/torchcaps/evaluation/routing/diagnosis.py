@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.base import Figures, LabelledImages, Loss
-from torchcaps.evaluation.checks import check_labels
+from torchcaps.evaluation.base import Figures, LabelledImages, Loss, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations
@@ -138,7 +137,11 @@ def diagnose(
     routers = routers_of(model)
     course = {name: layer.activation for name, layer in recorded.items() if routers[name].activation != "none"}
     base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
-    ablation, refused = _ablated(model, images, labels, seed, batch_size)
+    ablation, refused = None, ""
+    try:
+        ablation = ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size)
+    except NoAblationError as error:
+        refused = str(error)
     return Diagnosis(
         accuracy=proportion(right), num_samples=len(images), parameters=parameter_count(model),
         layers=tuple(
@@ -166,13 +169,3 @@ def _of_layer(
         parents=health.capsule_activity(layer.activation) if present else None, starvation=starved,
         sign=sign if present else None,
     )  # fmt: skip
-
-
-def _ablated(
-    model: nn.Module, images: Tensor, labels: Tensor, seed: int, batch_size: int
-) -> tuple[ablations.RoutingAblation | None, str]:
-    """The ablation, or why there is none."""
-    try:
-        return ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
-    except NoAblationError as error:
-        return None, str(error)
