@@ -61,10 +61,14 @@ class Sizes:
 
     def layer(self) -> CapsuleLinear:
         """The reference layer of these sizes."""
+        return self.routed("dynamic", impl="reference")
+
+    def routed(self, routing: str, **options: Any) -> CapsuleLinear:
+        """The layer of these sizes with a router by name; `iterations` goes to those that take such an option."""
+        if "iterations" in inspect.signature(type(create_router(routing, **options))).parameters:
+            options = {"iterations": self.iterations, **options}
         with drawn_from(torch.Generator().manual_seed(0)):
-            return CapsuleLinear(
-                self.children, self.in_dim, self.parents, self.dim, iterations=self.iterations, impl="reference"
-            )
+            return CapsuleLinear(self.children, self.in_dim, self.parents, self.dim, routing, **options)
 
 
 def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
@@ -188,13 +192,6 @@ def benchmark_routers(
     """
     given = options or {}
     timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
-    passes = {name: passes_of_layer(_layer(name, sizes, given.get(name, {})), sizes) for name in timed}
+    passes = {name: passes_of_layer(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
     rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
     return [rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names]
-
-
-def _layer(name: str, sizes: Sizes, options: Mapping[str, Any]) -> CapsuleLinear:
-    iterates = "iterations" in inspect.signature(type(create_router(name, **options))).parameters
-    options = {"iterations": sizes.iterations, **options} if iterates else options
-    with drawn_from(torch.Generator().manual_seed(0)):
-        return CapsuleLinear(sizes.children, sizes.in_dim, sizes.parents, sizes.dim, name, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -44,11 +44,10 @@ def report(
         if diagnose == 1:
             raise ValueError("--diagnose: expected 0 or at least 2, got 1")
     with counting("evaluating") as progress:
+        how: dict[str, Any] = {"root": root, "device": device, "images": images, "progress": progress}
         if len(runs) == 1:
-            path = write_report(
-                runs[0], output=output, root=root, device=device, images=images, diagnose=diagnose, progress=progress
-            )
+            path = write_report(runs[0], output=output, diagnose=diagnose, **how)
         else:
-            path = write_comparison(runs, output=output, root=root, device=device, images=images, progress=progress)
+            path = write_comparison(runs, output=output, **how)
     print(path)
     return 0

@@ -98,18 +98,13 @@ def default_split(name: str, labels: Tensor, split: str) -> Tensor:
 
 def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
     if isinstance(fraction_or_count, int):
-        return _share(sizes, fraction_or_count)
+        total, count = int(sizes.sum()), fraction_or_count
+        if not 0 < count < total:
+            raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
+        exact = sizes * (count / total)
+        quotas = np.floor(exact).astype(np.int64)
+        quotas[np.argsort(quotas - exact, kind="stable")[: count - int(quotas.sum())]] += 1  # to those most owed
+        return quotas
     if not 0 < fraction_or_count < 1:
         raise DataError(f"holdout: expected a fraction between 0 and 1 or a whole count, got {fraction_or_count}")
     return np.minimum(np.maximum(np.rint(sizes * fraction_or_count), 1), sizes - 1).astype(np.int64)
-
-
-def _share(sizes: np.ndarray, count: int) -> np.ndarray:
-    total = int(sizes.sum())
-    if not 0 < count < total:
-        raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
-    exact = sizes * (count / total)
-    quotas = np.floor(exact).astype(np.int64)
-    most_owed = np.argsort(quotas - exact, kind="stable")[: count - int(quotas.sum())]
-    quotas[most_owed] += 1
-    return quotas

@@ -16,17 +16,23 @@ class ImageModel(nn.Module):
     Args:
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
+        smallest: side of the smallest image in pixels, and what needs it, in the plural.
         sizes: other numbers by name.
 
     Raises:
-        ValueError: for channels or another number below one.
+        ValueError: for images that are too small, and for channels or another number below one.
     """
 
-    def __init__(self, in_chans: int, img_size: int | tuple[int, int], **sizes: int) -> None:
+    def __init__(
+        self, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str] = (1, "models"), **sizes: int
+    ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         for name, value in {"in_chans": in_chans, **sizes}.items():
             check_range(name, value, low=1)
+        least, what = smallest
+        if min(height, width) < least:
+            raise ValueError(f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}")
         self.in_chans, self.img_size = in_chans, (height, width)
 
     def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:

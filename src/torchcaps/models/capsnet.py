@@ -7,6 +7,7 @@ CapsuleLinear).
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
 SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
+NEEDY = f"the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution)"
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
@@ -68,9 +70,10 @@ class CapsNet(ImageModel):
         impl: Impl = "auto",
         **routing_options: Any,
     ) -> None:
-        types, dims = primary_types, {"primary_dim": primary_dim, "class_dim": class_dim}
-        super().__init__(in_chans, img_size, num_classes=num_classes, channels=channels, primary_types=types, **dims)
-        self.num_classes, children = num_classes, primary_types * _positions(*self.img_size)
+        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
+        super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
+        self.num_classes = num_classes
+        children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
@@ -110,17 +113,6 @@ class CapsNet(ImageModel):
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
         return self.decoder(mask_capsules(capsules, labels))
-
-
-def _positions(height: int, width: int) -> int:
-    """Positions of the primary capsules' map."""
-    if min(height, width) < SMALLEST:
-        raise ValueError(
-            f"img_size: the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution) need images of "
-            f"at least {SMALLEST}x{SMALLEST} pixels, got {height}x{width}"
-        )
-    rows, columns = ((size - SMALLEST) // STRIDE + 1 for size in (height, width))
-    return rows * columns
 
 
 @register_model(

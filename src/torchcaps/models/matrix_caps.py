@@ -77,13 +77,8 @@ class MatrixCaps(ImageModel):
         impl: str = "auto",
     ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        super().__init__(in_chans, img_size, **sizes)
+        super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
         height, width = self.img_size
-        if min(height, width) < SMALLEST:
-            raise ValueError(
-                f"img_size: a convolution and two layers of capsules need images of at least {SMALLEST}x{SMALLEST} "
-                f"pixels, got {height}x{width}"
-            )
         check_iterations(iterations)
         self.num_classes, self.standardised = num_classes, standardised
         options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}

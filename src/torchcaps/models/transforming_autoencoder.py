@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import UnknownNameError, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
@@ -85,8 +85,7 @@ class TransformingAutoencoder(ImageModel):
         bounded: bool = False,
     ) -> None:
         sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
-        super().__init__(in_chans, img_size, **sizes)
-        check_range("img_size", min(self.img_size), low=1)
+        super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
         if pose not in get_args(Pose):
             raise UnknownNameError("pose", pose, get_args(Pose))
         if constrained and pose != "affine":

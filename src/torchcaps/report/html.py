@@ -90,9 +90,8 @@ def write_comparison(
     found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
     comparison.check_same_task(found)
     named = dict(zip(telling([run.path for run in found]), found, strict=True))
-    content = page(
-        f"Comparison of {len(found)} runs", comparison.lead(named), comparison.sections_of(named), _foot(found)
-    )
+    title, sections = f"Comparison of {len(found)} runs", comparison.sections_of(named)
+    content = page(title, comparison.lead(named), sections, _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 

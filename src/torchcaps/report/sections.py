@@ -177,9 +177,9 @@ def _time(run: FinishedRun) -> str:
 
 
 def _kept(run: FinishedRun) -> str:
-    if not any(row.get("best") for row in run.epochs):
-        return f"that of epoch {best_epoch(run.epochs)}, the last"
-    return f"that of epoch {best_epoch(run.epochs)}, chosen by validation; test images had no part in it"
+    chosen = any(row.get("best") for row in run.epochs)
+    why = "chosen by validation; test images had no part in it" if chosen else "the last"
+    return f"that of epoch {best_epoch(run.epochs)}, {why}"
 
 
 def _results(run: FinishedRun) -> dict[str, str]:

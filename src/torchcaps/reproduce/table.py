@@ -88,7 +88,7 @@ def _matched(
         compare_viewpoints(*((curve["familiar"], curve["novel"]) for curve in (ours[seed], theirs[seed])))
         for seed in sorted(ours.keys() & theirs.keys())
     ]
-    novel = [mean(taken) for taken in zip(*(pair.taken for pair in pairs), strict=True)]
+    novel = [mean(taken) for taken in zip(*((pair.first_taken, pair.second_taken) for pair in pairs), strict=True)]
     gains = [100 * pair.gain for pair in pairs]
     spread = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
     seeds = "1 seed" if len(pairs) == 1 else f"{len(pairs)} seeds"

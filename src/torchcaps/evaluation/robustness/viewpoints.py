@@ -61,9 +61,14 @@ class ViewpointComparison(Figures):
     derived = ("verdict",)
 
     @property
-    def taken(self) -> tuple[float, float]:
-        """Novel accuracies of the first and the second model that `gain` is made of."""
-        return _taken(self.first, self.interpolated), _taken(self.second, self.interpolated)
+    def first_taken(self) -> float:
+        """Novel accuracy of the first model that `gain` is made of."""
+        return _taken(self.first, self.interpolated)
+
+    @property
+    def second_taken(self) -> float:
+        """Novel accuracy of the second model that `gain` is made of."""
+        return _taken(self.second, self.interpolated)
 
     @property
     def verdict(self) -> str:
