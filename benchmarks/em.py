@@ -37,7 +37,7 @@ def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
     rows = []
     for impl, workload in workloads.items():
         found = quartiles(seconds[impl])
-        memory = in_fresh_process("training", workload=asdict(workload), precision=PRECISION)
+        memory = in_fresh_process("memory", workload=asdict(workload), precision=PRECISION)
         rows.append(
             {
                 "iterations": iterations, "impl": impl, "ms": 1e3 * found["median"], "q1": 1e3 * found["q1"],

@@ -30,13 +30,14 @@ def setting(
     return field(default=default, metadata=known)
 
 
+@dataclass(frozen=True)
 class _Group:
     """Settings that belong together. Each value is checked against its type and range."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind or out of range."""
         hints = _hints(type(self))
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             told = f.metadata["name"] or f.name
             value = _taken(told, getattr(self, f.name), hints[f.name])
             object.__setattr__(self, f.name, value)
@@ -125,8 +126,8 @@ class ScheduleSettings(_Group):
     name: Literal["short", "cosine", "paper", "constant", "steps"] | None = setting(
         None,
         "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
-        "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps "
-        "falls by a factor at milestones",
+        "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is "
+        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones",
         name="schedule",
     )
     milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")

@@ -11,10 +11,11 @@ from torchcaps.bench import Workload, baselines, benchmark_latency, benchmark_la
 from torchcaps.bench.baselines import WrongResultError
 from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
-from torchcaps.bench.workload import TextbookNetwork, loss_of, routed_layer, task_of, textbook_loss
+from torchcaps.bench.workload import TextbookNetwork, routed_layer, task_of, textbook_loss
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
+from torchcaps.tasks.classify import Batch
 
 from .conftest import SMALL
 from .test_timing import ticking
@@ -51,7 +52,8 @@ def test_the_textbook_network_has_our_weights_and_computes_the_same(small):
     network = TextbookNetwork(model)
     assert count(network) == count(model)
     images, labels = small.data(model)
-    ours, theirs = loss_of(task_of(model), images, labels), textbook_loss(images, labels, *network(images, labels))
+    batch = Batch(images, labels)
+    ours, theirs = task_of(model)(batch, 0.0)["loss"], textbook_loss(images, labels, *network(images, labels))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     ours.backward()
     theirs.backward()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation.checks import check_labelled
+from torchcaps.evaluation.base import check_labelled
 from torchcaps.evaluation.forward import device_of, evaluating, image_activations, right_answers
 
 from .stubs import PixelReader

@@ -11,7 +11,6 @@ from torchcaps import viz
 from torchcaps.errors import DataError, RunError
 from torchcaps.report import evaluation_folder, finish_run, open_run, plot_training, write_evaluation
 from torchcaps.report import run as run_module
-from torchcaps.report.epochs import curve_rows
 from torchcaps.training import RunFolder
 from training.makers import left_behind, write_bars
 
@@ -101,12 +100,14 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
     assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
 
 
-def test_curves_of_early_versions_are_those_of_the_loss_that_they_called_margin():
+def test_curves_of_early_versions_are_those_of_the_loss_that_they_called_margin(monkeypatch):
+    monkeypatch.setattr(viz, "curves", lambda rows, **_: rows)
+    training_figure = run_module.training_figure
     early = [{"epoch": 1, "train_loss": 3.0, "train_margin": 2.0, "val_loss": 1.0}]
-    assert curve_rows(early, "spread")[0]["train_loss"] == 2.0
+    assert training_figure(early, "spread")[0]["train_loss"] == 2.0
     late = [{"epoch": 1, "train_loss": 3.0, "train_spread": 2.5, "train_margin": 2.0}]
-    assert curve_rows(late, "spread")[0]["train_loss"] == 2.5
-    assert curve_rows([{"epoch": 1, "train_loss": 3.0}], "spread")[0]["train_loss"] == 3.0
+    assert training_figure(late, "spread")[0]["train_loss"] == 2.5
+    assert training_figure([{"epoch": 1, "train_loss": 3.0}], "spread")[0]["train_loss"] == 3.0
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.bench.timing import Log
+from torchcaps.bench.timing import Log, silent
 from torchcaps.errors import TorchcapsError, UnknownNameError
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear, set_impl
@@ -39,7 +39,7 @@ class TextbookCapsules(nn.Module):
         super().__init__()
         self.iterations = iterations_of(layer)
         self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
-        self.bias = _copy_of(layer.bias)
+        self.bias = deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -68,7 +68,7 @@ class EinsumCapsules(nn.Module):
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
         self.iterations = iterations_of(layer)
-        self.weight, self.bias = nn.Parameter(layer.weight.detach().clone()), _copy_of(layer.bias)
+        self.weight, self.bias = deepcopy(layer.weight), deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -137,11 +137,19 @@ def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARI
             raise UnknownNameError(argument, name, known)
 
 
-def chosen(known: Iterable[str], reasons: Mapping[str, str], log: Log) -> list[str]:
-    """Those of the known variants that nothing speaks against; the others are logged with their reasons."""
-    for name, reason in reasons.items():
+def chosen(
+    argument: str, asked: Sequence[str], known: Iterable[str], reasons: Callable[[], Mapping[str, str]] = dict,
+    log: Log = silent,
+) -> list[str]:  # fmt: skip
+    """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
+    with their reasons. Raises UnknownNameError for one that does not exist."""
+    check_known(argument, asked, known)
+    if asked:
+        return list(dict.fromkeys(asked))
+    against = reasons()
+    for name, reason in against.items():
         log(f"left out: {name} ({reason})")
-    return [name for name in known if name not in reasons]
+    return [name for name in known if name not in against]
 
 
 def unusable(layer: CapsuleLinear) -> dict[str, str]:
@@ -167,10 +175,6 @@ def iterations_of(layer: CapsuleLinear) -> int:
     return router.iterations
 
 
-def _copy_of(parameter: Tensor | None) -> nn.Parameter | None:
-    return None if parameter is None else nn.Parameter(parameter.detach().clone())
-
-
 class WrongResultError(TorchcapsError):
     """A variant computes something else than the reference."""
 
@@ -185,20 +189,14 @@ def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
 
 
 def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
-    """Largest relative error of each exact variant among `names`.
-
-    Raises:
-        WrongResultError: if one exceeds the tolerance.
-    """
+    """Largest relative error of each exact variant among `names`. Raises WrongResultError if one exceeds the
+    tolerance."""
     generator = torch.Generator().manual_seed(0)
     pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
     upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)
     truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
-    errors = {}
-    for name in names:
-        if VARIANTS[name].exact:
-            errors[name] = largest_error(outcome(VARIANTS[name].build(layer), pose, upstream), truth)
-    return checked(errors)
+    builds = {name: VARIANTS[name].build for name in names if VARIANTS[name].exact}
+    return checked({n: largest_error(outcome(build(layer), pose, upstream), truth) for n, build in builds.items()})
 
 
 def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, chosen, iterations_of, unusable
-from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.bench.baselines import VARIANTS, chosen, iterations_of, unusable
+from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent, spread
+from torchcaps.errors import check_range
 from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
 from torchcaps.types import Capsules
 
@@ -61,18 +61,19 @@ class Sizes:
 
     def layer(self) -> CapsuleLinear:
         """The reference layer of these sizes."""
+        return self.routed("dynamic", impl="reference")
+
+    def routed(self, routing: str, **options: Any) -> CapsuleLinear:
+        """The layer of these sizes with a router by name; `iterations` goes to those that take such an option."""
+        if "iterations" in inspect.signature(type(create_router(routing, **options))).parameters:
+            options = {"iterations": self.iterations, **options}
         with drawn_from(torch.Generator().manual_seed(0)):
-            return CapsuleLinear(
-                self.children, self.in_dim, self.parents, self.dim, iterations=self.iterations, impl="reference"
-            )
+            return CapsuleLinear(self.children, self.in_dim, self.parents, self.dim, routing, **options)
 
 
 def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
     """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged."""
-    check_known("variant", asked)
-    if asked:
-        return list(dict.fromkeys(asked))
-    return chosen(VARIANTS, unusable(sizes.layer()), log)
+    return chosen("variant", asked, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
 def passes_of(variant: str, sizes: Sizes) -> Passes:
@@ -125,9 +126,8 @@ def pass_rows(passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log
     )
     rows: dict[str, Row] = {}
     for name in passes:
-        total = quartiles(whole[name])
-        row = rows[name] = {"variant": name, "forward ms": 1e3 * quartiles(forward[name])["median"]}
-        row["forward+backward ms"], row["q1"], row["q3"] = (1e3 * total[key] for key in ("median", "q1", "q3"))
+        first = 1e3 * quartiles(forward[name])["median"]
+        rows[name] = {"variant": name, "forward ms": first, **spread("forward+backward ms", whole[name])}
     return rows
 
 
@@ -168,11 +168,7 @@ def machine_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = 
 
 def routers_known(asked: Sequence[str] = ()) -> list[str]:
     """The routers asked for, or without any all that are registered. Raises UnknownNameError for one that is not."""
-    known = list_routers()
-    for name in asked:
-        if name not in known:
-            raise UnknownNameError("routing", name, known)
-    return list(dict.fromkeys(asked)) or known
+    return chosen("routing", asked, list_routers())
 
 
 def benchmark_routers(
@@ -196,13 +192,6 @@ def benchmark_routers(
     """
     given = options or {}
     timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
-    passes = {name: passes_of_layer(_layer(name, sizes, given.get(name, {})), sizes) for name in timed}
+    passes = {name: passes_of_layer(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
     rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
     return [rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names]
-
-
-def _layer(name: str, sizes: Sizes, options: Mapping[str, Any]) -> CapsuleLinear:
-    iterates = "iterations" in inspect.signature(type(create_router(name, **options))).parameters
-    options = {"iterations": sizes.iterations, **options} if iterates else options
-    with drawn_from(torch.Generator().manual_seed(0)):
-        return CapsuleLinear(sizes.children, sizes.in_dim, sizes.parents, sizes.dim, name, **options)

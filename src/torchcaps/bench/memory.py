@@ -166,7 +166,7 @@ def benchmark_memory(
             log(f"{precision}, batch {batch}")
             chosen = replace(workload, batch=batch)
             estimate = estimate_memory(chosen.build(), batch, precision)
-            found = in_fresh_process("training", workload=asdict(chosen), precision=precision)
+            found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
             measured = found["peak_mib"] - found["before_mib"]
             parts = {f"{name} MiB": value / MIB for name, value in estimate.to_dict().items() if name != "total"}
             row: Row = {"batch": batch, "precision": precision}

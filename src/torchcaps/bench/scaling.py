@@ -37,10 +37,7 @@ def benchmark_scaling(
     impls: Sequence[str], middle: Sizes, repeats: int, clock: Clock, count: int = 5, log: Log = silent
 ) -> list[Row]:
     """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
-
-    Raises:
-        UnknownNameError: for an implementation that does not exist.
-    """
+    Raises UnknownNameError for an implementation that does not exist."""
     check_known("impl", impls)
     rows = []
     for axis in AXES:

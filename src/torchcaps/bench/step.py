@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, check_known, checked, chosen, largest_error, unusable, verify
-from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
+from torchcaps.bench.baselines import VARIANTS, checked, chosen, largest_error, unusable, verify
+from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
 from torchcaps.bench.workload import TextbookNetwork, Workload, replicable, routed_layer, textbook_step, training_step
 from torchcaps.evaluation.base import capsule_model
 from torchcaps.nn import set_impl
@@ -32,14 +32,13 @@ FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
 def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
     """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged. Raises
     UnknownNameError for one that does not exist, and ValueError for a model that none can be built for."""
-    check_known("variant", asked, STEPS)
-    if asked:
-        return list(dict.fromkeys(asked))
-    model = workload.build()
-    reasons = unusable(routed_layer(model)[1])
-    if not replicable(model):
-        reasons[NETWORK] = "the tutorials' network is a capsnet with a decoder for 28x28 images"
-    return chosen(STEPS, reasons, log)
+
+    def reasons() -> dict[str, str]:
+        model = workload.build()
+        network = "the tutorials' network is a capsnet with a decoder for 28x28 images"
+        return unusable(routed_layer(model)[1]) | ({} if replicable(model) else {NETWORK: network})
+
+    return chosen("variant", asked, STEPS, reasons, log)
 
 
 def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
@@ -83,10 +82,8 @@ def benchmark_steps(
         give_memory_back()
         del work
         for name in variants:
-            found = quartiles(seconds[name])
-            row: Row = {"variant": name, "precision": precision}
-            row["ms"], row["q1"], row["q3"] = (1e3 * found[key] for key in ("median", "q1", "q3"))
-            rows.append(row | {"img/s": workload.batch / found["median"]})
+            row = {"variant": name, "precision": precision, **spread("ms", seconds[name])}
+            rows.append(row | {"img/s": 1e3 * workload.batch / row["ms"]})
     _add_ratios(rows)
     if memory and timing.can_measure_memory():
         _add_memory(rows, workload, log)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -72,6 +73,12 @@ def quartiles(samples: Sequence[float]) -> dict[str, float]:
     return {"median": median(samples), "q1": low, "q3": high, "min": min(samples), "count": len(samples)}
 
 
+def spread(head: str, samples: Sequence[float]) -> Row:
+    """Milliseconds of these seconds for a row: the median under this heading, and quartiles."""
+    found = quartiles(samples)
+    return {head: 1e3 * found["median"], "q1": 1e3 * found["q1"], "q3": 1e3 * found["q3"]}
+
+
 def peak_of(run: Callable[[], object]) -> dict[str, float]:
     """Resident memory before `run`, and its high-water mark during it, in MiB. Call `run` once before, to warm up.
 
@@ -90,16 +97,23 @@ def can_measure_memory() -> bool:
 
 
 def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
-    """What `torchcaps.bench.fresh` finds for this work, in a process of its own with as many threads as this one.
+    """What `peak` of the module `torchcaps.bench.WORK` finds, in a process of its own with as many threads as this one.
     Raises TorchcapsError with the end of its error output, if it fails."""
     order = json.dumps({"work": work, "threads": torch.get_num_threads(), "arguments": arguments})
-    command = [sys.executable, "-P", "-m", "torchcaps.bench.fresh", order]
+    command = [sys.executable, "-P", "-c", "from torchcaps.bench import timing; timing.obey()", order]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise TorchcapsError(f"memory of {work} {arguments}: the process that measures it failed: {last}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def obey() -> None:
+    """Do what the order of `in_fresh_process` says, and print what was found as one line of JSON."""
+    order = json.loads(sys.argv[1])
+    torch.set_num_threads(order["threads"])
+    print(json.dumps(import_module(f"torchcaps.bench.{order['work']}").peak(**order["arguments"])))
 
 
 def machine() -> dict[str, object]:

@@ -4,6 +4,7 @@ whole network of 2017 as tutorials write it, to hold a training step of this lib
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -69,12 +70,6 @@ def task_of(model: nn.Module) -> Task:
     return create_task(model, TrainConfig())
 
 
-def loss_of(task: Task, images: Tensor, labels: Tensor) -> Tensor:
-    """The loss of a batch at the start of a training."""
-    loss: Tensor = task(Batch(images, labels), 0.0)["loss"]
-    return loss
-
-
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """A function that makes one training step of the model, in place: the loss of its task, then fused Adam.
 
@@ -82,12 +77,15 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
     """
     task = task_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    return _step(optimiser, lambda: task(Batch(images, labels), 0.0)["loss"], precision)
 
+
+def _step(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], precision: str) -> Callable[[], None]:
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = loss_of(task, images, labels)
-        loss.backward()
+            value = loss()
+        value.backward()
         optimiser.step()
 
     return step
@@ -139,7 +137,7 @@ class TextbookNetwork(nn.Module):
         # Children type by type here; position by position there.
         by_type = self.digits.route_weights.unflatten(1, (-1, types)).transpose(1, 2).flatten(1, 2)
         self.digits.route_weights = nn.Parameter(by_type.detach().contiguous())
-        self.decoder = nn.Sequential(*map(_copy, model.get_submodule("decoder.layers").children()))
+        self.decoder = deepcopy(nn.Sequential(*model.get_submodule("decoder.layers").children()))
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Lengths `[batch, classes]`, and reconstructions `[batch, pixels]` of the labelled capsules."""
@@ -165,15 +163,7 @@ def textbook_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
     """A function that runs one training step of the textbook network, with plain Adam."""
     network, images = TextbookNetwork(model), images.contiguous(memory_format=torch.contiguous_format)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = textbook_loss(images, labels, *network(images, labels))
-        loss.backward()
-        optimiser.step()
-
-    return step
+    return _step(optimiser, lambda: textbook_loss(images, labels, *network(images, labels)), precision)
 
 
 def replicable(model: nn.Module) -> bool:
@@ -187,13 +177,4 @@ def _convolution(weight: Tensor, bias: Tensor, stride: int) -> nn.Conv2d:
     made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), stride)
     made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
     made.bias = nn.Parameter(bias.detach().clone())
-    return made
-
-
-def _copy(layer: nn.Module) -> nn.Module:
-    """A linear layer with these weights; an activation as it is."""
-    if not isinstance(layer, nn.Linear):
-        return layer
-    made = nn.Linear(layer.in_features, layer.out_features)
-    made.load_state_dict(layer.state_dict())
     return made

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.settings import _options
 from torchcaps.settings import ModelSettings
-
-if TYPE_CHECKING:
-    from torchcaps.bench import Sizes, Workload
 
 RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 
@@ -82,9 +79,11 @@ def bench(
         json: Print JSON instead of tables.
     """
     with usage():
-        job = _Job.of(settings, option)
+        job = _Job(settings, option)
     _check_places(output, plots)
-    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": _machine()}
+    from torchcaps.bench.timing import machine
+
+    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": machine()}
     with progress_bar("measuring") as bar:
         task = bar.add_task("", total=None)
         job.tell = lambda text: bar.update(task, description=text)
@@ -104,21 +103,9 @@ def bench(
 
 
 class _Job:
-    """The settings of a command line, checked, as the benchmarks take them."""
+    """The settings of a command line as the benchmarks take them. UsageError, ValueError: what cannot be measured."""
 
-    def __init__(self, settings: BenchSettings, subject: Workload, sizes: Sizes, clock: Callable[[], float]) -> None:
-        self.settings, self.subject, self.sizes, self.clock = settings, subject, sizes, clock
-        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
-        self.precisions = tuple(dict.fromkeys(settings.precision))
-        self.tell: Callable[[str], None] = note
-
-    @classmethod
-    def of(cls, settings: BenchSettings, option: tuple[str, ...]) -> _Job:
-        """From a command line.
-
-        Raises:
-            UsageError, ValueError: for what cannot be measured.
-        """
+    def __init__(self, settings: BenchSettings, option: tuple[str, ...]) -> None:
         from torchcaps.bench import Sizes, Workload
         from torchcaps.bench.baselines import check_known
         from torchcaps.bench.layer import routers_known
@@ -128,8 +115,7 @@ class _Job:
         from torchcaps.training.environment import check_threads
 
         for name in ("batch", "repeats"):
-            if getattr(settings, name) is not None:
-                check_range(f"--{name}", getattr(settings, name), low=1)
+            check_range(f"--{name}", getattr(settings, name), low=1)
         if settings.threads is not None:
             check_threads("--threads", settings.threads)
         if not settings.precision:
@@ -137,13 +123,16 @@ class _Job:
         check_known("variant", settings.variants, STEPS)
         check_known("impl", settings.impl)
         routers_known(settings.routers)
-        sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
-        subject = Workload(settings.model, _options(option), settings.batch)
+        self.settings, self.tell = settings, note
+        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
+        self.precisions = tuple(dict.fromkeys(settings.precision))
+        self.sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
+        self.subject = Workload(settings.model, _options(option), settings.batch)
         try:
-            subject.build()
+            self.subject.build()
         except TypeError as error:
             raise UsageError(f"--option: {error}") from error
-        return cls(settings, subject, sizes, use_clock(settings.clock, settings.threads))
+        self.clock = use_clock(settings.clock, settings.threads)
 
     def variants(self, known: list[str]) -> list[str]:
         """These variants; with --quick, and none asked for by name, without torch.compile."""
@@ -213,12 +202,6 @@ def _memory(job: _Job) -> dict[str, Any]:
 PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
     "step": _step, "layer": _layer, "routers": _routers, "scaling": _scaling, "latency": _latency, "memory": _memory,
 }  # fmt: skip
-
-
-def _machine() -> dict[str, object]:
-    from torchcaps.bench.timing import machine
-
-    return machine()
 
 
 def _check_places(output: Path | None, plots: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ from torchcaps.cli.settings import Settings, check_unchanged, default_folder, re
 from torchcaps.cli.signals import noted, settle
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from torchcaps.training import RunFolder, TrainConfig
 
 
@@ -102,18 +105,8 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
 
     ranks = joined()
     with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
-        task = bar.add_task("", total=None)
-
-        def listener(row: dict[str, Any]) -> None:
-            if row["kind"] == "tick":
-                bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
-            elif row["kind"] == "epoch":
-                bar.console.print(epoch_line(row), highlight=False, markup=False, soft_wrap=True)
-            elif row["kind"] == "note":
-                bar.console.print(f"warning: {row['text']}", highlight=False, markup=False, soft_wrap=True)
-
         try:
-            training.train(config, folder, resume=resume, listener=listener, should_stop=lambda: bool(caught))
+            training.train(config, folder, resume=resume, listener=telling(bar), should_stop=lambda: bool(caught))
         except training.Interrupted as stop:
             settle()
             again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
@@ -122,6 +115,24 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
         except training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
+
+
+def say(bar: Progress, line: str) -> None:
+    """A line above the bar."""
+    bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
+    """A listener of a training: its steps move the bar; epochs and warnings are lines above it."""
+    task = bar.add_task("", total=None)
+
+    def listener(row: dict[str, Any]) -> None:
+        if row["kind"] == "tick":
+            bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
+        elif row["kind"] in ("epoch", "note"):
+            say(bar, epoch_line(row) if row["kind"] == "epoch" else f"warning: {row['text']}")
+
+    return listener
 
 
 def epoch_line(row: dict[str, Any]) -> str:

@@ -75,9 +75,7 @@ def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
     """
 
     def register(reader: Reader) -> Reader:
-        if info.name in _sets:
-            raise ValueError(f"data set {info.name!r} is registered twice")
-        _sets[info.name] = (info, reader)
+        plugins.add("data set", info.name, (info, reader), _sets)
         return reader
 
     return register

@@ -41,11 +41,16 @@ def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
 
 
 def _random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
-    windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view, of which one window per sample is copied
     top, left = (
-        torch.randint(places, (len(images),), generator=generator, device=generator.device).to(images.device)
-        for places in windows.shape[2:4]
+        torch.randint(side - part + 1, (len(images),), generator=generator, device=generator.device).to(images.device)
+        for side, part in zip(images.shape[2:], size, strict=True)
     )
+    return windows_at(images, size, top, left)
+
+
+def windows_at(images: Images, size: Sequence[int], top: Tensor, left: Tensor) -> Images:
+    """The window of `size` (height, width) of each image whose first pixel is at (top, left), `[batch]` each."""
+    windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view, of which one window per sample is copied
     return windows[torch.arange(len(images), device=images.device), :, top, left]
 
 

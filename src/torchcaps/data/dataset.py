@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -95,12 +95,11 @@ class ImageSet:
         """Number of classes, whether or not each has an image here."""
         return len(self.classes)
 
-    def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        index = self._index(indices)
         factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
-        labels = self.labels[index.to(self.labels.device)]
-        return replace(self, images=self.images[index], labels=labels, factors=factors)
+        return replace(self, images=self.images[index], labels=self.labels[index], factors=factors)
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """(what stays, what is held out): the same share of every class, and no `group` on both sides.
@@ -134,10 +133,10 @@ class ImageSet:
             generator: where what is made anew is drawn from, such as places and partners.
         """
         del generator
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        index = self._index(indices)
         return Drawn(self.float_images(index), self.labels[index])
 
-    def to(self, device: torch.device | str) -> ImageSet:
+    def to(self, device: torch.device | str) -> Self:
         """The set with its images and labels on `device`; factors stay where they are."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
@@ -146,10 +145,10 @@ class ImageSet:
 
         A set of floats gives its own tensor when `indices` is None, not a copy.
         """
-        images = self.images
-        if indices is not None:
-            images = images[torch.as_tensor(indices, dtype=torch.int64, device=images.device)]
-        return to_float(images)
+        return to_float(self.images if indices is None else self.images[self._index(indices)])
+
+    def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
+        return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
 
 
 def _check_images(name: str, images: Tensor) -> None:

@@ -74,11 +74,8 @@ def to_channels(images: Images, in_chans: int) -> Images:
 
 
 def deep_to_bytes(array: np.ndarray) -> np.ndarray:
-    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1].
-
-    Raises:
-        DataError: values outside that range, NaN.
-    """
+    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1]. DataError: values
+    outside that range, NaN."""
     low, high = array.min(), array.max()
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):

@@ -1,4 +1,4 @@
-"""What evaluations share: the types of their arguments, and the base of the figures that they return."""
+"""What evaluations share: the types of their arguments, what they ask of them, and the base of their figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, cast
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from torchcaps.errors import check_shape
 from torchcaps.types import Capsules, spec_of
 
 Images = Float[Tensor, "n channels height width"]
@@ -68,3 +70,59 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:
         parts = "class capsules and a decoder" if decoder else "class capsules"
         raise ValueError(f"model: expected one with {parts}, got {type(model).__name__}")
     return cast(CapsuleModel, model)
+
+
+def check_labels(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1.
+
+    Without a number of classes, any index from 0 is good.
+    """
+    check_shape("labels", labels, ("n",))
+    if len(labels) == 0:
+        raise ValueError("labels: expected at least one sample, got none")
+    check_indices(labels, classes)
+
+
+def check_indices(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels`, of any shape, at least one, are int64 indices of `classes` classes."""
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
+    low, high = int(labels.min()), int(labels.max())
+    last = torch.iinfo(torch.int64).max if classes is None else classes - 1
+    if low < 0 or high > last:
+        raise ValueError(f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}")
+
+
+def check_lengths(activations: Tensor) -> None:
+    """Raise ValueError unless all activations are in [0, 1], which neither logits nor NaN are."""
+    # A length computed in bfloat16 may round a little above one; a logit lies far outside.
+    low, high = float(activations.min()), float(activations.max())
+    if not (low >= -0.01 and high <= 1.01):
+        raise ValueError(
+            f"activations: expected lengths in [0, 1], not logits, got values from {low:.4g} to {high:.4g}"
+        )
+
+
+def check_images(images: Tensor) -> None:
+    """Raise ValueError unless `images` are floating-point `[batch, channels, height, width]`, batch at least 1."""
+    check_shape("images", images, ("batch", "channels", "height", "width"))
+    if not images.is_floating_point():
+        raise ValueError(f"images: expected floating-point values in [0, 1], got {images.dtype}")
+    if len(images) == 0:
+        raise ValueError("images: expected at least one image, got none")
+
+
+def check_same_shape(argument: str, tensor: Tensor, images: Tensor) -> None:
+    """Raise ValueError, in the name of `argument`, unless `tensor` has the shape of `images`."""
+    if tensor.shape != images.shape:
+        raise ValueError(f"{argument}: expected the shape of images, {list(images.shape)}, got {list(tensor.shape)}")
+
+
+def check_labelled(images: Tensor, labels: Tensor) -> None:
+    """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
+    check_images(images)
+    check_labels(labels)
+    check_shape("labels", labels, ("n",), n=len(images))
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}")

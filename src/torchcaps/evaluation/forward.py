@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress
-from torchcaps.evaluation.checks import check_images, check_labels
+from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress, check_images, check_labels
 from torchcaps.ranks import Ranks, joined
 from torchcaps.types import declares, spec_of
 
@@ -62,12 +61,9 @@ def class_activations(
     model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *,
     device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
 ) -> Float[Tensor, "n classes"]:  # fmt: skip
-    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`.
-
-    Raises:
-        ValueError: if the model does not give one activation per class of the data set, for an unknown precision, or a
-            batch size below 1.
-    """
+    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`. Raises
+    ValueError if the model does not give one activation per class of the data set, for an unknown precision, or a batch
+    size below 1."""
     check_range("batch_size", batch_size, low=1)
     place = device_of(model) if device is None else torch.device(device)
     model.to(place)
@@ -90,10 +86,7 @@ def class_activations(
 
 def image_activations(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> Float[Tensor, "n classes"]:
     """`model(images)` of images `[n, channels, height, width]` in [0, 1], a batch at a time, as float32 on the CPU.
-
-    Raises:
-        ValueError: for images that are no images, or a model that does not give `[batch, classes]`.
-    """
+    Raises ValueError for images that are no images, or a model that does not give `[batch, classes]`."""
     check_images(images)
     with evaluating(model):
         parts = [activations_of(model, batch).cpu() for batch, _ in batches(model, images, batch_size=batch_size)]

@@ -37,22 +37,6 @@ class Stage(NamedTuple):
     parameters: int
 
 
-class InNotebook:
-    """Base of models that a notebook shows as a table of their stages; it holds nothing and changes nothing else."""
-
-    def notebook_stages(self) -> list[Stage]:
-        """The stages in their order, with shapes measured on a copy of the model without weights."""
-        return measured_stages(self)
-
-    def _repr_html_(self) -> str:
-        model: Any = self
-        total = Stage("total", "", "", sum(p.numel() for p in model.parameters()))
-        stages = [Stage("images", "", times(model.in_chans, *model.img_size), 0), *self.notebook_stages(), total]
-        rows = [(*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages]
-        what = (type(self).__doc__ or "").strip().split("\n")[0]
-        return card(type(self).__name__, what, facts(_facts(self)), table(("stage", "", "output", "parameters"), rows))
-
-
 def card(title: str, about: str, *parts: str) -> str:
     """A title, a line of text and HTML parts under it.
 
@@ -174,15 +158,11 @@ def _kind(module: nn.Module) -> str:
     conv: Any = getattr(module, "conv", module)
     name = type(module).__name__
     if hasattr(conv, "kernel_size"):
-        stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
-        name += f" {_square(conv.kernel_size)}, stride {stride}"
+        kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
+        name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
         name += f", {routing_in_words(module.router)}"
     return name
-
-
-def _square(kernel: int | tuple[int, ...]) -> str:
-    return times(*(kernel, kernel) if isinstance(kernel, int) else kernel)
 
 
 def routing_in_words(router: Router) -> str:
@@ -192,7 +172,8 @@ def routing_in_words(router: Router) -> str:
     return f"{router.describe()} routing{count}"
 
 
-def _facts(model: Any) -> list[tuple[str, str]]:
+def facts_of(model: Any) -> list[tuple[str, str]]:
+    """Lines on the images and the classes of a model."""
     height, width = model.img_size
     channels = f"{model.in_chans} channel{'' if model.in_chans == 1 else 's'}"
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]

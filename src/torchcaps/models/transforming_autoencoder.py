@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import UnknownNameError, check_shape
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.models.notebook import InNotebook, Stage, capsules_in_words, times
+from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
@@ -43,7 +44,7 @@ class TransformedPairs(NamedTuple):
     transformation: Float[Tensor, " batch *numbers"]
 
 
-class TransformingAutoencoder(InNotebook, nn.Module):
+class TransformingAutoencoder(ImageModel):
     """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
 
     Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
@@ -83,18 +84,14 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         constrained: bool = False,
         bounded: bool = False,
     ) -> None:
-        super().__init__()
+        sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
+        super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
         if pose not in get_args(Pose):
             raise UnknownNameError("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        sizes = {"in_chans": in_chans, "img_size": min(height, width), "capsules": capsules}
-        for name, value in (sizes | {"recognition": recognition, "generation": generation}).items():
-            check_range(name, value, low=1)
-        self.in_chans, self.img_size, self.num_capsules = in_chans, (height, width), capsules
-        self.pose, self.constrained, self.bounded = pose, constrained, bounded
-        pixels = in_chans * height * width
+        self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded
+        pixels = in_chans * math.prod(self.img_size)
         recognised = 2 if pose == "translation" else 6 if constrained else 9
         self.pose_dim = 2 if pose == "translation" else 9
         shapes = {
@@ -125,26 +122,21 @@ class TransformingAutoencoder(InNotebook, nn.Module):
     def notebook_stages(self) -> list[Stage]:
         """The five stages of all capsules, for the table that a notebook shows."""
         count, image = self.num_capsules, times(self.in_chans, *self.img_size)
-        outputs = {
-            "recognise": capsules_in_words((count, self.weight["recognise"].shape[2])).replace("dims", "units"),
-            "place": capsules_in_words((count, self.pose_dim)), "gate": f"{count} presences",
-            "generate": capsules_in_words((count, self.weight["generate"].shape[2])).replace("dims", "units"),
-            "draw": image,
+        recognised, generated = (
+            capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
+            for name in ("recognise", "generate")
+        )
+        told = {
+            "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
+            "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
+            "generate": ("sigmoid units", generated),
+            "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
-        kinds = {
-            "recognise": "sigmoid units", "place": f"poses ({self.pose})", "gate": "sigmoid units",
-            "generate": "sigmoid units", "draw": "sum over capsules" + (", then sigmoid" if self.bounded else ""),
-        }  # fmt: skip
-        return [
-            Stage(name, kinds[name], output, self.weight[name].numel() + self.bias[name].numel())
-            for name, output in outputs.items()
-        ]
+        return [Stage(n, *told[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
-        height, width = self.img_size
-        axes = ("batch", "channels", "height", "width")
-        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        self._check(images)
         x = images.flatten(1)
         h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
         with without_autocast(x):  # places are told by small differences, which half precision would round away

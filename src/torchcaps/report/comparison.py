@@ -15,7 +15,7 @@ from torchcaps.evaluation import Comparison, RunsComparison, compare_answers, co
 from torchcaps.report.epochs import best_epoch, score_of
 from torchcaps.report.finished import FinishedRun, open_finished
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
-from torchcaps.report.words import duration, figure, numbers, percent, setting, telling
+from torchcaps.report.words import duration, figure, numbers, percent, setting
 
 Runs = Mapping[str, FinishedRun]
 ALL_IMAGES = 2**62
@@ -29,11 +29,6 @@ def check_same_task(runs: Sequence[FinishedRun]) -> None:
                 f"{run.path}: was trained for the task {run.task.name}, and {runs[0].path} for {runs[0].task.name}; "
                 "only runs of the same task are compared"
             )
-
-
-def named(runs: Sequence[FinishedRun]) -> dict[str, FinishedRun]:
-    """The runs by the shortest ends of their paths that tell them apart."""
-    return dict(zip(telling([run.path for run in runs]), runs, strict=True))
 
 
 def lead(runs: Runs) -> Html:

@@ -13,11 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def epochs_of(run: RunFolder) -> list[dict[str, Any]]:
-    """The metrics of the epochs done so far.
-
-    Raises:
-        RunError: if they are damaged.
-    """
+    """The metrics of the epochs done so far; RunError if they are damaged."""
     return [row for row in run.rows() if row["kind"] == "epoch"]
 
 
@@ -54,16 +50,3 @@ def training_seconds(epochs: Rows, batch_size: int | None) -> float | None:
             return None
         total, before = total + count / speed, row["step"]
     return total if epochs else None
-
-
-def curve_rows(epochs: Rows, loss: str) -> list[dict[str, Any]]:
-    """The same with, as "train_loss", the part of the loss that "val_loss" is of.
-
-    Args:
-        epochs: in their order.
-        loss: the name of that part; early versions called every one "margin".
-    """
-    return [
-        {**row, "train_loss": row.get(f"train_{loss}", row.get("train_margin", row.get("train_loss")))}
-        for row in epochs
-    ]

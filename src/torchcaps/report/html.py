@@ -13,6 +13,7 @@ from torchcaps.report.finished import FinishedRun, open_finished
 from torchcaps.report.markup import page
 from torchcaps.report.run import can_plot
 from torchcaps.report.sections import lead, sections_of
+from torchcaps.report.words import telling
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder
 
@@ -88,8 +89,9 @@ def write_comparison(
         raise ValueError(f"runs: expected different run folders, got {twice} twice")
     found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
     comparison.check_same_task(found)
-    title, named = f"Comparison of {len(found)} runs", comparison.named(found)
-    content = page(title, comparison.lead(named), comparison.sections_of(named), _foot(found))
+    named = dict(zip(telling([run.path for run in found]), found, strict=True))
+    title, sections = f"Comparison of {len(found)} runs", comparison.sections_of(named)
+    content = page(title, comparison.lead(named), sections, _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 

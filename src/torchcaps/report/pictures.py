@@ -13,7 +13,7 @@ from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.run import PLOTS, open_run, save_figure
+from torchcaps.report.run import PLOTS, evaluation_folder, open_run, save_figure
 from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import load
 from torchcaps.types import spec_of
@@ -51,14 +51,11 @@ def reconstruct_run(
     some = evenly(torch.arange(len(chosen.images)), MOST_PAIRS)
     drawn = evaluation.reconstructions(chosen.model, chosen.images[some])
     truth = drawn.predictions if chosen.labels is None else chosen.labels[some]
+    classes, path = viz.names.drawable(chosen.model.classes), evaluation_folder(run) / PLOTS / "reconstructions.png"
     figure = viz.reconstructions(
-        chosen.images[some],
-        drawn.images,
-        truth,
-        predictions=drawn.predictions,
-        classes=viz.names.drawable(chosen.model.classes),
+        chosen.images[some], drawn.images, truth, predictions=drawn.predictions, classes=classes
     )
-    return save_figure(figure, _plots(run) / "reconstructions.png" if output is None else Path(output))
+    return save_figure(figure, path if output is None else output)
 
 
 def perturb_run(
@@ -92,7 +89,7 @@ def perturb_run(
     from torchcaps import viz
 
     chosen = _chosen(run, images, data, root, 1, seed)
-    folder = _plots(run) if output is None else Path(output)
+    folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
     classes, written = viz.names.drawable(chosen.model.classes), []
     for index, name in enumerate(chosen.names):
         label = None if chosen.labels is None else chosen.labels[index : index + 1]
@@ -132,11 +129,6 @@ def _with_decoder(run: str | Path, model: Any) -> Any:
     if not (spec_of(model).decoder and model.classes):
         raise RunError(f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them")
     return model
-
-
-def _plots(run: str | Path) -> Path:
-    path = Path(run)
-    return (path if path.is_dir() else path.parent) / PLOTS
 
 
 def _file_names(texts: Sequence[str]) -> list[str]:

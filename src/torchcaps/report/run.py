@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import DataError, RunError, read_text
 from torchcaps.ranks import first_alone, joined
-from torchcaps.report.epochs import Rows, curve_rows, epochs_of, score_of
+from torchcaps.report.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task
 from torchcaps.training import RunFolder, load
@@ -127,15 +127,15 @@ def training_figure(epochs: Rows, loss: str) -> Figure:
     """Curves of a loss and of the score; parts of the loss that are measured in training alone are left out."""
     from torchcaps import viz
 
-    return viz.curves(curve_rows(epochs, loss), loss=loss, score=score_of(epochs))
+    # The part of the loss that "val_loss" is of; early versions called every one "margin".
+    keys = (f"train_{loss}", "train_margin", "train_loss")
+    rows = [{**row, "train_loss": next((row[key] for key in keys if key in row), None)} for row in epochs]
+    return viz.curves(rows, loss=loss, score=score_of(epochs))
 
 
 def read_figures(folder: str | Path) -> dict[str, Any] | None:
-    """What a folder's evaluation.json says of the test images; None before they were looked at.
-
-    Raises:
-        RunError: if it is damaged.
-    """
+    """What a folder's evaluation.json says of the test images; None before they were looked at, RunError if it is
+    damaged."""
     file = Path(folder) / EVALUATION
     if not file.exists():
         return None

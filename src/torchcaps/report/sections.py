@@ -38,9 +38,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     """
 
     def register(writer: W) -> W:
-        if writer.__name__ in _SECTIONS:
-            raise ValueError(f"section {writer.__name__!r} is registered twice")
-        _SECTIONS[writer.__name__] = (tasks, writer)
+        plugins.add("section", writer.__name__, (tasks, writer), _SECTIONS)
         return writer
 
     return register
@@ -80,7 +78,8 @@ def lead(run: FinishedRun) -> Html:
 
 def summary(run: FinishedRun) -> Section:
     """What was trained, on what, how long, and what came out."""
-    height, width = run.images.img_size
+    (height, width), channels = run.images.img_size, run.images.in_chans
+    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     passport = model_passport(run.config.model.name)
     options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model.options.items())
     rows = {
@@ -90,7 +89,7 @@ def summary(run: FinishedRun) -> Section:
         "Parameters": f"{run.parameters:,}",
         "Task": f"{run.task.name}, trained with the {_words(run.task.loss)} loss",
         "Data": name(run.config.data.name),
-        "Images": f"{width} × {height} pixels (width × height), {_channels(run.images.in_chans)}",
+        "Images": f"{width} × {height} pixels (width × height), {kind}",
         "Classes": _classes(run) if run.task.labelled else "labels had no part in it",
         "Training": _training(run),
         "Time": _time(run),
@@ -159,10 +158,6 @@ def _classes(run: FinishedRun) -> Html:
     return Html(f"{len(run.classes)}: {shown}{', …' if len(run.classes) > 10 else ''}")
 
 
-def _channels(count: int) -> str:
-    return {1: "grey", 3: "colour"}.get(count, f"{count} channels")
-
-
 def _training(run: FinishedRun) -> str:
     config, planned = run.config, run.config.run.epochs
     epochs = counted(len(run.epochs), "epoch") + ("" if len(run.epochs) == planned else f" of at most {planned}")
@@ -182,9 +177,9 @@ def _time(run: FinishedRun) -> str:
 
 
 def _kept(run: FinishedRun) -> str:
-    if not any(row.get("best") for row in run.epochs):
-        return f"that of epoch {best_epoch(run.epochs)}, the last"
-    return f"that of epoch {best_epoch(run.epochs)}, chosen by validation; test images had no part in it"
+    chosen = any(row.get("best") for row in run.epochs)
+    why = "chosen by validation; test images had no part in it" if chosen else "the last"
+    return f"that of epoch {best_epoch(run.epochs)}, {why}"
 
 
 def _results(run: FinishedRun) -> dict[str, str]:

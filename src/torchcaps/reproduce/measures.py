@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps import evaluation
+from torchcaps import evaluation, plugins
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import NoAblationError
 from torchcaps.report import open_run
@@ -94,10 +94,7 @@ def register_measure(measure: Measure) -> Measure:
     Raises:
         ValueError: the name is taken.
     """
-    name = measure.__name__
-    if name in MEASURES:
-        raise ValueError(f"measure {name!r} is registered twice")
-    MEASURES[name] = measure
+    plugins.add("measure", measure.__name__, measure, MEASURES)
     return measure
 
 

@@ -237,10 +237,8 @@ def register_task(name: str) -> Callable[[T], T]:
     """
 
     def register(cls: T) -> T:
-        if name in _TASKS:
-            raise ValueError(f"task {name!r} is registered twice")
+        plugins.add("task", name, cls, _TASKS)
         cls.name = name
-        _TASKS[name] = cls
         return cls
 
     return register

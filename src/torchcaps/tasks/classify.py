@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
+from torchcaps import plugins
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import Evaluation, evaluate
 from torchcaps.evaluation.forward import Progress, activations_of
@@ -65,10 +66,7 @@ def register_loss(loss: Loss) -> Loss:
     Raises:
         ValueError: the name is taken.
     """
-    name = loss.__name__
-    if name in LOSSES:
-        raise ValueError(f"loss {name!r} is registered twice")
-    LOSSES[name] = loss
+    plugins.add("loss", loss.__name__, loss, LOSSES)
     return loss
 
 

@@ -26,10 +26,7 @@ def register_optimiser(make: Make) -> Make:
     Raises:
         ValueError: the name is taken.
     """
-    name = make.__name__
-    if name in _OPTIMISERS:
-        raise ValueError(f"optimiser {name!r} is registered twice")
-    _OPTIMISERS[name] = make
+    plugins.add("optimiser", make.__name__, make, _OPTIMISERS)
     return make
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.sets.digits import FOLDER, choose_digits, digits_files
+from torchcaps.data.sets.digits import FOLDER
 
 from ..makers import SHARED, needs_shared
 
 TOOL = Path(__file__).parents[3] / "tools" / "make_digits.py"
+MADE = runpy.run_path(str(TOOL))
 
 
 def run_tool(monkeypatch, source, output):
@@ -50,12 +51,12 @@ def test_the_rule(labels, per_class):
     for label in set(labels):
         places = [i for i, found in enumerate(labels) if found == label]
         expected += [places[i * len(places) // per_class] for i in range(per_class)]
-    assert choose_digits(torch.tensor(labels), per_class).tolist() == sorted(expected)
+    assert MADE["choose_digits"](torch.tensor(labels), per_class).tolist() == sorted(expected)
 
 
 @needs_shared("mnist")
 def test_embedded_bytes_are_the_rule_applied_to_mnist():
-    for name, data in digits_files(SHARED / "mnist").items():
+    for name, data in MADE["digits_files"](SHARED / "mnist").items():
         assert read_bytes(FOLDER / f"{name}.gz") == data
 
 

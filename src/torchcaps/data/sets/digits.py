@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from torchcaps.data._registry import register_dataset
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
+from torchcaps.data.idx import read_idx_set
 from torchcaps.data.sets.mnist import INFO as MNIST
 
 FOLDER = Path(__file__).parents[1] / "embedded"
-PER_CLASS = {"train": 600, "test": 100}
 INFO = replace(
     MNIST,
     name="digits",
@@ -37,32 +32,3 @@ INFO = replace(
 def _read(folder: Path, split: str) -> ImageSet | None:
     """Any folder but the package's own is not theirs."""
     return read_idx_set(folder, split, INFO.name, INFO.classes) if folder == FOLDER else None
-
-
-def choose_digits(labels: Tensor, per_class: int) -> Tensor:
-    """Which images are embedded, as `[classes · per_class]` ascending indices into `labels`, `[n]` in file order.
-
-    Of the n images of a class those at positions floor(i·n / per_class) for i = 0 … per_class - 1. Even spacing reaches
-    every writer, and both halves of the test file, which differ.
-    """
-    chosen = []
-    for label in labels.unique():
-        places = (labels == label).nonzero().flatten()
-        chosen.append(places[torch.arange(per_class) * len(places) // per_class])
-    return torch.cat(chosen).sort().values
-
-
-def digits_files(mnist: Path) -> dict[str, bytes]:
-    """The four IDX files of the embedded digits, uncompressed, by name, made from the folder of MNIST's own four."""
-    files = {}
-    for split, per_class in PER_CLASS.items():
-        whole = read_idx_set(mnist, split, "mnist")
-        chosen = choose_digits(whole.labels, per_class)
-        files[f"{STEMS[split]}-images-idx3-ubyte"] = _idx(whole.images[chosen, 0])
-        files[f"{STEMS[split]}-labels-idx1-ubyte"] = _idx(whole.labels[chosen].to(torch.uint8))
-    return files
-
-
-def _idx(array: Tensor) -> bytes:
-    header = struct.pack(f">HBB{array.ndim}I", 0, UNSIGNED_BYTE, array.ndim, *array.shape)
-    return header + array.numpy().tobytes()

@@ -167,14 +167,12 @@ def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: 
 def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
     spend("the set", 0, sign.file)
     with opened(sign.file) as image:
-        cut = image.crop(_box(sign, *image.size)) if roi else image
+        cut = image
+        if roi:  # at least one pixel either way
+            sides = zip(sign.box, 2 * image.size, strict=True)
+            left, top, right, bottom = (round(share * side) for share, side in sides)
+            cut = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
         return decode_image(cut, size, 3, name=str(sign.file)).unsqueeze(0)
-
-
-def _box(sign: _Sign, width: int, height: int) -> tuple[int, int, int, int]:
-    """The sign's box in an image of this size, in whole pixels, at least one either way."""
-    left, top = round(sign.box[0] * width), round(sign.box[1] * height)
-    return left, top, max(round(sign.box[2] * width), left + 1), max(round(sign.box[3] * height), top + 1)
 
 
 register_layout(

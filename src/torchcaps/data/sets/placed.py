@@ -70,7 +70,7 @@ class PlacedSet(ImageSet):
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """The images at `indices`, each at a new place; DataError where the canvas was resized after placing."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
         places = zip(("top", "left"), _places(self.content, self.canvas, len(index), generator), strict=True)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
-from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress
-from torchcaps.evaluation.checks import check_labels, check_lengths
+from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress, check_labels, check_lengths
 from torchcaps.evaluation.forward import class_activations
 from torchcaps.functional import margin_loss
 

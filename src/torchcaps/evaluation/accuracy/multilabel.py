@@ -14,8 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Figures, LabelledImages, Labels, Progress
-from torchcaps.evaluation.checks import check_indices, check_lengths
+from torchcaps.evaluation.base import BATCH, Figures, LabelledImages, Labels, Progress, check_indices, check_lengths
 from torchcaps.evaluation.forward import class_activations
 
 

@@ -35,15 +35,29 @@ ADDED = 2  # images that only the first, and as many that only the second gets r
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Compared(Figures):
-    """The outcome of a comparison and its words; the figures are those of the dataclass below."""
+    """What both kinds of comparison find, and the outcome in words; differences and the margin are in [0, 1].
+
+    Attributes:
+        difference: accuracy of the first minus that of the second.
+        interval: (low, high), of the difference, at 95 %.
+        p_value: that both are equally good.
+        num_samples: n, the number of images.
+        margin: the smallest difference that matters.
+        equivalence_p: that they differ by the margin or more.
+        visible: the smallest difference that such a comparison sees in 80 % of tries, at level 0.05; None if it sees
+            none, however large.
+    """
 
     derived = ("outcome", "verdict")
     words: ClassVar[tuple[str, str, str, str]]
     """What is compared, what it is compared by, where one of the two is better, and on what sample."""
+
     difference: float
     interval: tuple[float, float]
     p_value: float
+    num_samples: int
     margin: float
     equivalence_p: float
     visible: float | None
@@ -91,37 +105,25 @@ class Compared(Figures):
                 return f"The {better} {sides[:-1]} is better {where}{little} ({self.evidence})."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison(Compared):
-    """Two models on the same images; accuracies, differences and the margin are in [0, 1].
+    """Two models on the same images; see `Compared`.
+
+    95 % of bootstrap resamples of the images lie within the interval, which has no width where no image tells the
+    models apart; see `equivalence_p` then. The p-values are those of McNemar's exact test and of `equivalence_test`;
+    `visible` is that of `smallest_visible`, at the observed share of images that tell the models apart.
 
     Attributes:
-        first: accuracy of the model in question.
+        first: accuracy of the model in question, in [0, 1].
         second: accuracy of the baseline.
-        difference: first - second.
-        interval: (low, high), of the difference: 95 % of bootstrap resamples of the images lie within. It has no width
-            where no image tells the models apart; see `equivalence_p` then.
         only_first: images that only the first gets right.
         only_second: images that only the second gets right.
-        p_value: of McNemar's exact test that both are equally good.
-        num_samples: n.
-        margin: the smallest difference that matters.
-        equivalence_p: of the exact test that they differ by the margin or more; see `equivalence_test`.
-        visible: the smallest difference that McNemar's test at level 0.05 sees on 80 % of samples of n images, at the
-            observed share of images that tell the models apart; None if it sees none. See `smallest_visible`.
     """
 
     first: float
     second: float
-    difference: float
-    interval: tuple[float, float]
     only_first: int
     only_second: int
-    p_value: float
-    num_samples: int
-    margin: float
-    equivalence_p: float
-    visible: float | None
 
     words = ("models", "images", "on these images", "On so many images")
 
@@ -204,34 +206,22 @@ def compare_answers(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunsComparison(Compared):
-    """Two methods, several runs each, on the same images; accuracies, differences and the margin are in [0, 1].
+    """Two methods, several runs each, on the same images; see `Compared`.
+
+    The difference is that of the means. The interval holds the true one, over seeds and images, in 95 % of comparisons;
+    `visible` is at the observed standard deviation of so many runs and images.
 
     Attributes:
-        first: accuracy of each run of the method in question.
+        first: accuracy of each run of the method in question, in [0, 1].
         second: accuracy of each run of the baseline.
-        difference: mean of first - mean of second.
-        interval: (low, high), which holds the true difference, over seeds and images, in 95 % of comparisons.
-        p_value: that both methods are equally good.
-        num_samples: n, the number of images.
         paired: whether run k of one belongs to run k of the other.
-        margin: the smallest difference that matters.
-        equivalence_p: that they differ by the margin or more.
-        visible: the smallest true difference that so many runs and images show (p below 0.05) in 80 % of tries, at the
-            observed standard deviation; None if they show none, however large.
     """
 
     first: tuple[float, ...]
     second: tuple[float, ...]
-    difference: float
-    interval: tuple[float, float]
-    p_value: float
-    num_samples: int
     paired: bool
-    margin: float
-    equivalence_p: float
-    visible: float | None
 
     words = ("methods", "runs", "over seeds and images", "With so many runs and images")
 

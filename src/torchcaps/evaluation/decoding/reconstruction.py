@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Images, Labels, capsule_model
-from torchcaps.evaluation.checks import check_images, check_labels
+from torchcaps.evaluation.base import Images, Labels, capsule_model, check_images, check_labels
 from torchcaps.evaluation.forward import batches, device_of, evaluating
 from torchcaps.types import Capsules
 

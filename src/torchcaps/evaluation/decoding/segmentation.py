@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.multilabel import top_labels
-from torchcaps.evaluation.base import Figures, Images
-from torchcaps.evaluation.checks import check_images
+from torchcaps.evaluation.base import Figures, Images, check_images
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
@@ -133,8 +132,7 @@ def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 
 
 def _iou(first: Tensor, second: Tensor) -> Tensor:
     """`[n, k]` for masks `[n, k, ...]`."""
-    both = (first & second).flatten(2).sum(dim=2).double()
-    either = (first | second).flatten(2).sum(dim=2).double()
+    both, either = (mask.flatten(2).sum(dim=2).double() for mask in (first & second, first | second))
     return torch.where(either > 0, both / either.clamp(min=1), 1.0)
 
 

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.data.augment import inverse_map
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
-from torchcaps.evaluation.checks import check_images, check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_images, check_labelled, check_labels
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
@@ -80,10 +80,9 @@ def transform_images(
     check_images(images)
     check_range("scale", scale, low=0.1)
     check_range("shear", shear, low=-89, high=89)
-    turn, slant = math.radians(rotation), math.tan(math.radians(shear))
-    cos, sin = math.cos(turn) * 100 / scale, math.sin(turn) * 100 / scale
+    amounts = (math.radians(rotation), math.tan(math.radians(shear)), scale / 100, scale / 100)
     # An output point p shows the input at A^-1 (p - shift), A = scale * rotation * [[1, slant], [0, 1]] in pixels.
-    inverse = torch.tensor([[cos + slant * sin, sin - slant * cos], [-sin, cos]], dtype=torch.float64)
+    inverse = inverse_map(*torch.tensor(amounts, dtype=torch.float64).unsqueeze(1))[0]
     offset = -inverse @ torch.tensor(shift, dtype=torch.float64)
     height, width = images.shape[-2:]
     half = torch.tensor([width / 2, height / 2], dtype=torch.float64)

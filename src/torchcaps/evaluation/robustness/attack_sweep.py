@@ -15,8 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss
-from torchcaps.evaluation.checks import check_labelled, check_same_shape
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labelled, check_same_shape
 from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness import attacks
 from torchcaps.evaluation.robustness.attacks import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss
-from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled, check_labels
 from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
@@ -83,12 +82,9 @@ def bim(
     Raises:
         ValueError: as `fgsm`, or for steps or a step size out of range.
     """
-    size = _step_size(eps, steps, eps / max(steps, 1) if step_size is None else step_size)
-
-    def climb(batch: Tensor, true: Tensor, _: int) -> Tensor:
-        return _ascend(model, batch, batch, true, (eps, size, steps), loss or full_margin_loss)
-
-    return attacked(model, images, labels, batch_size, climb)
+    sizes = (eps, _step_size(eps, steps, eps / max(steps, 1) if step_size is None else step_size), steps)
+    goal = loss or full_margin_loss
+    return attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
 
 
 def pgd(

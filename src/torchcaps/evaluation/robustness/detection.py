@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
-from torchcaps.evaluation.checks import check_labelled, check_same_shape
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_same_shape
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model
-from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model, check_labelled, check_labels
 from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
 

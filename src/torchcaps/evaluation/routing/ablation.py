@@ -13,8 +13,7 @@ from operator import methodcaller
 
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels
-from torchcaps.evaluation.checks import check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy, coupling_shift

@@ -22,8 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_shape
-from torchcaps.evaluation.base import Images, Labels
-from torchcaps.evaluation.checks import check_images, check_labels
+from torchcaps.evaluation.base import Images, Labels, check_images, check_labels
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
 from torchcaps.evaluation.routing.places import places_of

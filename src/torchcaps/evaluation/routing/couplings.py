@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.special import entr
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Labels
-from torchcaps.evaluation.checks import check_labels
+from torchcaps.evaluation.base import Labels, check_labels
 from torchcaps.nn import Recorded
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.base import Figures, LabelledImages, Loss
-from torchcaps.evaluation.checks import check_labels
+from torchcaps.evaluation.base import Figures, LabelledImages, Loss, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations
 from torchcaps.evaluation.routing import couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
+from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import Recorded, Router
 
 FEW = 64  # images for the test of signs
@@ -137,9 +137,13 @@ def diagnose(
     routers = routers_of(model)
     course = {name: layer.activation for name, layer in recorded.items() if routers[name].activation != "none"}
     base = None if baseline is None else right_answers(baseline, images, labels, batch_size)
-    ablation, refused = _ablated(model, images, labels, seed, batch_size)
+    ablation, refused = None, ""
+    try:
+        ablation = ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size)
+    except NoAblationError as error:
+        refused = str(error)
     return Diagnosis(
-        accuracy=proportion(right), num_samples=len(images), parameters=_parameters(model),
+        accuracy=proportion(right), num_samples=len(images), parameters=parameter_count(model),
         layers=tuple(
             _of_layer(name, routers[name], layer, labels, seed, starved[name], signs[name])
             for name, layer in recorded.items()
@@ -148,7 +152,7 @@ def diagnose(
         ablation=ablation, refused=refused,
         children=health.capsule_activity(first), decay=health.activation_decay({"children": first} | course),
         baseline=None if base is None else compare_answers(right, base, seed=seed),
-        baseline_parameters=None if baseline is None else _parameters(baseline),
+        baseline_parameters=None if baseline is None else parameter_count(baseline),
     )  # fmt: skip
 
 
@@ -165,17 +169,3 @@ def _of_layer(
         parents=health.capsule_activity(layer.activation) if present else None, starvation=starved,
         sign=sign if present else None,
     )  # fmt: skip
-
-
-def _ablated(
-    model: nn.Module, images: Tensor, labels: Tensor, seed: int, batch_size: int
-) -> tuple[ablations.RoutingAblation | None, str]:
-    """The ablation, or why there is none."""
-    try:
-        return ablations.routing_ablation(model, images, labels, seed=seed, batch_size=batch_size), ""
-    except NoAblationError as error:
-        return None, str(error)
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss
-from torchcaps.evaluation.checks import check_labelled
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled
 from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.functional import margin_loss

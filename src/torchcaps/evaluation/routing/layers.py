@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import BATCH, Images
-from torchcaps.evaluation.checks import check_images
+from torchcaps.evaluation.base import BATCH, Images, check_images
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.functional import safe_norm
 from torchcaps.nn import Recorded, RoutedLayer, Router, record_routing
@@ -71,16 +71,13 @@ def children_of(model: nn.Module) -> Iterator[dict[str, Capsules]]:
     the model has no routed layer."""
     seen: dict[str, Capsules] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            children = inputs[0]
-            seen[name] = Capsules(children, safe_norm(children)) if isinstance(children, Tensor) else children
-
-        return hook
+    def keep(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        children = inputs[0]
+        seen[name] = Capsules(children, safe_norm(children)) if isinstance(children, Tensor) else children
 
     with ExitStack() as stack:
         for name, layer in routed_layers(model).items():
-            stack.callback(layer.register_forward_pre_hook(keep(name)).remove)
+            stack.callback(layer.register_forward_pre_hook(partial(keep, name)).remove)
         yield seen
 
 
