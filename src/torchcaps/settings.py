@@ -38,11 +38,11 @@ class _Group:
         """Raise ValueError for a value of another kind or out of range."""
         hints = _hints(type(self))
         for f in fields(self):
-            told = f.metadata["name"] or f.name
-            value = _taken(told, getattr(self, f.name), hints[f.name])
+            flat = f.metadata["name"] or f.name
+            value = _taken(flat, getattr(self, f.name), hints[f.name])
             object.__setattr__(self, f.name, value)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                check_range(told, value, f.metadata["low"], f.metadata["high"])
+                check_range(flat, value, f.metadata["low"], f.metadata["high"])
 
 
 @dataclass(frozen=True)

@@ -61,19 +61,19 @@ class Routed(NamedTuple):
     def and_more(self, **more: Tensor) -> Routed:
         """The same three, with tensors of other names beside them; `record_routing` keeps them."""
         found = _RoutedAndMore(*self)
-        found.told = {**self.more, **more}
+        found.named = {**self.more, **more}
         return found
 
 
 class _RoutedAndMore(Routed):
     """A subclass of its own, so that unpacking gives three tensors."""
 
-    told: dict[str, Tensor]
+    named: dict[str, Tensor]
 
     @property
     def more(self) -> dict[str, Tensor]:
         """What else a router tells, by name."""
-        return self.told
+        return self.named
 
 
 @dataclass(frozen=True)

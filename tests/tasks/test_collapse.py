@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import margin_loss
-from torchcaps.tasks.collapse import diagnose, plateau
+from torchcaps.tasks.collapse import collapse_warnings, plateau
 
 
 def spread(count, classes):
@@ -21,7 +21,7 @@ def healthy(labels, classes, right=0.8, seed=0):
 
 
 def sentences(activation, labels):
-    return diagnose(activation, labels, margin_loss(activation, labels).item())
+    return collapse_warnings(activation, labels, margin_loss(activation, labels).item())
 
 
 @pytest.mark.parametrize(("classes", "published"), [(10, 0.5236), (2, 0.2133)])
@@ -59,7 +59,7 @@ def test_the_plateau_is_told_by_its_loss_and_chance_accuracy(classes):
 def test_a_loss_near_the_plateau_with_knowledge_of_the_classes_is_no_collapse():
     labels = spread(300, 10)
     activation = healthy(labels, 10, right=0.5)
-    assert diagnose(activation, labels, plateau(10)) == []
+    assert collapse_warnings(activation, labels, plateau(10)) == []
 
 
 def test_silent_classes_are_named_if_they_occur():
@@ -95,7 +95,7 @@ def test_no_sentence_breaks_over_lines():
 def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
     labels = torch.tensor([[0, 1], [1, 2], [0, 2]] * 5)
     lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
-    assert diagnose(lengths, labels, 0.5) == []
+    assert collapse_warnings(lengths, labels, 0.5) == []
     lengths[:, 1] = 0.5
-    [sentence] = diagnose(lengths, labels, 0.5)
+    [sentence] = collapse_warnings(lengths, labels, 0.5)
     assert "class capsules 1 never change" in sentence

@@ -57,7 +57,7 @@ def test_figures_of_shifts():
     assert figures["slope_dy"] == pytest.approx(share)
     assert (figures["capsules_alive"], figures["num_samples"]) == (2, 40)
     assert figures["pixel_mse"] == pytest.approx(found.error)
-    assert found.summary == "correlation of told and true dx 1.000, dy 1.000 on 40 pairs"
+    assert found.summary == "correlation of estimated and true dx 1.000, dy 1.000 on 40 pairs"
     heads, *rows = found.table()
     assert {len(row) for row in rows} == {len(heads)}
     assert ("capsules alive", "2") in rows

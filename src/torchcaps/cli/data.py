@@ -38,13 +38,13 @@ def _list(json: bool) -> int:
     from torchcaps.data import dataset_info, list_datasets
 
     found = [dataset_info(name) for name in list_datasets()]
-    told = ("name", "title", "classes", "image_shape", "train", "test", "licence", "source")
+    keys = ("name", "title", "classes", "image_shape", "train", "test", "licence", "source")
     rows = [
         (i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title)
         for i in found
     ]
     heads = ("data set", "image", "train", "test", "classes", "title")
-    show(json, [{name: getattr(info, name) for name in told} for info in found], [heads, *rows])
+    show(json, [{name: getattr(info, name) for name in keys} for info in found], [heads, *rows])
     return 0
 
 

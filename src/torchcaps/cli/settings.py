@@ -21,11 +21,11 @@ POSITIONAL = ("model", "model_options")  # given by other means than a flag of t
 def _flag(name: str) -> tuple[str, Any, Any]:
     """A field of `Settings`: nothing unless the flag is given."""
     about = NAMES[name][2]
-    told = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
+    flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
     kind = hint_of(name)
     if get_origin(kind) is Literal:
         kind = Literal[tuple(str(word) for word in get_args(kind))]
-    return name, Annotated[Optional[kind], told], field(default=None)  # noqa: UP045 (the type is a value here)
+    return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)
 
 
 if TYPE_CHECKING:

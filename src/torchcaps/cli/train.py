@@ -137,13 +137,13 @@ def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
 
 def epoch_line(row: dict[str, Any]) -> str:
     """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: loss ...  350 images/s`, and warnings."""
-    told = [f"epoch {row['epoch']}/{row['epochs']}"]
+    parts = [f"epoch {row['epoch']}/{row['epochs']}"]
     for title, start in (("training", "train_"), ("validation", "val_")):
         found = [(name.removeprefix(start), value) for name, value in row.items() if name.startswith(start)]
         words = [f"{n.replace('_', ' ')} {f'{v:.2%}' if n == 'accuracy' else f'{v:.4f}'}" for n, v in found]
-        told.append(f"{title}: {', '.join(words)}")
-    told.append(f"{row['images_per_second']:.0f} images/s")
-    return "\n".join(["  ".join(told), *(f"warning: {text}" for text in row["warnings"])])
+        parts.append(f"{title}: {', '.join(words)}")
+    parts.append(f"{row['images_per_second']:.0f} images/s")
+    return "\n".join(["  ".join(parts), *(f"warning: {text}" for text in row["warnings"])])
 
 
 def _finish(run: RunFolder, config: TrainConfig, json: bool) -> int:

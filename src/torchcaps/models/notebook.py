@@ -97,7 +97,7 @@ def measured_stages(model: Any) -> list[Stage]:
     bare = _without_weights(model)
     shapes: dict[str, str] = {}
     for name, module in _stages(bare):
-        module.register_forward_hook(lambda *told, name=name: shapes.update({name: _in_words(told[2])}))
+        module.register_forward_hook(lambda *seen, name=name: shapes.update({name: _in_words(seen[2])}))
     images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=next(bare.parameters()).dtype)
     with torch.no_grad():
         if spec_of(bare).decoder:

@@ -126,20 +126,20 @@ class TransformingAutoencoder(ImageModel):
             capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
             for name in ("recognise", "generate")
         )
-        told = {
+        stages = {
             "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
             "generate": ("sigmoid units", generated),
             "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
-        return [Stage(n, *told[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
+        return [Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
         self._check(images)
         x = images.flatten(1)
         h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
-        with without_autocast(x):  # places are told by small differences, which half precision would round away
+        with without_autocast(x):  # places are stages by small differences, which half precision would round away
             h = h.to(self.weight["place"].dtype)
             pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
             presence = (torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]).sigmoid()

@@ -37,9 +37,9 @@ def lead(runs: Runs) -> Html:
 
 
 def sections_of(runs: Runs) -> list[Section]:
-    """All of them, in their order; those on right answers only where classes are told apart."""
-    told = all(run.tells_classes for run in runs.values())
-    return [figures(runs), *([difference(runs)] if told else []), curves(runs), *([classes(runs)] if told else []),
+    """All of them, in their order; those on right answers only where classes are parts apart."""
+    parts = all(run.tells_classes for run in runs.values())
+    return [figures(runs), *([difference(runs)] if parts else []), curves(runs), *([classes(runs)] if parts else []),
             settings(runs)]  # fmt: skip
 
 
@@ -97,8 +97,8 @@ def difference(runs: Runs) -> Section:
     )
     heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
     counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
-    told = [table(counted, heads, rows, kind="figures")] if rows else []
-    return Section("difference", "Is one better?", join(paragraph(about), *told, *verdicts))
+    parts = [table(counted, heads, rows, kind="figures")] if rows else []
+    return Section("difference", "Is one better?", join(paragraph(about), *parts, *verdicts))
 
 
 def same_images(one: FinishedRun, other: FinishedRun) -> bool:
@@ -146,8 +146,8 @@ def settings(runs: Runs) -> Section:
         ("Environments that differ", "What", [run.environment for run in runs.values()]),
     ):
         rows = _differing(values)
-        told = table(caption, _heads(heading, runs), rows, kind="words")
-        parts.append(told if rows else paragraph(f"{caption}: none."))
+        shown = table(caption, _heads(heading, runs), rows, kind="words")
+        parts.append(shown if rows else paragraph(f"{caption}: none."))
     return Section("settings", "What differs", join(*parts))
 
 

@@ -91,11 +91,11 @@ class FinishedRun:
         """The figures of all test images, with the activations of those that were looked at."""
         if not (self.recorded and isinstance(self.measured, Evaluation)):
             return self.measured
-        told = {name: self.figures[name] for name in ("accuracy", "error", "loss", "num_samples", "per_class")}
+        known = {name: self.figures[name] for name in ("accuracy", "error", "loss", "num_samples", "per_class")}
         tables = {name: Reliability(**table) for name, table in self.figures["calibration"].items()}
         return replace(
             self.measured, confusion=torch.tensor(self.figures["confusion_matrix"]), calibration=Calibration(**tables),
-            **told,
+            **known,
         )  # fmt: skip
 
     @property

@@ -107,8 +107,8 @@ def _foot(runs: Sequence[FinishedRun]) -> str:
     written = f"Written by torchcaps {torchcaps.__version__}."
     specs = [run.task.spec for run in runs if run.tells_classes]
     kinds = sorted({"lengths" if spec.activation == "length" else "numbers" for spec in specs if spec.pose})
-    told = f" Activations of class capsules are {' or '.join(kinds)} in [0, 1], not probabilities."
-    return written + told if kinds else written
+    note = f" Activations of class capsules are {' or '.join(kinds)} in [0, 1], not probabilities."
+    return written + note if kinds else written
 
 
 def _write(content: str, path: Path) -> Path:

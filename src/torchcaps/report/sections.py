@@ -95,11 +95,11 @@ def summary(run: FinishedRun) -> Section:
         "Time": _time(run),
         "Model kept": _kept(run),
     } | _results(run)
-    told = [table("The run", ("What", "Value"), [*rows.items()], kind="words")]
+    parts = [table("The run", ("What", "Value"), [*rows.items()], kind="words")]
     if not run.tells_classes:
         heads, *cells = run.measured.table()
-        told.append(table(f"Figures on {len(run.images):,} test images", heads, cells, kind="figures"))
-    return Section("summary", "Summary", join(*told, *map(paragraph, _notes(run))))
+        parts.append(table(f"Figures on {len(run.images):,} test images", heads, cells, kind="figures"))
+    return Section("summary", "Summary", join(*parts, *map(paragraph, _notes(run))))
 
 
 def curves(run: FinishedRun) -> Section:
@@ -119,9 +119,9 @@ def curves(run: FinishedRun) -> Section:
     if "score" not in run.epochs[-1] and loss != "margin" and ends:
         about += " In runs of early versions the validation loss is the margin loss: the lines cannot be compared."
     warnings = [f"Epoch {row['epoch']}: {warning}" for row in run.epochs for warning in row.get("warnings", ())]
-    told = map(paragraph, (*run.notes, *warnings))
+    parts = map(paragraph, (*run.notes, *warnings))
     drawn = picture(training_figure(run.epochs, loss), alt)
-    return Section("curves", "Training", join(paragraph(about), drawn, *told))
+    return Section("curves", "Training", join(paragraph(about), drawn, *parts))
 
 
 def configuration(run: FinishedRun) -> Section:
@@ -133,10 +133,10 @@ def configuration(run: FinishedRun) -> Section:
         shown = text(setting(value))
         rows.append((key, shown if value in (usual[key], None) else Html(f"<strong>{shown}</strong>")))
     machine = [(key, setting(value)) for key, value in run.environment.items()]
-    told = table("What the run was started with", ("What", "Version or kind"), machine, kind="words")
+    parts = table("What the run was started with", ("What", "Version or kind"), machine, kind="words")
     body = join(
         table("Settings; bold where they are not the default", ("Setting", "Value"), rows, kind="words"),
-        Html("<h3>Environment</h3>"), told if machine else paragraph("The environment was not recorded."),
+        Html("<h3>Environment</h3>"), parts if machine else paragraph("The environment was not recorded."),
     )  # fmt: skip
     return Section("configuration", "Configuration and environment", body)
 

@@ -18,7 +18,7 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, register_task
-from torchcaps.tasks.collapse import diagnose, stuck
+from torchcaps.tasks.collapse import collapse_warnings, stuck
 from torchcaps.tasks.exhibits import classified
 from torchcaps.types import Capsules, ModelSpec
 
@@ -213,7 +213,7 @@ class Classify(Task):
         """Capsules that are dead or saturated, and a model that tells no classes apart."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
-        return diagnose(activation, labels, found)
+        return collapse_warnings(activation, labels, found)
 
     def stuck(self, losses: Outcomes) -> str | None:
         """For capsules only: whether all of them are dead or saturated."""

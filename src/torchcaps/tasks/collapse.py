@@ -31,7 +31,9 @@ def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
     return "saturated" if activation.mean() > SATURATED else None
 
 
-def diagnose(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float) -> list[str]:
+def collapse_warnings(
+    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
+) -> list[str]:
     """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
 
     Args:

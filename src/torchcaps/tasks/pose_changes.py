@@ -76,9 +76,9 @@ class TransformingEvaluation:
 
     @property
     def summary(self) -> str:
-        """`correlation of told and true dx 0.989, dy 0.988 on 1,000 pairs`."""
-        told = ", ".join(f"{name} {value:.3f}" for name, value in self.correlation.items())
-        return f"correlation of told and true {told} on {len(self.true):,} pairs"
+        """`correlation of estimated and true dx 0.989, dy 0.988 on 1,000 pairs`."""
+        estimated = ", ".join(f"{name} {value:.3f}" for name, value in self.correlation.items())
+        return f"correlation of estimated and true {estimated} on {len(self.true):,} pairs"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number, as for a correlation with what never varies."""
@@ -133,9 +133,9 @@ def predicted(outcomes: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     return (_shift if outcomes["true"].shape[1] == len(SHIFT) else _matrix)(before, after, weight)
 
 
-def correlation(true: Tensor, told: Tensor) -> Float[Tensor, " m"]:
-    """Correlation of each number of transformations with what was told of it; NaN where one of them does not vary."""
-    return _line(true.double(), told, torch.ones(len(true), 1, dtype=torch.float64))[0]
+def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
+    """Correlation of each number of transformations with its estimate; NaN where one of them does not vary."""
+    return _line(true.double(), estimated, torch.ones(len(true), 1, dtype=torch.float64))[0]
 
 
 def evaluate_transforming(
@@ -171,7 +171,7 @@ def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
     known = {name: values.double() for name, values in outcomes.items()}
     before, after, true, target = (known[name] for name in ("before", "after", "true", "target"))
     count = true.shape[1]
-    names, told = SHIFT if count == len(SHIFT) else AFFINE, predicted(known)
+    names, estimated = SHIFT if count == len(SHIFT) else AFFINE, predicted(known)
     share = (known["before_presence"] * known["after_presence"]).unsqueeze(-1)
     of_each, slopes = _line((known["expected"] - before)[..., :count], (after - before)[..., :count], share)
     presence = (known["before_presence"].mean(dim=0) + known["after_presence"].mean(dim=0)) / 2
@@ -179,11 +179,11 @@ def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
     part = (presence * moving / presence[moving].sum()).unsqueeze(-1)
     r, b = of_each.nan_to_num(), slopes.nan_to_num()  # of capsules that do not move: their part is 0
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
-    together, line = _line(true, told, torch.ones(len(true), 1, dtype=true.dtype))
+    together, line = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
     errors = {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
     return TransformingEvaluation(
-        names=names, true=true.float(), predicted=told.float(), correlation=_named(names, together),
-        slope=_named(names, line), cross_correlation=_crossing(true, told), capsule_correlation=of_each.float(),
+        names=names, true=true.float(), predicted=estimated.float(), correlation=_named(names, together),
+        slope=_named(names, line), cross_correlation=_crossing(true, estimated), capsule_correlation=of_each.float(),
         capsule_slope=slopes.float(), presence=presence.float(), mean_correlation=float((part * r).sum(dim=0).mean()),
         mean_r2=_named(names, (part * r.square()).sum(dim=0)), slope_spread=_named(names, spread),
         presence_change=float((known["after_presence"] - known["before_presence"]).abs().mean()),

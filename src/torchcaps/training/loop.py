@@ -103,7 +103,7 @@ class Trainer:
         fresh: Callable[[], dict[str, Tensor]],
     ) -> None:  # fmt: skip
         self.ranks = joined()
-        self.task, self.images, self.held, self.sink, self.told = task, images, held, sink, callbacks
+        self.task, self.images, self.held, self.sink, self.callbacks = task, images, held, sink, callbacks
         self.fresh, self.device = fresh, images.images.device
         run = task.config.run
         self.epoch_size = task.config.data.epoch_size or len(images)
@@ -130,8 +130,8 @@ class Trainer:
 
     def tell(self, row: dict[str, Any]) -> None:
         """Give a row to the listener."""
-        if self.told.listener is not None:
-            self.told.listener(row)
+        if self.callbacks.listener is not None:
+            self.callbacks.listener(row)
 
     def _reached(self) -> bool:
         """Whether an epoch ended with the score to stop at."""
@@ -203,7 +203,7 @@ class Trainer:
         """
         names = [name for name, value in losses.items() if value.dim() == 0]
         values = torch.stack([losses[name].detach().double() for name in names]).cpu()
-        stop = self.told.should_stop is not None and self.told.should_stop()
+        stop = self.callbacks.should_stop is not None and self.callbacks.should_stop()
         values = torch.cat([values * count, torch.tensor([count, stop], dtype=torch.float64)])
         *sums, total, stops = self.ranks.sum(values).tolist()
         self.last = {name: value / total for name, value in zip(names, sums, strict=True)}
@@ -216,12 +216,12 @@ class Trainer:
     def _stepped(self) -> None:
         """Tell of a step that is done."""
         self.progress.step += 1
-        step, told = self.progress.step, self.last
-        if self.told.on_step is not None:
-            self.told.on_step(self.task.model, {"step": step, **told})
-        self.tell({"kind": "tick", "step": step, "steps": self.total, "loss": told["loss"]})
+        step, figures = self.progress.step, self.last
+        if self.callbacks.on_step is not None:
+            self.callbacks.on_step(self.task.model, {"step": step, **figures})
+        self.tell({"kind": "tick", "step": step, "steps": self.total, "loss": figures["loss"]})
         if step % LOG_EVERY == 0:
-            self._log({"kind": "step", "step": step, **told})
+            self._log({"kind": "step", "step": step, **figures})
 
     def _failed_to_start(self, losses: dict[str, Tensor]) -> bool:
         """Whether the network does not learn at step 100 (in the middle of a shorter run) and starts again, once."""
@@ -271,8 +271,8 @@ class Trainer:
         if self.ranks.world > 1:
             row["ranks"] = self.ranks.gather({"images": mine, "seconds": round(seconds, 2)})
         self._log(row)
-        if self.told.on_epoch is not None:
-            self.told.on_epoch(self.task.model, row)
+        if self.callbacks.on_epoch is not None:
+            self.callbacks.on_epoch(self.task.model, row)
         self.sink.save(self)
 
     def _log(self, row: dict[str, Any]) -> None:

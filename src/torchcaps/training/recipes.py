@@ -89,8 +89,8 @@ class Recipe:
             raise UnknownNameError(
                 f"row of {self.name} within {budget}", row.name, [r.name for r in self.rows_of(budget)]
             )
-        told = (self.config.flat(), self.budgets[budget].changes, row.changes)
-        settings = {name: value for part in told for name, value in flattened(part).items()}
+        parts = (self.config.flat(), self.budgets[budget].changes, row.changes)
+        settings = {name: value for part in parts for name, value in flattened(part).items()}
         return TrainConfig.from_dict(settings).updated(**changes)
 
 

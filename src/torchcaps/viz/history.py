@@ -94,9 +94,9 @@ def _best_line(axes: Axes, metrics: Metrics, key: str, name: str, style: tuple[s
     finite = [value for value in values if isfinite(value)]
     if finite:
         best = min(finite) if key.endswith("loss") else max(finite)
-        told = f"{best:.2f} %" if _unit(key) else f"{best:.3g}"
+        value_text = f"{best:.2f} %" if _unit(key) else f"{best:.3g}"
         kind = "lowest" if key.endswith("loss") else "highest"
-        line(axes, epochs, values, style, f"{name}: {kind} {told} at epoch {epochs[values.index(best)]:g}")
+        line(axes, epochs, values, style, f"{name}: {kind} {value_text} at epoch {epochs[values.index(best)]:g}")
 
 
 def _words(measure: str) -> str:
