@@ -94,7 +94,7 @@ class Transform(Task):
         return {name: values.float() for name, values in compared(self.model, batch).items()}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, and the correlation of estimated and true transformations: a mean over their numbers, 0 for none."""
+        """The loss, and the correlation of estimated and true transformations: a mean over their numbers."""
         together = correlation(outcomes["true"], predicted(outcomes))
         return {"loss": outcomes["error"].double().mean().item(), "correlation": together.nan_to_num().mean().item()}
 
