@@ -2,7 +2,7 @@
 
 Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, figure 1. Differs from the
 paper in: sizes follow the images; weights, costs and inverse temperatures start from this library's rules (see
-`MatrixCaps`), as the paper gives none.
+`MatrixCaps`), as the paper gives none. The network ends at its class capsules: it has no decoder.
 """
 
 from __future__ import annotations
