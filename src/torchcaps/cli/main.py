@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists, measure, report, reproduce, train
+from torchcaps.cli import bench, compare, data, doctor, evaluate, explore, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
@@ -18,10 +18,10 @@ from torchcaps.cli.signals import settle, unwinding
 # One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
-    "evaluate": measure.evaluate,
-    "predict": measure.predict,
-    "reconstruct": inspect.reconstruct,
-    "perturb": inspect.perturb,
+    "evaluate": evaluate.evaluate,
+    "predict": evaluate.predict,
+    "reconstruct": pictures.reconstruct,
+    "perturb": pictures.perturb,
     "compare": compare.compare,
     "report": report.report,
     "explore": explore.explore,
