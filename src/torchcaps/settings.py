@@ -36,7 +36,7 @@ class _Group:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind or out of range."""
-        hints = _hints(type(self))
+        hints = _HINTS[type(self)]
         for f in fields(self):
             flat = f.metadata["name"] or f.name
             value = _taken(flat, getattr(self, f.name), hints[f.name])
@@ -253,6 +253,7 @@ NAMES: dict[str, tuple[str, str, str]] = {
     for group, kind in GROUPS.items()
     for f in fields(kind)
 }
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
 EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of an early configuration -> settings
 
 
@@ -286,17 +287,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
 def hint_of(name: str) -> Any:
     """The type of a setting, by its name without a group."""
     group, key, _ = NAMES[name]
-    return _hints(GROUPS[group])[key]
-
-
-_resolved: dict[str, dict[str, Any]] = {}
-
-
-def _hints(group: type[Any]) -> dict[str, Any]:
-    """The types of a group's settings, looked up once."""
-    if group.__name__ not in _resolved:
-        _resolved[group.__name__] = get_type_hints(group)
-    return _resolved[group.__name__]
+    return _HINTS[GROUPS[group]][key]
 
 
 def _taken(name: str, value: Any, hint: Any) -> Any:

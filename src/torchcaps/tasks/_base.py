@@ -6,7 +6,7 @@ loop, run folders, the command line, the report, the explorer) knows tasks, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import atan, degrees
 from pathlib import Path
@@ -58,20 +58,16 @@ class Exhibit(NamedTuple):
 
 
 class Found(Protocol):
-    """What a task measures on test images, once."""
+    """What a task measures on test images, once.
+
+    `to_dict` has the figures, ready for JSON, with "num_samples" among them; `table` the same for a person, the first
+    row being the heading; `summary` is one sentence.
+    """
 
     @property
-    def summary(self) -> str:
-        """One sentence."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, ready for JSON, with "num_samples" among them."""
-        ...
-
-    def table(self) -> list[tuple[str, ...]]:
-        """The same for a person; the first row is the heading."""
-        ...
+    def summary(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def table(self) -> list[tuple[str, ...]]: ...
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class Task(nn.Module):
 
     name: ClassVar[str]
     score: ClassVar[str] = "accuracy"
-    losses: ClassVar[tuple[str, ...]] = ()
+    losses: ClassVar[Collection[str]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     offers: ClassVar[frozenset[str]] = frozenset()
     labelled: ClassVar[bool] = True
@@ -223,7 +219,9 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def _loss_name(self, asked: str) -> str:
-        name = asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else self.losses[0]
+        name = (
+            asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else next(iter(self.losses))
+        )
         if name not in self.losses:
             raise UnknownNameError("loss", name, self.losses)
         return name

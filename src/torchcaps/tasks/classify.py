@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
+from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import Evaluation, evaluate
 from torchcaps.evaluation.forward import Progress, activations_of
@@ -39,20 +40,6 @@ class Scores(NamedTuple):
     activation: Float[Tensor, "batch classes"]
     logits: Float[Tensor, "batch classes"] | None
     capsules: Capsules | None
-
-
-class Batch(NamedTuple):
-    """Images and their classes.
-
-    Attributes:
-        images: `[batch, channels, height, width]` in [0, 1].
-        labels: `[batch]`, or `[batch, k]` where each image shows k classes.
-        singles: what each of the k looks like alone, `[batch, k, channels, height, width]`; None for one class.
-    """
-
-    images: Float[Tensor, "batch channels height width"]
-    labels: Int64[Tensor, " batch *k"]
-    singles: Float[Tensor, "batch k channels height width"] | None = None
 
 
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
@@ -98,13 +85,6 @@ def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
 
-class _Losses:
-    """Names of the losses that are registered when it is asked."""
-
-    def __get__(self, task: Task | None, kind: type[Task]) -> tuple[str, ...]:
-        return tuple(LOSSES)
-
-
 @register_task("classify")
 class Classify(Task):
     """One class an image.
@@ -113,7 +93,7 @@ class Classify(Task):
     one is (arXiv 1710.09829, section 4.1).
     """
 
-    losses = _Losses()
+    losses = LOSSES
     offers = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 

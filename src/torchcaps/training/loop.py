@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torchcaps.ranks import counting, joined, parallel, synced
 from torchcaps.tasks import Task, mapped
 from torchcaps.training.optim import batch_size, create_optimiser, learning_rate, resolve_precision
 from torchcaps.training.sampling import chance, order
+from torchcaps.training.sinks import InMemory
 from torchcaps.training.state import Progress, check_finite
 
 Listener = Callable[[dict[str, Any]], None]
@@ -34,34 +35,6 @@ PROBED_STEP, RESTART_RATE = 100, 0.1  # when a network that does not learn start
 
 class Interrupted(Exception):
     """Training was asked to stop: no error, its state is saved and `resume` continues it."""
-
-
-class Sink(Protocol):
-    """Where a training leaves its metrics, its state and its best model."""
-
-    def restore(self, trainer: Trainer) -> Progress:
-        """Take up what an earlier process left, into the model and the optimiser; where it stands."""
-        ...
-
-    def log(self, row: dict[str, Any]) -> None:
-        """Keep a row of the metrics."""
-        ...
-
-    def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
-        """An epoch has ended, with the best model so far or not."""
-        ...
-
-    def save(self, trainer: Trainer) -> None:
-        """Keep what `restore` needs."""
-        ...
-
-    def clear(self) -> None:
-        """The training starts again: forget the metrics."""
-        ...
-
-    def left(self) -> str:
-        """What is left of a training that failed, in words."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +62,7 @@ class Trainer:
         task: around the model, on its device.
         images: to train on.
         held: to choose the epoch by.
-        sink: see `Sink`.
+        sink: where metrics, states and the best model go.
         callbacks: see `Callbacks`.
         fresh: the weights that the training began with, for a second start.
 
@@ -99,7 +72,7 @@ class Trainer:
     """
 
     def __init__(
-        self, task: Task, images: ImageSet, held: ImageSet, sink: Sink, callbacks: Callbacks,
+        self, task: Task, images: ImageSet, held: ImageSet, sink: InMemory, callbacks: Callbacks,
         fresh: Callable[[], dict[str, Tensor]],
     ) -> None:  # fmt: skip
         self.ranks = joined()

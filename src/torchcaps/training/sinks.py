@@ -30,32 +30,32 @@ class InMemory:
         self.best: dict[str, Tensor] | None = None
 
     def restore(self, trainer: Trainer) -> Progress:
-        """From the beginning."""
+        """Take up what an earlier process left, into the model and the optimiser; where it stands."""
         return trainer.progress
 
     def log(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
+        """Keep a row of the metrics."""
         self.rows.append(row)
 
     def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
-        """Keep a copy of the best model's weights."""
+        """An epoch has ended, with the best model so far or not."""
         del epoch
         if best:
             self.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     def save(self, trainer: Trainer) -> None:
-        """Nothing to be continued."""
+        """Keep what `restore` needs."""
 
     def clear(self) -> None:
-        """Forget the metrics."""
+        """The training starts again: forget the metrics."""
         self.rows.clear()
 
     def left(self) -> str:
-        """What to do about a training that failed."""
+        """What is left of a training that failed, and what to do about it."""
         return "start again with a lower lr, or with clip"
 
 
-class InFolder:
+class InFolder(InMemory):
     """A run folder: metrics, checkpoints to continue from, and the best model. Only the first process writes.
 
     Args:
@@ -69,6 +69,7 @@ class InFolder:
     def __init__(
         self, run: RunFolder, about: dict[str, Any], images: ImageSet, held: ImageSet, *, keep_epochs: bool
     ) -> None:
+        super().__init__()
         self.run, self.about, self.keep_epochs, self.main = run, about, keep_epochs, joined().main
         self.data = {
             "data": {
@@ -79,7 +80,7 @@ class InFolder:
         }  # fmt: skip
 
     def restore(self, trainer: Trainer) -> Progress:
-        """Take up the newest whole checkpoint, if there is one; every process gets the first one's."""
+        """Take up the newest whole checkpoint; every process gets the first one's."""
         model, optimiser, ranks = trainer.task.model, trainer.optimiser, trainer.ranks
         progress, text = trainer.progress, ""
         if self.main:
