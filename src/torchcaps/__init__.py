@@ -39,18 +39,10 @@ _ROOMS = (
     "bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "tasks", "testing", "training", "viz",
 )  # fmt: skip
 _NAMES = {
-    "Capsules": "types",
-    "MemoryEstimate": "bench",
-    "ModelSpec": "types",
-    "Routed": "types",
-    "create_model": "models",
-    "estimate_memory": "bench",
-    "fit": "training",
-    "list_models": "models",
-    "load": "training",
-    "record_routing": "nn",
-    "set_impl": "nn",
-}
+    "Capsules": "types", "MemoryEstimate": "bench", "ModelSpec": "types", "Routed": "types", "create_model":
+    "models", "estimate_memory": "bench", "fit": "training", "list_models": "models", "load": "training",
+    "record_routing": "nn", "set_impl": "nn",
+}  # fmt: skip
 __all__ = [
     "Capsules", "MemoryEstimate", "ModelSpec", "Routed", "__version__", "bench", "create_model", "data",
     "estimate_memory", "evaluation", "fit", "functional", "list_models", "load", "models", "nn", "ops",

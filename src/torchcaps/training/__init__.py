@@ -5,7 +5,6 @@ from torchcaps.training.allocator import keep_memory as keep_memory
 from torchcaps.training.checkpoint import OptionError as OptionError
 from torchcaps.training.checkpoint import load as load
 from torchcaps.training.loop import Interrupted as Interrupted
-from torchcaps.training.optim import list_optimisers as list_optimisers
 from torchcaps.training.optim import register_optimiser as register_optimiser
 from torchcaps.training.recipes import Budget as Budget
 from torchcaps.training.recipes import Recipe as Recipe

@@ -51,11 +51,6 @@ def sgd(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) 
     )  # fmt: skip
 
 
-def list_optimisers() -> list[str]:
-    """Names of optimisers."""
-    return plugins.names(_OPTIMISERS)
-
-
 def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
     """The optimiser of a run.
 
