@@ -21,7 +21,7 @@ from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
 from torchcaps.settings import AugmentationSettings, TrainConfig
-from torchcaps.types import ModelSpec, spec_of
+from torchcaps.types import ModelSpec, declares, spec_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,11 +122,13 @@ class Task(nn.Module):
     offers: ClassVar[frozenset[str]] = frozenset()
     labelled: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
         del images
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
+        if not declares(model):
+            model.spec = self.spec  # what it is taken for from here on
         self.loss = self._loss_name(config.task.loss)
         filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
         self.config = filled.updated(task=self.name, loss=self.loss)

@@ -30,7 +30,7 @@ from torchcaps.training.description import (
     check_numbers,
     read_header,
 )
-from torchcaps.types import declares, spec_of
+from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
@@ -205,10 +205,8 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
 
 
 def name_model(model: Any, classes: tuple[str, ...], preprocess: Preprocess, task: str) -> None:
-    """Give a model what a trained one carries: names of classes, what `predict` applies, its task, what it is."""
+    """Give a model what a trained one carries: names of classes, what `predict` applies, and its task."""
     model.classes, model.preprocess, model.task = classes, preprocess, task
-    if not declares(model):
-        model.spec = spec_of(model)
 
 
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
