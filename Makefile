@@ -6,6 +6,8 @@ VENV ?= .venv
 # The lowest versions that pyproject.toml allows, for Python 3.11 or 3.12, and what is tested with them.
 LOWEST ?= .venv-lowest
 LOWEST_TESTS ?= functional nn data training evaluation viz report explorer cli
+# Processes that share the tests.
+WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -20,12 +22,12 @@ CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
 
-# Lint, types and documents run beside the tests, which leave most of the second core idle.
+# Lint, types and documents run beside the tests.
 test: $(INSTALLED)
 	$(MAKE) -j 2 pytest lint docs
 
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(INSTALLED) browser
 	$(BIN)/python -m pytest -m slow --timeout 3600

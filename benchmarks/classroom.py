@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from torchcaps.bench.measure import machine
+from torchcaps.bench.timing import machine
 from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "classroom.json"

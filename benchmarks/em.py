@@ -14,9 +14,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from torchcaps.bench import Subject
-from torchcaps.bench.measure import Row, alternate, cells, in_fresh_process, machine, spread
-from torchcaps.bench.subject import training_step
+from torchcaps.bench import Workload
+from torchcaps.bench.timing import Row, alternate, cells, in_fresh_process, machine, quartiles
+from torchcaps.bench.workload import training_step
 from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "em.json"
@@ -25,19 +25,19 @@ IMPLS, ITERATIONS, PRECISION = ("numba", "blocked", "reference"), (2, 3), "bf16"
 
 def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
     """A row for each implementation."""
-    subjects = {
-        impl: Subject("matrix_caps_small", {"iterations": iterations, "impl": impl, "in_chans": 1, "img_size": 28,
+    workloads = {
+        impl: Workload("matrix_caps_small", {"iterations": iterations, "impl": impl, "in_chans": 1, "img_size": 28,
                                             "num_classes": 10}, batch)
         for impl in IMPLS
     }  # fmt: skip
-    models = {impl: subject.build() for impl, subject in subjects.items()}
-    images, labels = subjects[IMPLS[0]].data(models[IMPLS[0]])
+    models = {impl: workload.build() for impl, workload in workloads.items()}
+    images, labels = workloads[IMPLS[0]].data(models[IMPLS[0]])
     work = {impl: training_step(model, images, labels, PRECISION) for impl, model in models.items()}
     seconds = alternate(work, repeats)
     rows = []
-    for impl, subject in subjects.items():
-        found = spread(seconds[impl])
-        memory = in_fresh_process("training", subject=asdict(subject), precision=PRECISION)
+    for impl, workload in workloads.items():
+        found = quartiles(seconds[impl])
+        memory = in_fresh_process("memory", workload=asdict(workload), precision=PRECISION)
         rows.append(
             {
                 "iterations": iterations, "impl": impl, "ms": 1e3 * found["median"], "q1": 1e3 * found["q1"],

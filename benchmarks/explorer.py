@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchcaps.bench.measure import machine
+from torchcaps.bench.timing import machine
 from torchcaps.data import Preprocess
 from torchcaps.errors import check_range
 from torchcaps.explorer import Session, open_session

@@ -30,14 +30,15 @@ from statistics import median
 
 import torch
 
-from torchcaps.bench.baselines import VARIANTS
-from torchcaps.bench.measure import cells, machine
-from torchcaps.bench.roofline import Rates, least_seconds, least_work
-from torchcaps.bench.verify import checked, largest_error, outcome
+from torchcaps.bench.baselines import VARIANTS, checked, largest_error, outcome
+from torchcaps.bench.layer import Rates, least_seconds, least_work
+from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.training.objective import MarginObjective
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.tasks.classify import Batch
 from torchcaps.types import Capsules
 
 EPOCH = 60_000
@@ -126,14 +127,14 @@ def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     model = create_model("capsnet")
     model.class_capsules = LAYERS[name].build(model.class_capsules)
-    objective = MarginObjective(model).cuda()
+    task = create_task(model, TrainConfig()).cuda()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     images, labels = torch.rand(batch, 1, 28, 28, device="cuda"), torch.randint(10, (batch,), device="cuda")
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=False)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            loss = objective(images, labels).total
+            loss = task(Batch(images, labels), 0.0)["loss"]
         loss.backward()
         optimiser.step()
 

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from torchcaps.bench.measure import cells, machine
+from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
 from torchcaps.kernels.dynamic import _triton_passes
 from torchcaps.kernels.dynamic.triton import tile
@@ -68,7 +68,7 @@ def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> 
     log = _assemble(ptx, target)
     return {
         "kernel": kernel, "dim": dim, "in_dim": in_dim, "precision": precision, "gpu": f"sm_{target}",
-        "samples": chosen.block_b, "children": chosen.block_i, "warps": chosen.warps, "stages": chosen.stages,
+        "samples": chosen.BLOCK_B, "children": chosen.BLOCK_I, "warps": chosen.num_warps, "stages": chosen.num_stages,
         "registers": int(_found(r"Used (\d+) registers", log)),
         "spilled B": int(_found(r"(\d+) bytes spill stores", log)),
         "shared B": compiled.metadata.shared,
@@ -80,7 +80,7 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     """What is compiled, as a launch with aligned tensors and 16 n children would have it, and Triton's options."""
     function = getattr(_triton_passes, kernel.partition(",")[0])
     pose, weight, mode = PRECISIONS[precision]
-    arguments = tile(dim, in_dim).arguments
+    arguments = tile(dim, in_dim)._asdict()
     options = {name: value for name, value in arguments.items() if name.islower()}
     constants = {name: value for name, value in arguments.items() if not name.islower()}
     constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **KERNELS[kernel]}

@@ -11,9 +11,9 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("functional",), ("kernels",), ("ops",), ("data",), ("nn",), ("testing",),
-    ("models",), ("training", "evaluation"), ("bench",), ("viz",), ("report",), ("reproduce",), ("explorer",),
-    ("cli",),
+    ("types", "errors"), ("plugins",), ("ranks",), ("settings",), ("functional",), ("kernels",), ("ops",), ("data",),
+    ("nn",), ("testing",), ("models",), ("evaluation",), ("viz",), ("tasks",), ("training",), ("bench",), ("report",),
+    ("reproduce",), ("explorer",), ("cli",),
 ]  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -71,7 +71,8 @@ def test_import_does_not_wait_for_torch(statement):
 def test_library_code_reads_no_environment_and_no_torchvision():
     for path in FILES:
         text = path.read_text(encoding="utf-8")
-        assert "os.environ" not in text and "getenv" not in text, path
+        reads = "os.environ" in text or "getenv" in text
+        assert not reads or path.name == "main.py", path  # the command line, which says it to what it calls
         assert "import torchvision" not in text, path
 
 

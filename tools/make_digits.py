@@ -2,8 +2,8 @@
 
     python tools/make_digits.py --source FOLDER_OF_MNIST
 
-The rule is `torchcaps.data.digits.choose_digits`. The files come out the same byte for byte wherever zlib is the
-usual one; their decompressed bytes are the same everywhere, and are what the passport's SHA-256 speaks of.
+The rule is that of `choose_digits`. The files come out the same byte for byte wherever zlib is the
+usual one; their decompressed bytes are the same everywhere, and are what the data set's SHA-256 speaks of.
 """
 
 from __future__ import annotations
@@ -11,18 +11,54 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import struct
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.digits import FOLDER, digits_files
-from torchcaps.data.sets.mnist import PASSPORT
+from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
+from torchcaps.data.sets.digits import FOLDER
+from torchcaps.data.sets.mnist import INFO
+
+PER_CLASS = {"train": 600, "test": 100}
 
 
 def check_source(source: Path) -> None:
-    for name, expected in PASSPORT.sha256.items():
+    for name, expected in INFO.sha256.items():
         path = next((p for p in (source / name, source / f"{name}.gz") if p.exists()), None)
         if path is None or hashlib.sha256(read_bytes(path)).hexdigest() != expected:
             raise SystemExit(f"{source}: {name} is not there, or is not MNIST's")
+
+
+def choose_digits(labels: Tensor, per_class: int) -> Tensor:
+    """Which images are embedded, as `[classes · per_class]` ascending indices into `labels`, `[n]` in file order.
+
+    Of the n images of a class those at positions floor(i·n / per_class) for i = 0 … per_class - 1. Even spacing reaches
+    every writer, and both halves of the test file, which differ.
+    """
+    chosen = []
+    for label in labels.unique():
+        places = (labels == label).nonzero().flatten()
+        chosen.append(places[torch.arange(per_class) * len(places) // per_class])
+    return torch.cat(chosen).sort().values
+
+
+def digits_files(mnist: Path) -> dict[str, bytes]:
+    """The four IDX files of the embedded digits, uncompressed, by name, made from the folder of MNIST's own four."""
+    files = {}
+    for split, per_class in PER_CLASS.items():
+        whole = read_idx_set(mnist, split, "mnist")
+        chosen = choose_digits(whole.labels, per_class)
+        files[f"{STEMS[split]}-images-idx3-ubyte"] = _idx(whole.images[chosen, 0])
+        files[f"{STEMS[split]}-labels-idx1-ubyte"] = _idx(whole.labels[chosen].to(torch.uint8))
+    return files
+
+
+def _idx(array: Tensor) -> bytes:
+    header = struct.pack(f">HBB{array.ndim}I", 0, UNSIGNED_BYTE, array.ndim, *array.shape)
+    return header + array.numpy().tobytes()
 
 
 def main() -> None:

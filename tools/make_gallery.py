@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
-from torchcaps.report import Run, finish_transforming
-from torchcaps.training import TrainConfig, TransformingConfig, run_transforming
+from torchcaps.report import Run
+from torchcaps.training import TrainConfig
 from torchcaps.training.recipes import load_recipe
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ MOST_BYTES = 60_000
 
 MAIN = "runs/capsnet-digits"
 SMALL = "capsnet --data digits --epochs 8 --lr 0.003 --option channels=32 --option primary_types=4"
-# What is trained where it is absent: arguments of `torchcaps train`, or settings of a transforming auto-encoder.
-RUNS: dict[str, str | dict[str, Any]] = {
+# What is trained where it is absent: arguments of `torchcaps train`.
+RUNS = {
     MAIN: "capsnet-digits",
     "runs/small-dynamic": f"{SMALL} --option routing=dynamic",
     "runs/small-uniform": f"{SMALL} --option routing=uniform",
     "runs/capsnet-pairs": "capsnet --data multi-digits --shift 0 --epochs 5",
-    "runs/transforming-digits": {"data": "digits"},
+    "runs/transforming-digits": "transforming_autoencoder --data digits --epochs 20 --batch-size 64",
 }
 
 
@@ -66,7 +66,7 @@ import json
 
 import torch
 import torchcaps as tc
-from torchcaps import evaluation, viz
+from torchcaps import evaluation, tasks, viz
 
 model, digits = tc.report.open_run("runs/capsnet-digits", device="cpu")
 some = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
@@ -86,8 +86,8 @@ def bench(name):
 TRANSFORMING = """\
 auto = tc.report.Run("runs/transforming-digits").load()
 test = digits.float_images()
-pairs = tc.training.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
-known = evaluation.evaluate_transforming(auto, pairs)
+pairs = tasks.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
+known = tasks.evaluate_transforming(auto, pairs)
 """
 BENCH = "`benchmarks/results/{0}.json`, written by `torchcaps bench {0}` on the machine that it names"
 TEST = "the 1,000 embedded test digits"
@@ -214,7 +214,9 @@ figure = viz.overlaps(pictures, drawn.images, both, shown=drawn.shown, lengths=d
             "transformed", "Inputs, what was drawn when told of a shift, and what ought to be drawn.",
             "the embedded test digits, shifted by up to 4 pixels each way",
             f"""\
-{TRANSFORMING}figure = viz.transformed(pairs.source[:10], known.drawn[:10], pairs.target[:10])""",
+{TRANSFORMING}with torch.inference_mode():
+    drawn = auto(pairs.source[:10], pairs.transformation[:10])
+figure = viz.transformed(pairs.source[:10], drawn, pairs.target[:10])""",
             84, 32,
         ),
         Entry(
@@ -228,8 +230,7 @@ figure = viz.predicted_transformations(known.true, known.predicted, names=known.
             "the weights of the five capsules most often present",
             """\
 often = known.presence.argsort(descending=True)[:5]
-weights = auto.weight["draw"].detach().unflatten(-1, auto.img_size)[often, :8]
-figure = viz.generation_weights(weights, title="what the generation units draw")""",
+figure = viz.generation_weights(auto.strokes()[often, :8], title="what the generation units draw")""",
             80, 96,
         ),
     ],
@@ -272,21 +273,14 @@ def train_missing(main: str) -> None:
             continue
         if folder == MAIN and main != MAIN:
             raise SystemExit(f"{main}: there is no trained run here")
-        if isinstance(how, str):
-            subprocess.run(
-                [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder], cwd=ROOT, check=True
-            )
-        else:
-            finish_transforming(run_transforming(TransformingConfig(**how), ROOT / folder))
+        subprocess.run(
+            [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder], cwd=ROOT, check=True
+        )
 
 
 def command(run: Run) -> str:
     """What trains such a run."""
     config = run.config
-    if isinstance(config, TransformingConfig):
-        settings = {"data": config.data} | _changed(config, TransformingConfig())
-        told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        return f"run_transforming(TransformingConfig({told}), ...)"
     if not _changed(config, load_recipe("capsnet-digits").config):
         return "torchcaps train capsnet-digits"
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in _changed(config, TrainConfig()).items()

@@ -24,9 +24,8 @@ from torch import Tensor
 import torchcaps as tc
 from torchcaps import evaluation
 from torchcaps.viz.canvas import BLUE, GREY, ORANGE
-from torchcaps.viz.coupling_map import overlaid
 from torchcaps.viz.images import pictures
-from torchcaps.viz.segmentation import coloured
+from torchcaps.viz.tiles import coloured, overlaid
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "torchcaps.png"
 WIDTH, HEIGHT, DPI = 8.5, 4.27, 200  # inches; a README shows it 850 pixels wide

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchcaps import nn as nn
     from torchcaps import ops as ops
     from torchcaps import report as report
+    from torchcaps import tasks as tasks
     from torchcaps import testing as testing
     from torchcaps import training as training
     from torchcaps import viz as viz
@@ -28,28 +29,24 @@ if TYPE_CHECKING:
     from torchcaps.models import list_models as list_models
     from torchcaps.nn import record_routing as record_routing
     from torchcaps.nn import set_impl as set_impl
+    from torchcaps.training import fit as fit
     from torchcaps.training import load as load
     from torchcaps.types import Capsules as Capsules
     from torchcaps.types import ModelSpec as ModelSpec
     from torchcaps.types import Routed as Routed
 
-_ROOMS = ("bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "testing", "training", "viz")
+_ROOMS = (
+    "bench", "data", "evaluation", "functional", "models", "nn", "ops", "report", "tasks", "testing", "training", "viz",
+)  # fmt: skip
 _NAMES = {
-    "Capsules": "types",
-    "MemoryEstimate": "bench",
-    "ModelSpec": "types",
-    "Routed": "types",
-    "create_model": "models",
-    "estimate_memory": "bench",
-    "list_models": "models",
-    "load": "training",
-    "record_routing": "nn",
-    "set_impl": "nn",
-}
+    "Capsules": "types", "MemoryEstimate": "bench", "ModelSpec": "types", "Routed": "types", "create_model":
+    "models", "estimate_memory": "bench", "fit": "training", "list_models": "models", "load": "training",
+    "record_routing": "nn", "set_impl": "nn",
+}  # fmt: skip
 __all__ = [
     "Capsules", "MemoryEstimate", "ModelSpec", "Routed", "__version__", "bench", "create_model", "data",
-    "estimate_memory", "evaluation", "functional", "list_models", "load", "models", "nn", "ops",
-    "record_routing", "report", "set_impl", "testing", "training", "viz",
+    "estimate_memory", "evaluation", "fit", "functional", "list_models", "load", "models", "nn", "ops",
+    "record_routing", "report", "set_impl", "tasks", "testing", "training", "viz",
 ]  # fmt: skip
 
 

@@ -6,9 +6,10 @@ import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 LONGEST = 800  # characters of a message
@@ -59,7 +60,7 @@ def named_shape(axes: Sequence[str], shape: Sequence[int]) -> str:
     return f"[{', '.join(f'{a}={n}' for a, n in zip(axes, shape, strict=True))}]"
 
 
-def check_shape(argument: str, tensor: Tensor, axes: Sequence[str], **sizes: int) -> None:
+def check_shape(argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int) -> None:
     """Raise ValueError unless `tensor` has these axes, with the sizes given for some of them.
 
     A first axis of `"*batch"` stands for one or more leading axes.

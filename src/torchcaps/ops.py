@@ -35,22 +35,16 @@ def dynamic_routing(
     want_coupling: bool = False,
     impl: Impl = "auto",
 ) -> Routed:
-    """`functional.dynamic_routing`, by the fastest implementation that can take these votes.
+    """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
-        votes: `[batch, *space, children, parents, dim]`, or the lazy votes of a layer; half precision is computed in
-            float32.
-        iterations: at least 1.
-        bias: `[parents, dim]` or None; lazy votes have their own.
-        leaky: see `functional.dynamic_routing`.
-        detach: see `functional.dynamic_routing`.
         want_coupling: return the coupling of given votes; otherwise a fast path returns None there. Lazy votes say
             whether theirs is wanted.
         impl: "auto", "reference", "blocked" (torch operations on blocks of samples; "cpu" is its old name), "numba"
             (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason.
 
     Raises:
-        ValueError: for shapes that do not fit, or an implementation that cannot take these votes.
+        ValueError: as there, for a bias that does not fit, or an implementation that cannot take these votes.
         NotImplementedError: when a second derivative is asked of a fast path.
     """
     check_range("iterations", iterations, low=1)
@@ -58,11 +52,8 @@ def dynamic_routing(
     if votes.bias is not None:
         check_shape("bias", votes.bias, ("parents", "dim"), parents=votes.parents, dim=votes.dim)
     path, _ = _choose("dynamic_routing", (votes,), impl)
-    if path is None:
-        return functional.dynamic_routing(votes, iterations, leaky=leaky, detach=detach)
-    votes.shares += 1
-    routed: Routed = path.run(votes, iterations=iterations, leaky=leaky, detach=detach)
-    return routed
+    run = functional.dynamic_routing if path is None else path.routed
+    return run(votes, iterations=iterations, leaky=leaky, detach=detach)
 
 
 def em_routing(
@@ -75,20 +66,13 @@ def em_routing(
     *,
     impl: Impl = "auto",
 ) -> Routed:
-    """`functional.em_routing`, by the fastest implementation that can take these votes.
+    """`functional.em_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
-        votes: `[batch, *space, children, parents, dim]`, or the lazy votes of a layer.
-        activation: `[batch, *space, children]` in [0, 1]; None for lazy votes.
-        beta_u: a number, or one per parent.
-        beta_a: likewise.
-        iterations: at least 1.
-        inverse_temperature: see `functional.em_routing`.
-        impl: "auto", "reference", "blocked" or "numba", for lazy votes; see `dynamic_routing`.
+        impl: "auto", "reference", "blocked" or "numba", for lazy votes.
 
     Raises:
-        ValueError: for shapes that do not fit, or an implementation that cannot take these votes.
-        NotImplementedError: when a second derivative is asked of a fast path.
+        ValueError, NotImplementedError: as `dynamic_routing` does.
     """
     heat = temperatures(iterations, inverse_temperature)
     votes = _lazy(votes, activation, None, True)
@@ -97,10 +81,8 @@ def em_routing(
             check_shape(name, beta, ("parents",), parents=votes.parents)
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:
-        return functional.em_routing(votes, None, beta_u, beta_a, iterations, inverse_temperature)
-    votes.shares += 1
-    routed: Routed = path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
-    return routed
+        return functional.em_routing(votes, None, beta_u, beta_a, iterations, heat)
+    return path.routed(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
 
 
 def conv2d(
@@ -117,9 +99,9 @@ def conv2d(
     takes a fifth of the products, at the same precision in float32.
 
     Args:
-        x: `[batch, channels, height, width]`.
-        weight: `[outputs, channels, kernel_height, kernel_width]`.
-        bias: `[outputs]` or None.
+        x: the map.
+        weight: the kernel, at most as large.
+        bias: a number for each output channel, or None.
         stride: in pixels, at least 1.
         impl: "auto", "reference" (torch's own) or "cpu" (in the frequency domain, where that takes fewer products).
 
@@ -136,8 +118,7 @@ def conv2d(
     for step in steps:
         check_range("stride", step, low=1)
     path, _ = _choose("conv2d", (x, weight), impl)
-    y: Tensor = F.conv2d(x, weight, bias, steps) if path is None else path.run(x, weight, bias, steps)
-    return y
+    return (F.conv2d if path is None else path.run)(x, weight, bias, steps)
 
 
 def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str, str]:

@@ -10,12 +10,12 @@ import importlib
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
@@ -42,6 +42,17 @@ def find(kind: str, name: str, registry: Mapping[str, T]) -> T:
     if name not in registry:
         raise unknown(kind, name, registry)
     return registry[name]
+
+
+def add(kind: str, name: str, thing: object, registry: MutableMapping[str, Any]) -> None:
+    """Put a thing into a registry.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in registry:
+        raise ValueError(f"{kind} {name!r} is registered twice")
+    registry[name] = thing
 
 
 def names(registry: Iterable[str]) -> list[str]:

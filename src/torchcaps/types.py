@@ -61,19 +61,19 @@ class Routed(NamedTuple):
     def and_more(self, **more: Tensor) -> Routed:
         """The same three, with tensors of other names beside them; `record_routing` keeps them."""
         found = _RoutedAndMore(*self)
-        found.told = {**self.more, **more}
+        found.named = {**self.more, **more}
         return found
 
 
 class _RoutedAndMore(Routed):
     """A subclass of its own, so that unpacking gives three tensors."""
 
-    told: dict[str, Tensor]
+    named: dict[str, Tensor]
 
     @property
     def more(self) -> dict[str, Tensor]:
         """What else a router tells, by name."""
-        return self.told
+        return self.named
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class ModelSpec:
         activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a "logit" (any number),
             or "none", where nothing tells whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
+        logits: `logits(images)` gives what `probabilities(logits)` are made of.
+        several: an image may show several classes: its probabilities are of each class by itself.
         smallest: side of the smallest image it takes, in pixels.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
         loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
@@ -93,12 +95,19 @@ class ModelSpec:
     pose: bool = False
     activation: Literal["length", "probability", "logit", "none"] = "logit"
     decoder: bool = False
+    logits: bool = False
+    several: bool = False
     smallest: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"
 
 
+def declares(model: nn.Module) -> bool:
+    """Whether a model says what it is."""
+    return isinstance(getattr(model, "spec", None), ModelSpec)
+
+
 def spec_of(model: nn.Module) -> ModelSpec:
-    """What a model declares; a module that declares nothing is a classifier that returns logits."""
+    """What a model declares; a module that declares nothing is trained as a classifier that returns logits."""
     declared = getattr(model, "spec", None)
     return declared if isinstance(declared, ModelSpec) else ModelSpec()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcaps.bench import Sizes, Subject
+from torchcaps.bench import Sizes, Workload
 
 SMALL = {"channels": 16, "primary_types": 4}
 
@@ -10,7 +10,7 @@ SMALL = {"channels": 16, "primary_types": 4}
 @pytest.fixture(scope="session")
 def small():
     """The network of 2017, thin, and four images."""
-    return Subject("capsnet", SMALL, batch=4)
+    return Workload("capsnet", SMALL, batch=4)
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from dataclasses import fields
 
 import pytest
 
-from torchcaps.bench import Sizes, fitted_exponent, measure_scaling
+from torchcaps.bench import Sizes, benchmark_scaling, fitted_exponent
 from torchcaps.bench.scaling import series
 from torchcaps.errors import UnknownNameError
 
-from .test_measure import ticking
+from .test_timing import ticking
 
 
 @pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.0, 2.0])
@@ -30,7 +30,7 @@ def test_series_double_around_the_middle_and_hold_no_size_twice():
 
 
 def test_every_size_is_measured_and_time_that_stands_still_has_exponent_zero(sizes):
-    rows = measure_scaling(("cpu", "reference"), sizes, 1, ticking(), count=3)
+    rows = benchmark_scaling(("cpu", "reference"), sizes, 1, ticking(), count=3)
     names = [field.name for field in fields(Sizes)]
     assert [(row["against"], row["impl"]) for row in rows] == [(n, i) for n in names for i in ("cpu", "reference")]
     assert all(row["exponent"] == pytest.approx(0, abs=1e-12) for row in rows)
@@ -40,6 +40,6 @@ def test_every_size_is_measured_and_time_that_stands_still_has_exponent_zero(siz
 
 def test_unknown_implementations_and_sizes_below_one_are_refused(sizes):
     with pytest.raises(UnknownNameError, match="impl"):
-        measure_scaling(("cp",), sizes, 1, ticking())
+        benchmark_scaling(("cp",), sizes, 1, ticking())
     with pytest.raises(ValueError, match="parents: expected at least 1, got 0"):
         Sizes(parents=0)

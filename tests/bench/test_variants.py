@@ -7,20 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.bench import Subject, baselines, compare_layers, compare_steps, measure_latency, step, verify
-from torchcaps.bench.layer import layer_variants
-from torchcaps.bench.roofline import Rates, least_seconds, least_work, measured_rates
+from torchcaps.bench import Workload, baselines, benchmark_latency, benchmark_layers, benchmark_steps, step, verify
+from torchcaps.bench.baselines import WrongResultError
+from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
-from torchcaps.bench.subject import routed_layer
-from torchcaps.bench.textbook import TextbookNetwork, textbook_loss
-from torchcaps.bench.verify import WrongResultError
+from torchcaps.bench.workload import TextbookNetwork, routed_layer, task_of, textbook_loss
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.training import MarginObjective
+from torchcaps.tasks.classify import Batch
 
 from .conftest import SMALL
-from .test_measure import ticking
+from .test_timing import ticking
 
 EAGER = ("limit", "auto", "cpu", "reference", "einsum", "textbook")
 
@@ -54,7 +52,8 @@ def test_the_textbook_network_has_our_weights_and_computes_the_same(small):
     network = TextbookNetwork(model)
     assert count(network) == count(model)
     images, labels = small.data(model)
-    ours, theirs = MarginObjective(model)(images, labels).total, textbook_loss(images, labels, *network(images, labels))
+    batch = Batch(images, labels)
+    ours, theirs = task_of(model)(batch, 0.0)["loss"], textbook_loss(images, labels, *network(images, labels))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     ours.backward()
     theirs.backward()
@@ -71,19 +70,19 @@ def count(model):
 
 
 def test_the_textbook_network_takes_the_network_of_2017_only():
-    with pytest.raises(TypeError, match="model: expected a CapsNet with a decoder, got Linear"):
+    with pytest.raises(TypeError, match="model: expected a capsnet with a decoder, got Linear"):
         TextbookNetwork(nn.Linear(2, 2))
 
 
 def test_variants_are_those_that_run_here_or_those_asked_for(small, sizes):
     told = []
-    found = step_variants(small, tell=told.append)
+    found = step_variants(small, log=told.append)
     assert {*EAGER, NETWORK} <= set(found)
     assert len(told) == len(step.STEPS) - len(found)
     assert step_variants(small, ["limit", "auto", "limit"]) == ["limit", "auto"]
     assert NETWORK not in layer_variants(sizes)
     larger = replace(small, options=SMALL | {"img_size": 20})
-    assert NETWORK not in step_variants(larger, tell=lambda _: None)
+    assert NETWORK not in step_variants(larger, log=lambda _: None)
     with pytest.raises(UnknownNameError, match="variant"):
         step_variants(small, ["einsums"])
 
@@ -92,12 +91,12 @@ def test_a_model_without_dynamic_routing_has_no_variants():
     with pytest.raises(ValueError, match="model: expected one with a CapsuleLinear, got Linear"):
         routed_layer(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="routing: expected plain dynamic routing"):
-        routed_layer(create_model("capsnet", routing="uniform", decoder=False, **SMALL))
+        routed_layer(create_model("capsnet", routing="random", decoder=False, **SMALL))
 
 
 def test_steps_of_equal_time_have_ratios_of_one(small):
     variants = ["limit", "reference", "limit-torch", "einsum", "textbook", NETWORK]
-    rows = compare_steps(small, variants, ("fp32", "bf16"), 2, memory=False, clock=ticking())
+    rows = benchmark_steps(small, variants, ("fp32", "bf16"), 2, memory=False, clock=ticking())
     assert [(row["variant"], row["precision"]) for row in rows] == [(v, p) for p in ("fp32", "bf16") for v in variants]
     for row in rows:
         assert row["ms"] == row["q1"] == row["q3"] == 1000
@@ -107,9 +106,9 @@ def test_steps_of_equal_time_have_ratios_of_one(small):
 
 def test_memory_above_the_limit_and_ratios_without_their_base(small, monkeypatch):
     peaks = {"limit-torch": 100.0, "auto": 130.0}
-    monkeypatch.setattr(step.measure, "in_fresh_process", lambda *_, variant, **__: {"peak_mib": peaks[variant]})
-    monkeypatch.setattr(step.measure, "can_measure_memory", lambda: True)
-    rows = compare_steps(small, ["limit-torch", "auto"], ("fp32",), 1, memory=True, clock=ticking())
+    monkeypatch.setattr(step.timing, "in_fresh_process", lambda *_, variant, **__: {"peak_mib": peaks[variant]})
+    monkeypatch.setattr(step.timing, "can_measure_memory", lambda: True)
+    rows = benchmark_steps(small, ["limit-torch", "auto"], ("fp32",), 1, memory=True, clock=ticking())
     assert [row["above limit-torch MiB"] for row in rows] == [0, 30]
     assert [row["x textbook"] for row in rows] == [None, None]
     assert [row["tax"] for row in rows] == [1, None]  # each over the limit in its own surroundings
@@ -124,7 +123,7 @@ def test_a_step_learns(small):
 
 def test_layers_have_their_share_of_the_roofline(sizes):
     rates = Rates(copy=1e12, product=1e3)
-    rows = compare_layers(sizes, ["limit", "reference", "einsum"], 2, memory=False, rates=rates, clock=ticking())
+    rows = benchmark_layers(sizes, ["limit", "reference", "einsum"], 2, memory=False, rates=rates, clock=ticking())
     bound = least_work(sizes.batch, sizes.layer()).products
     assert [row["roofline ms"] for row in rows] == [None, pytest.approx(bound), pytest.approx(bound)]
     assert rows[1]["of roofline"] == pytest.approx(bound / 1000)
@@ -141,18 +140,18 @@ def test_the_least_work_of_one_iteration_is_that_of_a_linear_layer_and_its_gradi
 
 
 def test_rates_count_what_was_copied_and_multiplied():
-    assert measured_rates(2, ticking(), copied=16, side=8) == (2 * 16 * 4, 8**3)
+    assert machine_rates(2, ticking(), copied=16, side=8) == (2 * 16 * 4, 8**3)
 
 
 def test_latency_has_a_row_for_each_batch_and_precision(small):
-    rows = measure_latency(small, ("fp32", "bf16"), 3, ticking(), batches=(1, 2))
+    rows = benchmark_latency(small, ("fp32", "bf16"), 3, ticking(), batches=(1, 2))
     assert [(row["batch"], row["precision"]) for row in rows] == [(1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")]
     assert rows[1]["median ms"] == rows[1]["95 % ms"] == 1000
     assert rows[1]["ms / image"] == 500
 
 
 def test_a_subject_is_the_same_each_time_and_leaves_the_callers_random_numbers():
-    build = partial(Subject("capsnet", SMALL).build)
+    build = partial(Workload("capsnet", SMALL).build)
     state = torch.random.get_rng_state()
     first, second = build(), build()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

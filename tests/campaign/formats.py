@@ -16,7 +16,7 @@ from PIL import Image
 
 from data.makers import idx_bytes
 from data.mat_files import header, mat_bytes, matrix
-from torchcaps.data.norb import STEMS, matrix_bytes
+from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 
 Wrap = Callable[[bytes], bytes]
 KINDS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "webp": "WEBP", "pgm": "PPM"}

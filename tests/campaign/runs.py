@@ -96,7 +96,7 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
         try:
             os.chdir(name)
             Path("bars.npz").write_bytes(bars())
-            config = TrainConfig(data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS)
+            config = TrainConfig.of(model="capsnet", data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS)
 
             def keep(row: dict[str, Any]) -> None:
                 if row["kind"] == "tick":

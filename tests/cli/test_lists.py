@@ -39,7 +39,7 @@ def test_models_are_picked_by_a_wildcard(command):
 def test_a_recipe_in_json_is_what_it_runs(command):
     entries = json.loads(command("recipes", "--json").out)
     digits = next(entry for entry in entries if entry["name"] == "capsnet-digits")
-    assert (digits["run"]["data"], digits["run"]["model"]) == ("digits", "capsnet")
+    assert (digits["run"]["data"]["name"], digits["run"]["model"]["name"]) == ("digits", "capsnet")
 
 
 def test_verify_says_ok_for_each_file(command):

@@ -11,7 +11,7 @@ from .conftest import the_sentence
 
 
 def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
-    monkeypatch.setattr(html, "_of_one", lambda subject, diagnose: [])
+    monkeypatch.setattr(html, "sections_of", lambda run: [])
     outcome = command("report", run)
     assert (outcome.status, outcome.out) == (0, f"{run / 'report.html'}\n")
     outcome = command("report", run, "--output", "deep/page.html")

@@ -48,9 +48,3 @@ def test_a_wrong_command_line_says_what_there_is(command, tmp_path):
         assert outcome.status == 2
         assert complaint in outcome.err
     assert not (tmp_path / "out").exists()
-
-
-def test_train_says_where_a_recipe_of_another_kind_is_run(command):
-    outcome = command("train", "transforming-autoencoder")
-    assert outcome.status == 2
-    assert "run it with torchcaps reproduce transforming-autoencoder" in outcome.err

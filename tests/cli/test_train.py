@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
+from torchcaps.tasks import Classify
 from torchcaps.training import RunFolder
-from torchcaps.training.objective import MarginObjective
 from training.makers import contents, left_behind
 
 from .conftest import the_sentence
@@ -40,11 +40,13 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
     flags = ("--seed", 3, "--lr", 0.01, "--schedule", "paper", "--shift", 1, "--flip", "True", "--clip", 2.5)
     more = ("--reconstruction", 0.001, "--img-size", 20, 18, "--option", "iterations=2", "--option", "bias=True")
     command(*start, *flags, *more, "--max-bytes", 10**9, "--output", "out")
-    config = RunFolder.open(tmp_path / "out").config()
-    assert config.max_bytes == 10**9
-    assert (config.seed, config.lr, config.schedule, config.shift, config.flip) == (3, 0.01, "paper", 1, True)
-    assert (config.clip, config.reconstruction, config.img_size, config.holdout) == (2.5, 0.001, (20, 18), 6)
-    assert config.model_options == {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True}
+    found = RunFolder.open(tmp_path / "out").config().flat()
+    wanted = {
+        "max_bytes": 10**9, "seed": 3, "lr": 0.01, "schedule": "paper", "shift": 1, "flip": True, "clip": 2.5,
+        "reconstruction": 0.001, "img_size": (20, 18), "holdout": 6,
+        "model_options": {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True},
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
 
 
 def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, bars, tmp_path):
@@ -163,15 +165,15 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     command, start, tmp_path, monkeypatch, number
 ):
     command(*start, "--output", "whole")
-    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+    forward, count = Classify.forward, iter(range(1, 10_000))
 
-    def interrupted(self, images, labels, singles=None):
+    def interrupted(self, batch, share):
         if next(count) == 4:
             signal.raise_signal(number)
-        return forward(self, images, labels, singles)
+        return forward(self, batch, share)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MarginObjective, "forward", interrupted)
+        patch.setattr(Classify, "forward", interrupted)
         outcome = command(*start, "--output", "out of order")
     assert outcome.status == 128 + number
     assert outcome.out == ""
@@ -183,16 +185,16 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
 
 def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, tmp_path, monkeypatch):
     command(*start, "--output", "whole")
-    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+    forward, count = Classify.forward, iter(range(1, 10_000))
 
-    def interrupted(self, images, labels, singles=None):
+    def interrupted(self, batch, share):
         if next(count) == 2:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        return forward(self, images, labels, singles)
+        return forward(self, batch, share)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MarginObjective, "forward", interrupted)
+        patch.setattr(Classify, "forward", interrupted)
         outcome = command(*start, "--output", "out")
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err
@@ -210,7 +212,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
         (("--lr", 0), "lr: expected a number above 0, got 0.0"),
         (("--lr", "nan"), "lr: expected a finite number, got nan"),
         (("--holdout", 0), "holdout: expected a fraction below 1 or a whole count, got 0.0"),
-        (("--seed", -1), "seed: expected at least 0, got -1"),
+        (("--seed", -1), "seed: expected between 0 and 2147483647, got -1"),
         (("--img-size", 0, 5), "img_size: expected height and width in pixels, got (0, 5)"),
         (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
         (("--threads", 10**9), "--threads: expected between 1 and 256, got 1000000000"),

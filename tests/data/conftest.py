@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, Passport, _registry
+from torchcaps.data import DatasetInfo, ImageSet, _registry
 
 from .web import CONTENT, DIGESTS, Server
 
@@ -32,7 +32,7 @@ def read_toy(folder, split):
 @pytest.fixture
 def register(monkeypatch):
     def add(*sources, sha256=DIGESTS):
-        passport = Passport(
+        info = DatasetInfo(
             name="toy",
             title="Toy",
             classes=("a", "b"),
@@ -44,6 +44,6 @@ def register(monkeypatch):
             sha256=sha256,
             sources=sources,
         )
-        monkeypatch.setitem(_registry._sets, "toy", (passport, read_toy))
+        monkeypatch.setitem(_registry._sets, "toy", (info, read_toy))
 
     return add

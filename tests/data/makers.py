@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchcaps.data.norb import STEMS, matrix_bytes
+from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 
 from .mat_files import mat_bytes
 

@@ -112,7 +112,7 @@ def test_nan_names_the_image(tmp_path, bad):
     images = IMAGES / 255
     images[7, 2, 2] = bad
     path = saved(tmp_path, x_train=images, y_train=LABELS)
-    with pytest.raises(DataError, match=f"{path}: image 7 holds NaN or infinite pixels"):
+    with pytest.raises(DataError, match=f"{path}: image 7 .one of 1. holds NaN or infinite pixels"):
         load_dataset(path)
 
 
@@ -175,6 +175,7 @@ def test_pickles_are_refused_unexecuted(tmp_path, ending):
         np.savez(path, images=trap, labels=LABELS)
     else:
         np.save(path, trap)
+        np.save(tmp_path / "own_labels.npy", LABELS)
     with pytest.raises(DataError, match=f"{path}: cannot be read as an .{ending}"):
         load_dataset(path)
     assert not (tmp_path / "sprung").exists()

@@ -10,8 +10,8 @@ import torch
 
 from torchcaps import load
 from torchcaps.data import (
+    DatasetInfo,
     ImageSet,
-    Passport,
     _registry,
     budget,
     decode_image,
@@ -108,6 +108,7 @@ def test_ten_thousand_classes_are_enough(tmp_path):
 def test_the_cause_is_kept(tmp_path):
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
         archive.writestr("images.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 20) + b"{'shape': (".ljust(20))
+        archive.writestr("labels.npy", b"")
     with pytest.raises(DataError, match=r"cannot be read as an \.npz of plain arrays \(TokenError") as caught:
         load_dataset(tmp_path / "own.npz")
     assert type(caught.value.__cause__).__name__ == "TokenError"
@@ -115,12 +116,12 @@ def test_the_cause_is_kept(tmp_path):
 
 def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
-    passport = Passport(
+    info = DatasetInfo(
         name="toy", title="Toy", classes=("a", "b"), image_shape=(1, 2, 2), train=2, test=2, licence="none",
         source="none", sha256={"toy.bin": None},
     )  # fmt: skip
 
-    @register_dataset(passport)
+    @register_dataset(info)
     def read(folder, split):
         raise AttributeError("two\nlines")
 

@@ -4,10 +4,10 @@ import gzip
 
 import pytest
 
-from torchcaps.data import Mirror, NpmPackage, fetch, fetch_dataset
+from torchcaps.data import Mirror, NpmPackage, fetch_dataset, sources
 from torchcaps.data import verify_dataset as verify
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.download import SourceError, download
+from torchcaps.data.sources import SourceError, download
 from torchcaps.errors import DataError
 
 from .web import CONTENT, Server, names_in
@@ -101,7 +101,7 @@ def test_wrong_bytes_are_removed(tmp_path, server, register, data, reason):
 
 
 def test_every_source_is_tried_and_named(tmp_path, server, register, monkeypatch):
-    monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sources.shutil, "which", lambda name: None)
     register(Mirror(server.url + "one/"), Mirror("http://127.0.0.1:9/"), NpmPackage("toy@1", "package"))
     with pytest.raises(DataError) as caught:
         fetch_dataset("toy", tmp_path)

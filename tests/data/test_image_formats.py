@@ -15,8 +15,8 @@ import torchcaps
 from torchcaps.data import Preprocess, decode_image, load_dataset
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.errors import DataError
-from torchcaps.evaluation import predict
 from torchcaps.explorer.session import Session
+from torchcaps.tasks import predict
 
 from .makers import SETS, picture
 

@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from torchcaps.data import (
+    DatasetInfo,
     ImageSet,
-    Passport,
     _registry,
     dataset_info,
     default_cache_dir,
     list_datasets,
     load_dataset,
     register_dataset,
+    register_format,
 )
 from torchcaps.errors import DataError, UnknownNameError
 
-from .makers import SHARED, needs_shared, write_idx_set
+from .makers import SETS, SHARED, needs_shared, write_idx_set
 
 
 def test_the_names():
@@ -27,7 +28,7 @@ def test_the_names():
 
 
 @pytest.mark.parametrize("name", list_datasets())
-def test_every_passport_is_filled_in(name):
+def test_every_info_is_filled_in(name):
     info = dataset_info(name)
     assert info.name == name
     assert all((info.title, info.licence, info.source, info.sha256))
@@ -39,7 +40,7 @@ def test_every_passport_is_filled_in(name):
 
 
 @pytest.mark.parametrize("name", list_datasets())
-def test_every_set_stands_in_the_documents_as_its_passport_has_it(name):
+def test_every_set_stands_in_the_documents_as_its_info_has_it(name):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"`{name}`" in line.split("|")[1])
     info = dataset_info(name)
@@ -70,9 +71,9 @@ def test_the_root_goes_before_the_cache(tmp_path):
 
 def test_system_folders_come_last(tmp_path, monkeypatch):
     write_idx_set(tmp_path / "system", train=30, gz=True)
-    passport, reader = _registry._sets["fashion-mnist"]
-    assert passport.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
-    moved = dataclasses.replace(passport, system_folders=(tmp_path / "system",))
+    info, reader = _registry._sets["fashion-mnist"]
+    assert info.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
+    moved = dataclasses.replace(info, system_folders=(tmp_path / "system",))
     monkeypatch.setitem(_registry._sets, "fashion-mnist", (moved, reader))
     found = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
     assert len(found) == 30
@@ -134,8 +135,8 @@ def test_size_and_channels_of_a_named_set():
     assert (small.images.dtype, small.name) == (torch.uint8, "digits")
 
 
-def toy_passport(name="toy"):
-    return Passport(
+def toy_info(name="toy"):
+    return DatasetInfo(
         name=name,
         title="Toy",
         classes=("a", "b"),
@@ -151,7 +152,7 @@ def toy_passport(name="toy"):
 def test_a_new_set_is_one_function(tmp_path, monkeypatch):
     monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
 
-    @register_dataset(toy_passport())
+    @register_dataset(toy_info())
     def read_toy(folder, split):
         if not (folder / "toy.bin").exists():
             return None
@@ -162,7 +163,7 @@ def test_a_new_set_is_one_function(tmp_path, monkeypatch):
     assert "toy" in list_datasets()
     assert len(load_dataset("toy", root=tmp_path)) == 2
     with pytest.raises(ValueError, match="'toy' is registered twice"):
-        register_dataset(toy_passport())(read_toy)
+        register_dataset(toy_info())(read_toy)
 
 
 @needs_shared("mnist", "fashion-mnist")
@@ -181,3 +182,29 @@ def test_another_sets_files_are_refused(tmp_path):
         shutil.copy(path, tmp_path)
     with pytest.raises(DataError, match="these are the labels of 'mnist', not of 'fashion-mnist'"):
         load_dataset("fashion-mnist", root=tmp_path)
+
+
+def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
+    monkeypatch.setitem(_registry._formats, "a .pixels file", None)
+
+    def read_pixels(path, split, img_size, in_chans):
+        pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)
+        return ImageSet(pixels, torch.arange(len(pixels)) % 2, ("a", "b"), path.stem)
+
+    register_format("a .pixels file", lambda path: path.suffix == ".pixels", read_pixels)
+    (tmp_path / "own.pixels").write_bytes(bytes(range(16)))
+    found = load_dataset(tmp_path / "own.pixels", in_chans=3, img_size=4)
+    assert (found.images.shape, found.name) == ((4, 3, 4, 4), "own")
+    (tmp_path / "own.other").touch()
+    with pytest.raises(DataError, match=r"own\.other: not a data set; expected .*, a \.pixels file"):
+        load_dataset(tmp_path / "own.other")
+    (tmp_path / "cut.pixels").write_bytes(b"123")
+    with pytest.raises(DataError, match=r"cut\.pixels: cannot be read \(RuntimeError: "):
+        load_dataset(tmp_path / "cut.pixels")
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_folder_of_its_own_layout_is_called_as_the_folder(tmp_path, kind):
+    (tmp_path / kind).mkdir()
+    path = SETS[kind](tmp_path / kind)
+    assert load_dataset(path).name == path.name.split(".")[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.nn import CapsuleLinear, Recorded
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, ModelSpec
 
 
 @dataclass
@@ -44,6 +44,8 @@ class PixelReader(nn.Module):
 
 class PoseReader(nn.Module):
     """The pixels of a `[1, classes, dim]` image are the poses of its capsules, and the decoder draws the poses."""
+
+    spec = ModelSpec(pose=True, activation="length", decoder=True)
 
     def __init__(self) -> None:
         super().__init__()

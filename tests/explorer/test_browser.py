@@ -24,13 +24,15 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from torchcaps.data import load_dataset
 from torchcaps.data.pairs import make_pairs
 from torchcaps.explorer import Session, laid_over
-from torchcaps.explorer import desk as queue
+from torchcaps.explorer import worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
-from torchcaps.training.objective import MarginObjective
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
 
-from .conftest import named, png
+from .conftest import bars, named, png
+from .test_tasks import Brightness, FindSpots, Spots, TellBrightness
 
 pytestmark = pytest.mark.slow
 SECONDS = 30
@@ -48,21 +50,21 @@ def reader(digits):
     torch.manual_seed(0)
     model = create_model("capsnet", channels=16, primary_types=4)
     images = load_dataset("digits", "train")
-    objective = MarginObjective(model, reconstruction=0.0005)
+    task = create_task(model, TrainConfig.of(shift=0), images)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(240):
         batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step))
         optimiser.zero_grad()
-        objective(images.float_images(batch), images.labels[batch]).total.backward()
+        task(task.batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
         optimiser.step()
     return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
 
 
 @contextmanager
-def served(*sessions, desk=None):
+def served(*sessions, worker=None):
     """Where a page of these models is served, by a thread of this process."""
     with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(settings(make_app(sessions, desk=desk)))
+        server = uvicorn.Server(settings(make_app(sessions, worker=worker)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
@@ -198,7 +200,7 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
 
 
 def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
-    one, held, replaced = queue.Desk(), threading.Event(), []
+    one, held, replaced = queue.Worker(), threading.Event(), []
     settle = queue._settle
 
     def settled(future, answer):
@@ -207,7 +209,7 @@ def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
         settle(future, answer)
 
     monkeypatch.setattr(queue, "_settle", settled)
-    with served(reader, desk=one) as address:
+    with served(reader, worker=one) as address:
         browser = page(at=address)
         browser.find_element(By.ID, "clear").click()
         wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)
@@ -277,7 +279,7 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
 
     first, second = next(filter(found, pairs))
     browser = page(f"tab=overlap&ex={first}&ex2={second}")
-    wait(browser, lambda: browser.find_element(By.ID, "overlap-told").text)
+    wait(browser, lambda: browser.find_element(By.ID, "overlap-status").text)
     names = {str(labels[first]), str(labels[second])}
     longest_two = browser.find_elements(By.CSS_SELECTOR, "#overlap .bars .longest .name")
     assert {name.text for name in longest_two} == names
@@ -318,6 +320,7 @@ def test_without_routing_the_couplings_are_uniform(page):
         )
         maps.add(browser.execute_script("return document.querySelector('.steps > div:last-child canvas').toDataURL()"))
     assert len(maps) == 3
+    assert "centre of the 17 × 17 pixels" in browser.find_element(By.ID, "routing").text
     browser.find_element(By.ID, "uniform").click()
     wait(browser, lambda: spreads() == [pytest.approx(0, abs=1e-6)])
     assert "gives every class the same 0.100" in browser.find_element(By.ID, "routing").text
@@ -418,6 +421,41 @@ def test_images_of_two_digits_have_two_predictions(page, reader, digits):
         wait(browser, lambda: any(pixels(browser, "capsule-2")))
         assert pixels(browser, "overlap-seen") == pixels(browser, "seen")
         assert "the input alone" in browser.find_element(By.ID, "overlap").text
+
+
+def shown_tabs(browser):
+    return [tab.text for tab in browser.find_elements(By.CSS_SELECTOR, "#tabs button") if tab.is_displayed()]
+
+
+def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
+    torch.manual_seed(0)
+    spots = Session(FindSpots(named(Spots(), classes=()), TrainConfig()), "spots", bars())
+    with served(spots) as address:
+        browser = page("tab=routing&ex=0&ex2=1", at=address)
+        assert shown_tabs(browser) == ["Pose", "Transform"]
+        wait(browser, lambda: "Pose of capsule " in browser.find_element(By.ID, "pose").text)
+        assert browser.find_element(By.ID, "prediction").text.startswith("Largest: capsule ")
+        assert not browser.find_element(By.ID, "uniform-row").is_displayed()
+        assert not browser.find_element(By.ID, "gallery").is_displayed()
+        assert browser.find_element(By.ID, "truth").text == ""
+        # Drawn from the request's pose and presence, a walk's start is the reconstruction.
+        start = pixels(browser, "reconstruction")
+        walk = browser.find_element(By.CSS_SELECTOR, "#pose input[aria-label=walk]")
+        set_slider(browser, walk, 0.001)
+        wait(browser, lambda: "0 % of the way, capsule" in browser.find_element(By.ID, "pose").text)
+        wait(browser, lambda: max(abs(a - b) for a, b in zip(pixels(browser, "walk"), start, strict=True)) <= 2)
+        browser.find_element(By.ID, "tab-transform").click()
+        wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose-lines path")) == 2)
+        assert not browser.find_element(By.ID, "problem").is_displayed()
+
+
+def test_a_system_without_capsules_and_classes_has_a_page(page):
+    session = Session(TellBrightness(named(Brightness(), classes=()), TrainConfig()), "brightness", bars())
+    with served(session) as address:
+        browser = page("ex=0", at=address)
+        assert "has no capsules" in browser.find_element(By.ID, "prediction").text
+        assert shown_tabs(browser) == []
+        assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
 def test_a_finger_draws(page):

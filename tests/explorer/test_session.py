@@ -98,7 +98,7 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     assert found.sight.first[0] + found.sight.step * (rows - 1) <= 21
     assert look.reconstructions is None
     assert model.pose_dim == 16
-    assert model.describe()["lengths"] is False  # activations of their own, not lengths of poses
+    assert model.describe()["activation"] == "activation"  # activations of their own, not lengths of poses
     with pytest.raises(ValueError, match="no decoder"):
         model.decode(torch.zeros(1, 16), 0)
 
@@ -111,7 +111,7 @@ def test_a_cnn_has_probabilities_and_nothing_else(plain, image):
     assert plain.describe()["capsules"] is False
     for ask in (lambda: plain.routing(image, 0), lambda: plain.look(image, routing="uniform"),
                 lambda: plain.decode(torch.zeros(1, 16), 0)):  # fmt: skip
-        with pytest.raises(ValueError, match="this model has no|cannot be told"):
+        with pytest.raises(ValueError, match="this model has no|cannot be shown"):
             ask()
     assert plain.sweep(image, Motion(), [0.0], 0).pose is None
 
@@ -202,7 +202,7 @@ def test_a_session_says_what_it_has(session, colour):
     about = session.describe()
     assert (about["classes"], about["dim"], about["examples"], about["data"]) == (list(CLASSES), 16, 9, "bars")
     assert (about["decoder"], colour.describe()["decoder"]) == (True, False)
-    assert (about["lengths"], about["several"]) == (True, 1)
+    assert (about["activation"], about["several"]) == ("length", 1)
     pairs = Session(session.model, "pairs", make_pairs(bars(), pad=0))
     assert pairs.describe()["several"] == 2
     assert len(pairs.example(0)[1]) == 2

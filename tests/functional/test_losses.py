@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
-from torchcaps.training.collapse import plateau
+from torchcaps.tasks.collapse import plateau
 
 
 @pytest.mark.parametrize(("length", "expected"), [(0.0, 0.81), (1.0, 3.645), (0.9, 9 * 0.5 * 0.64), (0.1, 0.64)])

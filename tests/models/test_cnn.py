@@ -9,8 +9,11 @@ from torchcaps.data import ImageSet
 from torchcaps.evaluation import evaluate, perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.cnn import parameter_count
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Several, create_task
+from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
-from torchcaps.training import ClassifierObjective, MarginObjective, TrainConfig, create_objective, load, train
+from torchcaps.training import load, train
 
 TINY = {"channels": 8, "primary_types": 2}
 
@@ -68,7 +71,7 @@ def test_what_only_capsules_have():
         model.capsules(images)
     with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
         model.reconstruct(None)
-    with pytest.raises(ValueError, match="capsules: expected a capsule network"):
+    with pytest.raises(ValueError, match="model: expected one with class capsules"):
         perturb(model, images)
     with pytest.raises(ValueError, match="record_routing: CNN has no routed layer"), tc.record_routing(model):
         pass
@@ -127,13 +130,14 @@ def test_too_small_to_be_matched():
 
 def test_one_class_is_learned_by_cross_entropy():
     model, images = tiny(dropout=0.0), torch.rand(3, 1, 12, 12, generator=seeded())
-    objective = create_objective(model)
-    assert isinstance(objective, ClassifierObjective)
-    found = objective(images, torch.tensor([2, 0, 1]))
+    task = create_task(model, TrainConfig())
+    assert (task.name, task.loss) == ("classify", "cross_entropy")
+    found = task(Batch(images, torch.tensor([2, 0, 1])), 0.0)
     right = model(images)[torch.arange(3), torch.tensor([2, 0, 1])]
-    torch.testing.assert_close(found.total, -right.log().mean())
-    torch.testing.assert_close(found.activation, model(images))
-    assert (found.margin, found.reconstruction) == (found.total, 0)
+    torch.testing.assert_close(found["loss"], -right.log().mean())
+    torch.testing.assert_close(found["activation"], model(images))
+    assert found["cross_entropy"] == found["loss"]
+    assert "reconstruction" not in found
 
 
 def test_several_classes_are_learned_one_by_one():
@@ -141,20 +145,17 @@ def test_several_classes_are_learned_one_by_one():
     shown, two_hot = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(images)
     expected = -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
-    torch.testing.assert_close(ClassifierObjective(model)(images, shown).total, expected)
-    alone = ClassifierObjective(model)(images, torch.tensor([[1], [0]])).total
-    torch.testing.assert_close(ClassifierObjective(model)(images, torch.tensor([1, 0])).total, alone)
-    with pytest.raises(ValueError, match="need a network built with the option several=true"):
-        ClassifierObjective(tiny())(images, shown)
+    found = Several(model, TrainConfig())(Batch(images, shown), 0.0)
+    torch.testing.assert_close(found["loss"], expected)
 
 
-def test_objectives_and_models_that_do_not_fit():
-    with pytest.raises(ValueError, match="loss: cross_entropy needs a model with logits, and CapsNet has none"):
-        create_objective(tc.create_model("capsnet", **TINY), "cross_entropy")
-    objective = create_objective(tiny(), "margin", reconstruction=0)
-    assert isinstance(objective, MarginObjective)
-    with pytest.raises(ValueError, match="capsules: expected a capsule network"):
-        objective(torch.rand(2, 1, 12, 12), torch.tensor([0, 1]))
+def test_losses_and_models_that_do_not_fit():
+    images, labels = torch.rand(2, 1, 28, 28), torch.tensor([0, 1])
+    capsnet = create_task(tc.create_model("capsnet", **TINY), TrainConfig.of(loss="cross_entropy"))
+    with pytest.raises(ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"):
+        capsnet(Batch(images, labels), 0.0)
+    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"):
+        create_task(tiny(), TrainConfig.of(loss="margin", reconstruction=1.0))
 
 
 def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
@@ -164,7 +165,7 @@ def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
     for image, label in zip(images, labels, strict=True):
         image[:, label * 6 : label * 6 + 6] += 180
     np.savez(tmp_path / "bars.npz", images=images, labels=labels)
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="cnn_matched", model_options=TINY, data=str(tmp_path / "bars.npz"), epochs=2, batch_size=16, holdout=6,
         shift=1, device="cpu",
     )  # fmt: skip

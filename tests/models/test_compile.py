@@ -8,7 +8,9 @@ import torch._dynamo.testing
 
 import torchcaps
 from torchcaps.nn import set_impl
-from torchcaps.training import MarginObjective
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.tasks.classify import Batch
 
 SMALL = {"channels": 16, "primary_types": 4}
 
@@ -32,16 +34,16 @@ def test_another_batch_size_does_not_compile_again(impl):
 
 def test_a_training_step_compiles_whole_and_once():
     model = small(impl="cpu")
-    objective = MarginObjective(model)
+    task = create_task(model, TrainConfig())
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(objective, fullgraph=True, dynamic=True, backend=counter)
+    compiled = torch.compile(task, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     for batch in (16, 24):
         images, labels = torch.rand(batch, 1, 28, 28), torch.arange(batch) % 10
         gradients = []
-        for run in (objective, compiled):
+        for run in (task, compiled):
             model.zero_grad()
-            run(images, labels).total.backward()
+            run(Batch(images, labels), 0.0)["loss"].backward()
             gradients.append([p.grad.clone() for p in model.parameters()])
         for found, expected in zip(*gradients, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)

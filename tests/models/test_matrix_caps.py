@@ -95,7 +95,7 @@ def test_wrong_arguments():
     model = tc.create_model("matrix_caps", **TINY)
     with pytest.raises(ValueError, match=r"images: expected \[batch, channels=2, height=32, width=32\], got"):
         model(torch.rand(2, 1, 32, 32))
-    with pytest.raises(ValueError, match="reconstruct: matrix capsules have no decoder"):
+    with pytest.raises(ValueError, match="reconstruct: MatrixCaps has no decoder"):
         model.reconstruct(model.capsules(torch.rand(2, 2, 32, 32)))
     with pytest.raises(ValueError, match="primary_types: expected at least 1, got 0"):
         tc.create_model("matrix_caps", primary_types=0)

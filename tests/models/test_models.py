@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.data import ImageSet
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import model_passport
+from torchcaps.tasks import create_task
+from torchcaps.training import TrainConfig
 
 SMALL = {"channels": 8, "primary_types": 2}
 
@@ -43,17 +46,20 @@ def test_forward_at_the_published_size(name):
     model = tc.create_model(name).eval()
     images = torch.rand(2, passport.in_chans, *passport.img_size)
     activation = model(images)
+    if model.spec.task == "transform":  # its outputs are pixels
+        assert activation.shape == model.reconstruct(model.capsules(images)).shape == images.shape
+        return
     assert activation.shape == (2, passport.num_classes)
     assert 0 <= activation.min() <= activation.max() <= 1
     torch.testing.assert_close(model(images[:1]), activation[:1])
-    if not getattr(model, "has_capsules", True):
+    if not model.spec.pose:
         with pytest.raises(ValueError, match="this is a CNN, whose classes have no pose"):
             model.capsules(images)
         return
     capsules = model.capsules(images)
     assert capsules.pose.shape[:2] == (2, passport.num_classes)
     torch.testing.assert_close(activation, capsules.activation)
-    if model.decoder is not None:
+    if model.spec.decoder:
         assert model.reconstruct(capsules).shape == images.shape
 
 
@@ -61,8 +67,10 @@ def test_forward_at_the_published_size(name):
 def test_a_step_reaches_every_parameter(name):
     model = tc.create_model(name)
     passport = model_passport(name)
-    images, labels = torch.rand(2, passport.in_chans, *passport.img_size), torch.tensor([0, 1])
-    tc.training.create_objective(model)(images, labels).total.backward()
+    images = ImageSet(torch.rand(2, passport.in_chans, *passport.img_size), torch.tensor([0, 1]), ("a", "b"), "noise")
+    task = create_task(model, TrainConfig()).train()
+    batch = task.batch(images, torch.arange(2), torch.Generator().manual_seed(0))
+    task(batch, 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name

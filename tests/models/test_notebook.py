@@ -75,10 +75,10 @@ def test_outputs_are_those_of_a_forward_pass(name):
     for stage, module in model.named_modules():
         module.register_forward_hook(lambda module, inputs, output, stage=stage: seen.setdefault(stage, output))
     images = torch.rand(1, model.in_chans, *model.img_size)
-    if model.decoder is None:
-        model(images)
-    else:
+    if model.spec.decoder:
         model.reconstruct(model.capsules(images))
+    else:
+        model(images)
     found = rows(model)
     stages = set(found) - {"stage", "images", "total"}
     assert len(stages) >= 4
@@ -96,7 +96,7 @@ def test_a_capsule_network_tells_of_its_routing_and_classes():
     assert found["class_capsules"][:2] == ("CapsuleLinear, dynamic routing, 3 iterations", "10 capsules of 16 dims")
     assert "classes: 10" in Cells(model._repr_html_()).text
     assert rows(tc.create_model("capsnet", routing="uniform", **SMALL["capsnet"]))["class_capsules"][0] == (
-        "CapsuleLinear, uniform routing"
+        "CapsuleLinear, uniform routing, 1 iteration"
     )
 
 
@@ -192,7 +192,7 @@ def test_a_transforming_autoencoder_shows_its_five_stages(pose, dims):
     model = TransformingAutoencoder(
         2, (8, 9), capsules=3, recognition=4, generation=5, pose=pose, constrained=pose == "affine", bounded=True
     )
-    capsules = model.encode(torch.rand(1, 2, 8, 9))
+    capsules = model.capsules(torch.rand(1, 2, 8, 9))
     found = rows(model)
     assert found["place"][:2] == (f"poses ({pose})", f"3 capsules of {capsules.pose.shape[-1]} dims")
     assert capsules.pose.shape[-1] == dims

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torchcaps as tc
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.testing import seeded
 from torchcaps.types import Capsules
@@ -29,7 +30,7 @@ def transformation(model):
 @pytest.mark.parametrize("options", KINDS)
 def test_shapes_and_ranges(options):
     model = tiny(**options)
-    capsules = model.encode(IMAGES)
+    capsules = model.capsules(IMAGES)
     assert capsules.pose.shape == (3, 4, model.pose_dim)
     assert capsules.activation.shape == (3, 4)
     assert 0 < capsules.activation.min() < capsules.activation.max() < 1
@@ -47,22 +48,58 @@ def test_one_capsule_by_the_formulas_of_the_paper(options):
     done = transformation(model)[:1].double()
     moved = pose + done[0] if model.pose == "translation" else (done[0] @ pose.view(3, 3)).flatten()
     drawn = presence * (torch.sigmoid(moved @ w["generate"] + b["generate"]) @ w["draw"] + b["draw"])
-    capsules = model.encode(image.unsqueeze(0))
+    capsules = model.capsules(image.unsqueeze(0))
     torch.testing.assert_close(capsules.pose[0, k], pose)
     others = torch.arange(4) != k
     alone = Capsules(capsules.pose, capsules.activation.masked_fill(others, 0.0))
-    torch.testing.assert_close(model.decode(model.move(alone, done))[0].flatten(), drawn)
+    torch.testing.assert_close(model.reconstruct(model.move(alone, done))[0].flatten(), drawn)
 
 
 @pytest.mark.parametrize("options", KINDS)
 def test_the_transformation_reaches_the_drawing_through_poses_alone(options):
     model = tiny(**options)
-    capsules, done = model.encode(IMAGES), transformation(model)
+    capsules, done = model.capsules(IMAGES), transformation(model)
     moved = model.move(capsules, done)
-    torch.testing.assert_close(model(IMAGES, done), model.decode(moved))
+    torch.testing.assert_close(model(IMAGES, done), model.reconstruct(moved))
     assert torch.equal(moved.activation, capsules.activation)
     nothing = torch.zeros(3, 2) if model.pose == "translation" else torch.eye(3).expand(3, 3, 3)
-    torch.testing.assert_close(model(IMAGES, nothing), model.decode(capsules))
+    torch.testing.assert_close(model(IMAGES, nothing), model.reconstruct(capsules))
+    torch.testing.assert_close(model(IMAGES), model.reconstruct(capsules))
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_drawings_of_single_capsules_add_up_to_that_of_all(options):
+    model = tiny(**options)
+    capsules = model.capsules(IMAGES)
+    single = [model.reconstruct(capsules, torch.full((3,), k)) for k in range(4)]
+    torch.testing.assert_close(torch.stack(single).sum(dim=0), model.reconstruct(capsules))
+    mixed = model.reconstruct(capsules, torch.tensor([2, 0, 1]))
+    torch.testing.assert_close(mixed, torch.stack([single[2][0], single[0][1], single[1][2]]))
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_under_autocast_poses_are_told_to_a_hundredth_of_a_pixel(options):
+    model = tiny(**options).eval()
+    capsules = model.capsules(IMAGES)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, drawn = model.capsules(IMAGES), model(IMAGES, transformation(model))
+    assert cast.pose.dtype == cast.activation.dtype == drawn.dtype == torch.float32
+    torch.testing.assert_close(cast.pose, capsules.pose, atol=0.01, rtol=0.0)
+    torch.testing.assert_close(drawn, model(IMAGES, transformation(model)), atol=0.02, rtol=0.02)
+
+
+def test_by_name_it_has_more_recognition_units_and_no_classes():
+    model = tc.create_model("transforming_autoencoder", num_classes=7, in_chans=3, img_size=(8, 10), pose="affine")
+    assert model.weight["recognise"].shape == (30, 3 * 8 * 10, 60)
+    assert TransformingAutoencoder().weight["recognise"].shape == (30, 784, 10)
+    assert (model.spec.task, model.spec.decoder, model.spec.pose) == ("transform", True, True)
+
+
+def test_strokes_are_what_units_add():
+    model = tiny(capsules=2, generation=3)
+    strokes = model.strokes()
+    assert strokes.shape == (2, 3, 10, 12)
+    torch.testing.assert_close(strokes[1, 2].flatten(), model.weight["draw"][1, 2])
 
 
 def test_bounded_drawings_are_the_sigmoid_of_the_sum():
@@ -73,7 +110,7 @@ def test_bounded_drawings_are_the_sigmoid_of_the_sum():
 
 def test_transformations_follow_one_another_from_the_left():
     model, first, second = tiny(pose="affine"), matrices(1), matrices(2)
-    capsules = model.encode(IMAGES)
+    capsules = model.capsules(IMAGES)
     twice = model.move(model.move(capsules, first), second)
     torch.testing.assert_close(twice.pose, model.move(capsules, second @ first).pose)
     assert not torch.allclose(twice.pose, model.move(capsules, first @ second).pose)
@@ -81,7 +118,7 @@ def test_transformations_follow_one_another_from_the_left():
 
 def test_constrained_poses_stay_affine():
     model = tiny(pose="affine", constrained=True)
-    moved = model.move(model.encode(IMAGES), matrices())
+    moved = model.move(model.capsules(IMAGES), matrices())
     torch.testing.assert_close(moved.pose[..., 6:], torch.tensor([0.0, 0.0, 1.0]).expand(3, 4, 3))
 
 
@@ -121,10 +158,10 @@ def test_wrong_options(options, complaint):
 def test_wrong_arguments():
     model = tiny()
     with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=10, width=12\], got"):
-        model.encode(IMAGES.mT)
+        model.capsules(IMAGES.mT)
     with pytest.raises(ValueError, match=r"transformation: expected \[batch=3, shift=2\], got \[3, 3, 3\]"):
         model(IMAGES, matrices())
     with pytest.raises(ValueError, match=r"transformation: expected \[batch=3, rows=3, columns=3\], got"):
         tiny(pose="affine")(IMAGES, SHIFTS)
     with pytest.raises(ValueError, match=r"capsules: expected \[batch, capsules=4, dim=2\], got"):
-        model.decode(tiny(capsules=5).encode(IMAGES))
+        model.reconstruct(tiny(capsules=5).capsules(IMAGES))

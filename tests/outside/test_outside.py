@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.bench import Sizes, compare_routers
+from torchcaps.bench import Sizes, benchmark_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
 from torchcaps.functional import Everything, GivenVotes, Windows
 from torchcaps.nn import LinearVotes, MatrixVotes, RoutedLayer, RoutedStack, create_router
@@ -55,7 +55,7 @@ def test_ablation_and_diagnosis(name):
 
 def test_bench():
     sizes = Sizes(batch=2, children=6, parents=3, dim=4, in_dim=4, iterations=2)
-    rows = compare_routers(sizes, list(VOTES), 2, time.perf_counter)
+    rows = benchmark_routers(sizes, list(VOTES), 2, time.perf_counter)
     assert [row["variant"] for row in rows] == list(VOTES)
 
 

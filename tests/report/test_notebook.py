@@ -7,15 +7,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import torch
 
 from torchcaps.errors import RunError
-from torchcaps.models import TransformingAutoencoder
-from torchcaps.report import Run, finish_run, finish_transforming
+from torchcaps.report import Run, finish_run
 from torchcaps.report import run as run_module
+from torchcaps.report.epochs import training_seconds
 from torchcaps.report.notebook import curve
-from torchcaps.report.run import training_seconds
-from torchcaps.training import RunFolder, TransformingConfig, run_transforming
+from torchcaps.training import RunFolder
 
 
 class Page(HTMLParser):
@@ -65,7 +63,7 @@ def test_a_finished_run_says_all_in_one_line(evaluated):
     accuracy = json.loads((evaluated / "evaluation.json").read_text())["accuracy"]
     assert found.finished
     assert repr(found).startswith(
-        f"Run('{evaluated}': capsnet on {found.config.data}, {100 * accuracy:.2f} % of 12 test images right, "
+        f"Run('{evaluated}': capsnet on {found.config.data.name}, {100 * accuracy:.2f} % of 12 test images right, "
         f"best epoch {found.best_epoch} of 3, "
     )
     assert "\n" not in repr(found)
@@ -76,7 +74,7 @@ def test_a_finished_run_is_a_card_with_its_curve(evaluated):
     page = Page(found._repr_html_())
     rows = found.epochs
     accuracies = [row["val_accuracy"] for row in rows]
-    assert page.text.startswith(f"run · capsnet on {found.config.data}")
+    assert page.text.startswith(f"run · capsnet on {found.config.data.name}")
     assert f"{100 * max(accuracies):.2f} % at the best epoch, {found.best_epoch}" in page.text
     assert "training: 3 epochs, " in page.text
     assert "not finished" not in page.text
@@ -159,26 +157,26 @@ def test_a_damaged_evaluation_is_named(run, content):
         repr(Run(run))
 
 
-def test_a_transforming_autoencoder_is_shown_by_its_loss_and_correlations(tmp_path, monkeypatch):
-    images = np.random.default_rng(0).integers(0, 256, (40, 8, 10), dtype=np.uint8)
-    np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
-    config = TransformingConfig(
-        data=str(tmp_path / "noise.npz"), capsules=2, recognition=3, generation=3, epochs=2, device="cpu"
-    )
-    folder = run_transforming(config, tmp_path / "run")
-    found = Run(folder.path)
-    assert "transforming auto-encoder on" in repr(found)
-    assert "not evaluated yet" in repr(found)
-    monkeypatch.setattr("torchcaps.report.transforming.can_plot", lambda: False)
-    measured = finish_transforming(folder)
-    assert f"correlation of predicted and true dx {measured.correlation['dx']:.3f}, dy" in repr(found)
-    page = Page(found._repr_html_())
-    assert "training loss by epoch" in page.text
-    assert len(page.points()) == 2
+def test_a_run_of_another_task_is_shown_by_its_score_and_figures(run):
+    edit(run / "metrics.jsonl", lambda rows: [
+        row | {"score": "correlation", "val_correlation": 0.1 * row["step"]} for row in rows if row["kind"] == "epoch"
+    ])  # fmt: skip
+    (run / "evaluation.json").write_text(json.dumps({"correlation": {"dx": 0.91, "dy": 0.5}, "num_samples": 20}))
+    assert "correlation dx 0.91, correlation dy 0.5 of 20 test images" in repr(Run(run))
+    page = Page(Run(run)._repr_html_())
+    assert "validation correlation by epoch" in page.text
+    assert f"validation correlation: 0.9 at the best epoch, {Run(run).best_epoch}; 0.9 after the last" in page.text
+
+
+def test_a_run_of_an_early_version_without_validation_is_shown_by_its_loss(run):
+    edit(run / "metrics.jsonl", lambda rows: [
+        {key: row[key] for key in ("kind", "step", "epoch", "train_loss")} for row in rows if row["kind"] == "epoch"
+    ])  # fmt: skip
+    found = Run(run)
     assert found.finished
-    model = found.load()
-    assert isinstance(model, TransformingAutoencoder)
-    assert torch.equal(model.weight["draw"], found.load().weight["draw"])
+    assert found.best_epoch == 3
+    assert "best epoch" not in repr(found)
+    assert "training loss by epoch" in Page(found._repr_html_()).text
 
 
 def test_a_curve_leaves_out_what_is_no_number_and_marks_the_best():
@@ -188,7 +186,7 @@ def test_a_curve_leaves_out_what_is_no_number_and_marks_the_best():
     assert page.points()[1][1] == page.points()[2][1] < page.points()[0][1]
     radii = [float(attrs["r"]) for tag, attrs in page.tags if tag == "circle"]
     assert max(radii) == radii[1] > radii[0] == radii[2]
-    assert [page.texts.count(word) for word in ("50", "75", "1", "4", "a < b by epoch")] == [1] * 5
+    assert [page.texts.count(word) for word in ("50", "75", "1", "4", "a < b (%) by epoch")] == [1] * 5
     assert curve([{"epoch": 1, "val_accuracy": float("inf")}], "val_accuracy", "x") == ""
     assert curve([], "val_accuracy", "x") == ""
 

@@ -18,8 +18,9 @@ PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class"
 
 
 def test_a_run_opens_with_its_own_test_images(run, bars):
-    model, images = open_run(run)
-    assert model.classes == images.classes == ("0", "1", "2")
+    task, images = open_run(run)
+    assert (task.name, task.loss) == ("classify", "margin")
+    assert task.model.classes == images.classes == ("0", "1", "2")
     assert len(images) == 12
     assert len(open_run(run, split="train")[1]) == 48
 
@@ -85,12 +86,28 @@ def test_finishing_writes_the_figures_and_every_plot(run):
 
 def test_the_curves_compare_like_with_like(run, monkeypatch):
     given = []
-    monkeypatch.setattr(viz, "curves", lambda rows: given.extend(rows) or viz.canvas.new_figure(1, 1))
-    plot_training(RunFolder.open(run))
+
+    def draw(rows, **names):
+        given.extend(rows)
+        assert names == {"loss": "margin", "score": "accuracy"}
+        return viz.canvas.new_figure(1, 1)
+
+    monkeypatch.setattr(viz, "curves", draw)
+    plot_training(RunFolder.open(run), "margin")
     assert [row["epoch"] for row in given] == [1, 2, 3]
     rows = [row for row in RunFolder.open(run).rows() if row["kind"] == "epoch"]
     assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
     assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
+
+
+def test_curves_of_early_versions_are_those_of_the_loss_that_they_called_margin(monkeypatch):
+    monkeypatch.setattr(viz, "curves", lambda rows, **_: rows)
+    training_figure = run_module.training_figure
+    early = [{"epoch": 1, "train_loss": 3.0, "train_margin": 2.0, "val_loss": 1.0}]
+    assert training_figure(early, "spread")[0]["train_loss"] == 2.0
+    late = [{"epoch": 1, "train_loss": 3.0, "train_spread": 2.5, "train_margin": 2.0}]
+    assert training_figure(late, "spread")[0]["train_loss"] == 2.5
+    assert training_figure([{"epoch": 1, "train_loss": 3.0}], "spread")[0]["train_loss"] == 3.0
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
@@ -122,9 +139,9 @@ def test_test_images_that_are_gone_leave_the_trained_model_and_say_where_it_is(r
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(run, bars):
-    model, images = open_run(run)
-    found = run_module.evaluate(model, images)
+    task, images = open_run(run)
+    found = task.evaluate(images)
     (run / "file").write_text("mine")
     with pytest.raises(RunError, match="file/deep: the folder cannot be made"):
-        write_evaluation(run / "file" / "deep", found, model, images)
+        write_evaluation(run / "file" / "deep", found, task, images)
     assert (run / "file").read_text() == "mine"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,10 +15,10 @@ TINY = {"channels": 8, "primary_types": 2}
 
 def trained(folder, **changes):
     settings = {
-        "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16, "holdout": 40,
-        "shift": 0, "device": "cpu",
+        "model": "capsnet", "model_options": TINY, "data": "digits", "epochs": 1, "epoch_size": 32, "batch_size": 16,
+        "holdout": 40, "shift": 0, "device": "cpu",
     }  # fmt: skip
-    config = TrainConfig(**(settings | changes))
+    config = TrainConfig.of(**(settings | changes))
     return finished(train(config, folder / "run"), config)
 
 
@@ -75,6 +77,19 @@ def test_composites_are_taken_apart_only_where_there_are_any(digits, tmp_path, m
     assert 0 <= found["iou"] <= 1
     assert found["pixel_mse"] > 0
     assert found["ink_absent"] > 0
+    for name in ("placed", "viewpoints", "ablation", "diagnostics", "robustness"):
+        assert MEASURES[name](pairs) == {}  # they need one class an image
+
+
+def test_the_score_of_another_task_is_called_by_its_name(digits):
+    class Other(type(digits.task)):
+        score = "sharpness"
+
+        def figures(self, outcomes):
+            return {"loss": 0.0, "sharpness": 0.25}
+
+    other = replace(digits, task=Other(digits.model, digits.config))
+    assert MEASURES["validation"](other) == {"validation_sharpness": 0.25}
 
 
 def test_clean_digits_are_those_placed_and_not_transformed(tmp_path):
@@ -92,7 +107,7 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
     monkeypatch.setattr("torchcaps.reproduce.measures.load_dataset", lambda name, *_, **__: images[name])
     for keep, epochs in ((True, 2), (False, 1)):
         run = trained(tmp_path / str(keep), epochs=epochs, keep_epochs=keep)
-        found = MEASURES["viewpoints"](type(run)(run.run, run.config.updated(data="a"), run.model, run.images))
+        found = MEASURES["viewpoints"](replace(run, config=run.config.updated(data="a")))
         assert 0 <= found["familiar_error"] <= 1
         assert ("curve" in found) == keep
         if keep:

@@ -25,8 +25,9 @@ def write_bars(path, count=60, classes=3, size=(18, 20), seed=0):
 
 def tiny(data, **changes):
     """A run of 6 steps: 2 epochs of 3 batches."""
-    settings = {"epochs": 2, "batch_size": 16, "holdout": 6, "shift": 1, "checkpoint_every": 2, "device": "cpu"}
-    return TrainConfig(data=str(data), model_options=TINY, **(settings | changes))
+    settings = {"model": "capsnet", "epochs": 2, "batch_size": 16, "holdout": 6, "shift": 1, "checkpoint_every": 2}
+    settings["device"] = "cpu"
+    return TrainConfig.of(data=str(data), model_options=TINY, **(settings | changes))
 
 
 def contents(folder):

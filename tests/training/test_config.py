@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.errors import UnknownNameError
-from torchcaps.training import TrainConfig
+from torchcaps.settings import NAMES, TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ from torchcaps.training import TrainConfig
         ("shift", -1, "at least 0"),
         ("degrees", -1.0, "at least 0"),
         ("zoom", 0.95, "between 0 and 0.9"),
-        ("seed", -1, "at least 0"),
-        ("seed", 2**31, f"at most {2**31 - 1}"),
+        ("seed", -1, "between 0 and"),
+        ("seed", 2**31, f"between 0 and {2**31 - 1}"),
         ("flip", 1, "true or false"),
         ("img_size", (28,), "height and width in pixels"),
         ("img_size", (0, 28), "height and width in pixels"),
@@ -45,7 +45,7 @@ from torchcaps.training import TrainConfig
 )
 def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expected):
     with pytest.raises(ValueError) as raised:
-        TrainConfig(**{name: value})
+        TrainConfig.of(**{name: value})
     assert str(raised.value).startswith(f"{name}: expected ")
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -64,13 +64,13 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expec
     ],
 )
 def test_the_ends_of_the_ranges_are_inside(values):
-    assert TrainConfig(**values).to_dict() | values == TrainConfig(**values).to_dict()
+    assert TrainConfig.of(**values).flat() | values == TrainConfig.of(**values).flat()
 
 
 @pytest.mark.parametrize(("name", "value", "near"), [("schedule", "shrot", "short"), ("precision", "bf32", "bf16")])
 def test_an_unknown_choice_suggests_the_nearest(name, value, near):
     with pytest.raises(UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"):
-        TrainConfig(**{name: value})
+        TrainConfig.of(**{name: value})
 
 
 def test_an_unknown_key_suggests_the_nearest():
@@ -85,17 +85,34 @@ def test_something_else_than_names_with_values_is_refused(values):
 
 
 def test_a_configuration_survives_json():
-    config = TrainConfig(
+    config = TrainConfig.of(
         model_options={"iterations": 2}, img_size=(40, 28), clip=1.0, root="data", flip=True, schedule="paper", seed=7
     )
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_paths_become_text_and_one_side_a_square():
-    config = TrainConfig(data=Path("photos"), root=Path("data"), img_size=28)
-    assert (config.data, config.root, config.img_size) == ("photos", "data", (28, 28))
+    config = TrainConfig.of(data=Path("photos"), root=Path("data"), img_size=28)
+    assert (config.data.name, config.data.root, config.data.img_size) == ("photos", "data", (28, 28))
 
 
 def test_updated_takes_what_is_not_none():
-    config = TrainConfig(epochs=3, lr=0.1).updated(epochs=None, lr=0.2, shift=0)
-    assert (config.epochs, config.lr, config.shift) == (3, 0.2, 0)
+    config = TrainConfig.of(epochs=3, lr=0.1).updated(epochs=None, lr=0.2, shift=0)
+    assert (config.run.epochs, config.optimiser.lr, config.augmentation.shift) == (3, 0.2, 0)
+
+
+def test_groups_and_bare_names_say_the_same():
+    grouped = TrainConfig.of(optimiser={"lr": 0.1, "name": "sgd"}, schedule={"name": "steps", "milestones": [3, 5]})
+    assert grouped == TrainConfig.of(lr=0.1, optimiser="sgd", schedule="steps", milestones=(3, 5))
+    assert TrainConfig.from_dict(grouped.flat()) == TrainConfig.from_dict(grouped.to_dict()) == grouped
+    with pytest.raises(UnknownNameError, match="unknown setting of optimiser 'lrr'; did you mean 'lr'"):
+        TrainConfig.of(optimiser={"lrr": 0.1})
+
+
+def test_what_is_open_is_filled_and_what_is_given_stays():
+    config = TrainConfig.of(degrees=5.0).filled({"lr": 0.5, "degrees": 20.0})
+    assert (config.optimiser.lr, config.augmentation.degrees) == (0.5, 5.0)
+
+
+def test_every_setting_has_a_line_for_help():
+    assert all(len(about) > 5 and about == about.strip() for _, _, about in NAMES.values())

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchcaps.tasks import classify as classify_module
+from torchcaps.tasks.collapse import stuck
 from torchcaps.training import Interrupted, RunFolder, TrainConfig, train
-from torchcaps.training import loop as loop_module
-from torchcaps.training.collapse import stuck
-from torchcaps.training.defaults import ENOUGH_STEPS, LARGEST_BATCH, SMALLEST_BATCH, batch_size, clip
+from torchcaps.training.optim import ENOUGH_STEPS, LARGEST_BATCH, SMALLEST_BATCH, batch_size
 
 from .makers import contents, tiny
 
@@ -38,21 +38,16 @@ def test_the_rule_of_batches_holds_for_any_number_of_images():
         assert size == LARGEST_BATCH or images / (2 * size) < ENOUGH_STEPS
 
 
-@pytest.mark.parametrize(("loss", "expected"), [("margin", 1.0), ("spread", 0.0), ("cross_entropy", 1.0)])
-def test_all_but_the_spread_loss_are_clipped_by_themselves(loss, expected):
-    assert clip(loss) == expected
-
-
 def test_the_run_folder_holds_what_the_rules_gave(bars, tmp_path):
     run = train(tiny(bars, batch_size=None, epochs=1), tmp_path / "run")
-    assert (run.config().batch_size, run.config().clip) == (8, 1.0)
+    assert (run.config().run.batch_size, run.config().optimiser.clip) == (8, 1.0)
 
 
 def test_what_is_given_stays(bars, tmp_path):
     run = train(tiny(bars, batch_size=20, clip=0, epochs=1), tmp_path / "run")
-    assert (run.config().batch_size, run.config().clip) == (20, 0)
+    assert (run.config().run.batch_size, run.config().optimiser.clip) == (20, 0)
     spread = train(tiny(bars, loss="spread", reconstruction=0, epochs=1), tmp_path / "spread")
-    assert spread.config().clip == 0
+    assert spread.config().optimiser.clip == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +69,7 @@ def test_only_lengths_that_tell_nothing_are_stuck(lengths, expected):
 def never_starts(monkeypatch):
     """Every network counts as saturated, in its second attempt too."""
     asked = []
-    monkeypatch.setattr(loop_module, "stuck", lambda activation: asked.append(activation) or "saturated")
+    monkeypatch.setattr(classify_module, "stuck", lambda activation: asked.append(activation) or "saturated")
     return asked
 
 
@@ -88,7 +83,7 @@ def test_a_network_that_does_not_start_starts_again_once_at_a_tenth_of_the_rate(
 
 def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, monkeypatch):
     train(tiny(bars, lr=1e-4), tmp_path / "slow")
-    monkeypatch.setattr(loop_module, "stuck", lambda activation: "dead")
+    monkeypatch.setattr(classify_module, "stuck", lambda activation: "dead")
     train(tiny(bars), tmp_path / "again")
     found, expected = contents(tmp_path / "again"), contents(tmp_path / "slow")
     assert found["model.safetensors"] == expected["model.safetensors"]

@@ -11,10 +11,10 @@ from torch import nn
 
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
+from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, OptionError, RunFolder, TrainConfig, load, train
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_EVERY
-from torchcaps.training.objective import MarginObjective
 
 from .makers import TINY, contents, left_behind, tiny, write_bars
 
@@ -172,7 +172,11 @@ def test_clipping_changes_the_steps_and_bf16_trains(bars, whole, tmp_path):
         ({"model": "capsnot"}, UnknownNameError, "unknown model 'capsnot'; did you mean 'capsnet'"),
         ({"model_options": {"itertions": 2}}, OptionError, "itertions"),
         ({"model_options": {"iterations": 0}}, ValueError, "iterations: expected at least 1, got 0"),
-        ({"model_options": {"decoder": False}}, ValueError, "reconstruction: expected 0 for a model without a decoder"),
+        (
+            {"model_options": {"decoder": False}, "reconstruction": 0.1},
+            ValueError,
+            "reconstruction: expected 0 for a model without a decoder",
+        ),
         ({"img_size": (16, 16)}, ValueError, "at least 17x17 pixels, got 16x16"),
         ({"holdout": 48}, DataError, "holdout: expected a count from 1 to 47, got 48"),
         ({"device": "nonsense"}, RunError, "device: 'nonsense' cannot be used here"),
@@ -201,13 +205,13 @@ def test_a_loss_that_diverges_before_the_first_checkpoint_leaves_nothing(bars, t
 
 def poison(monkeypatch, step):
     """Make the loss of one step infinite or NaN, as a bad batch would."""
-    forward, count = MarginObjective.forward, iter(range(1, 10_000))
+    forward, count = Classify.forward, iter(range(1, 10_000))
 
-    def poisoned(self, images, labels, singles=None):
-        losses = forward(self, images, labels, singles)
-        return losses._replace(total=losses.total * math.nan) if next(count) == step else losses
+    def poisoned(self, batch, share):
+        losses = forward(self, batch, share)
+        return losses | {"loss": losses["loss"] * math.nan} if next(count) == step else losses
 
-    monkeypatch.setattr(MarginObjective, "forward", poisoned)
+    monkeypatch.setattr(Classify, "forward", poisoned)
 
 
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(bars, whole, tmp_path, monkeypatch):
@@ -277,7 +281,7 @@ def test_a_resumed_run_refuses_other_pixels_or_labels_of_the_same_number(tmp_pat
         ({"lr": 0.01}, "lr was 0.001 when the run was stopped, and is 0.01 now"),
         ({"seed": 1}, "seed was 0 when the run was stopped, and is 1 now"),
         ({"epochs": 1}, "epochs was 2 when the run was stopped, and is 1 now"),
-        ({"loss": "spread", "reconstruction": 0}, "loss was auto when the run was stopped, and is spread now"),
+        ({"loss": "spread", "reconstruction": 0}, "loss was margin when the run was stopped, and is spread now"),
         ({"model_options": TINY | {"iterations": 1}}, "model_options was {'channels': 8, 'primary_types': 2} when"),
         ({"device": "auto", "root": "elsewhere"}, None),
     ],
@@ -306,13 +310,13 @@ def test_a_resumed_run_refuses_a_configuration_that_was_edited(bars, whole, tmp_
         ({"step": True}, "step: expected a whole number from 0 on, got True"),
         ({"step": -5}, "step: expected a whole number from 0 on, got -5"),
         ({"step": 10**9}, "step: expected at most 6, got 1000000000"),
-        ({"sums": []}, "sums: expected none, or those of loss, margin, correct, count, got []"),
-        ({"sums": {"loss": 1.0}}, "sums: expected none, or those of"),
+        ({"sums": []}, "sums: expected none, or loss and count among them, got []"),
+        ({"sums": {"loss": 1.0}}, "sums: expected none, or loss and count among them"),
         (
             {"sums": dict.fromkeys(("loss", "margin", "correct", "count"), "1")},
             "correct: expected a finite number, got '1'",
         ),
-        ({"best_accuracy": None}, "best_accuracy: expected a finite number, got None"),
+        ({"best_score": None}, "best_score: expected a finite number, got None"),
         ({"best_loss": math.inf}, "best_loss: expected a finite number, got inf"),
         ({"best_epoch": 1.0}, "best_epoch: expected a whole number from 0 on, got 1.0"),
         ({"other": 1}, "is not the state of this training ("),
@@ -401,7 +405,7 @@ def test_layers_keep_their_modes_and_the_model_is_in_evaluation_mode_when_loaded
 def write_pairs(folder, monkeypatch):
     """A named set of pairs of bars, made anew in every step."""
     source = load_dataset(write_bars(folder / "source.npz", count=48), "train")
-    monkeypatch.setattr("torchcaps.training.loop.load_dataset", lambda *_, **__: make_pairs(source, max_shift=1))
+    monkeypatch.setattr("torchcaps.training.run.load_dataset", lambda *_, **__: make_pairs(source, max_shift=1))
 
 
 @pytest.mark.parametrize("options", [TINY, TINY | {"decoder": False}])

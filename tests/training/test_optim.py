@@ -7,11 +7,11 @@ import torch
 
 from torchcaps.errors import RunError
 from torchcaps.training import TrainConfig
-from torchcaps.training.optim import has_bf16, learning_rate, resolve_device, resolve_precision
+from torchcaps.training.optim import create_optimiser, has_bf16, learning_rate, resolve_device, resolve_precision
 
 
 def rates(total, **settings):
-    config = TrainConfig(**settings)
+    config = TrainConfig.of(**{"lr": 1e-3, "schedule": "short"} | settings)
     return [learning_rate(config, step, total) for step in range(total)]
 
 
@@ -37,14 +37,14 @@ def test_the_shortest_runs_have_a_rate_above_zero_at_every_step(total):
 
 
 def test_the_paper_schedule_is_the_authors_formula_with_its_floor():
-    config = TrainConfig(schedule="paper", lr=0.001)
+    config = TrainConfig.of(schedule="paper", lr=0.001)
     for step in (999, 1000, 1999, 2000, 100_000):
         assert learning_rate(config, step, 300_000) == pytest.approx(0.001 * 0.96 ** (step / 2000), rel=1e-12)
     assert learning_rate(config, 10**6, 10**6) == 1e-6
 
 
 def test_the_paper_schedule_rises_for_a_thousand_steps_or_a_twentieth():
-    config = TrainConfig(schedule="paper", lr=0.001)
+    config = TrainConfig.of(schedule="paper", lr=0.001)
     assert learning_rate(config, 0, 300_000) == pytest.approx(1e-6)
     assert learning_rate(config, 499, 300_000) == pytest.approx(0.0005 * 0.96 ** (499 / 2000))
     found = rates(1000, schedule="paper", lr=0.001)
@@ -55,6 +55,30 @@ def test_the_constant_schedule_rises_like_the_short_one_and_stays():
     found = rates(2000, schedule="constant", lr=0.25)
     assert found[:100] == rates(2000, schedule="short", lr=0.25)[:100]
     assert set(found[99:]) == {0.25}
+
+
+def test_the_cosine_falls_from_the_start():
+    found = rates(100, schedule="cosine", lr=0.5)
+    assert found == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 100)) for step in range(100)])
+
+
+def test_the_rate_falls_at_milestones():
+    found = rates(100, schedule="steps", lr=0.1, epochs=10, milestones=(5, 8), decay=0.1)
+    assert found == pytest.approx([0.1] * 50 + [0.01] * 30 + [0.001] * 20)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_every_optimiser_takes_its_settings(name):
+    weight = torch.nn.Parameter(torch.ones(3))
+    config = TrainConfig.of(optimiser=name, lr=0.5, weight_decay=0.25, momentum=0.8, nesterov=True)
+    found = create_optimiser([weight], config)
+    assert type(found).__name__.lower() == name
+    group = found.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
+    if name == "sgd":
+        assert (group["momentum"], group["nesterov"]) == (0.8, True)
+    with pytest.raises(ValueError, match="unknown optimiser 'adan'; did you mean"):
+        create_optimiser([weight], TrainConfig.of(optimiser="adan", lr=0.1))
 
 
 def test_the_device_is_found_or_named_with_the_reason():

@@ -15,7 +15,7 @@ NOISE = 0.02
 def test_half_precision_is_as_accurate_on_the_digits(tmp_path):
     accuracy = {}
     for precision in ("fp32", "bf16"):
-        config = TrainConfig(
+        config = TrainConfig.of(
             data="digits", epochs=5, batch_size=32, lr=0.002, precision=precision, device="cpu",
             model_options={"channels": 64, "primary_types": 8},
         )  # fmt: skip

@@ -9,12 +9,10 @@ from torchcaps.models import list_models
 from torchcaps.training import (
     Interrupted,
     TrainConfig,
-    TransformingConfig,
     list_recipes,
     load_recipe,
     recipes,
     register_recipe,
-    run_transforming,
     train,
 )
 
@@ -29,9 +27,9 @@ def test_there_are_recipes_for_the_first_run_and_for_the_papers():
 
 def small_set(folder, config):
     """Random images of the size, channels and number of classes that a recipe is for, where its own are not here."""
-    info = dataset_info(config.data)
+    info = dataset_info(config.data.name)
     if (info.made_from or info.name) == "digits":
-        return config.data
+        return config.data.name
     random, (channels, height, width) = np.random.default_rng(0), info.image_shape
     labels = np.arange(4 * len(info.classes)) % len(info.classes)
     images = random.integers(0, 255, (len(labels), height, width, channels), dtype=np.uint8)
@@ -48,16 +46,14 @@ def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
     for budget in recipe.budgets:
         for row in recipe.rows_of(budget):
             config = recipe.resolve(row, budget)
-            assert config.data in list_datasets()
-            assert isinstance(config, TransformingConfig) or config.model in list_models()
+            assert config.data.name in list_datasets()
+            assert config.model.name in list_models()
     config = recipe.resolve(recipe.rows[0], "small", batch_size=2)
-    start = run_transforming if isinstance(config, TransformingConfig) else train
-    if start is train:
-        config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
-        if config.model == "capsnet":  # millions of weights take their time
-            config = config.updated(model_options=config.model_options | TINY)
+    config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
+    if config.model.name == "capsnet":  # millions of weights take their time
+        config = config.updated(model_options=config.model.options | TINY)
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
-        start(config, tmp_path / "run", should_stop=lambda: True)
+        train(config, tmp_path / "run", should_stop=lambda: True)
 
 
 def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
@@ -84,10 +80,10 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
     assert first.published == {"error": "1 %"}
     assert (
         recipe.resolve(first, "small", seed=4).to_dict()
-        == TrainConfig(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
+        == TrainConfig.of(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
     )
     changed = recipe.resolve(second, "full", root=None)
-    assert (changed.epochs, changed.lr, changed.model_options) == (3, 0.25, {"iterations": 1})
+    assert (changed.run.epochs, changed.optimiser.lr, changed.model.options) == (3, 0.25, {"iterations": 1})
     assert recipe.rows_of("small") == (first,)
     with pytest.raises(UnknownNameError, match="unknown row of mine within small 'second'"):
         recipe.resolve(second, "small")
@@ -98,7 +94,7 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
 def test_a_recipe_is_read_from_a_file_of_ones_own(tmp_path):
     (tmp_path / "mine.toml").write_text(GOOD)
     recipe = load_recipe(str(tmp_path / "mine.toml"))
-    assert (recipe.name, recipe.title, recipe.config.epochs) == ("mine", "a title", 3)
+    assert (recipe.name, recipe.title, recipe.config.run.epochs) == ("mine", "a title", 3)
 
 
 def test_an_unknown_recipe_suggests_the_nearest():
@@ -142,7 +138,7 @@ def test_a_registered_recipe_is_found_by_its_name(monkeypatch):
     content = {"title": "a title", "published": "nothing", "run": {"epochs": 3}}
     register_recipe("mine", content)
     assert "mine" in list_recipes()
-    assert (load_recipe("mine").name, load_recipe("mine").config.epochs) == ("mine", 3)
+    assert (load_recipe("mine").name, load_recipe("mine").config.run.epochs) == ("mine", 3)
     for taken in ("mine", "capsnet-digits"):
         with pytest.raises(ValueError, match=f"recipe '{taken}' is registered twice"):
             register_recipe(taken, content)

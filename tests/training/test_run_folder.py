@@ -19,12 +19,12 @@ ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder.fresh(tmp_path / "deep" / "run")
-    run.start(TrainConfig(epochs=3))
+    run.start(TrainConfig.of(epochs=3))
     return run
 
 
 def test_a_run_begins_with_its_configuration_and_environment(run):
-    assert run.config() == TrainConfig(epochs=3)
+    assert run.config() == TrainConfig.of(epochs=3)
     assert run.environment()["torch"] == torch.__version__
     assert run.environment()["threads"] == torch.get_num_threads()
     assert RunFolder.open(run.path).config() == run.config()
@@ -77,7 +77,7 @@ def test_a_run_without_model_and_checkpoint_is_discarded_whole(run):
 def test_a_run_with_model_or_checkpoint_is_never_discarded(run, kept):
     getattr(run, kept).write_bytes(b"something")
     run.discard_empty()
-    assert run.config() == TrainConfig(epochs=3)
+    assert run.config() == TrainConfig.of(epochs=3)
     assert getattr(run, kept).read_bytes() == b"something"
 
 
@@ -209,8 +209,8 @@ def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monk
         pass
     monkeypatch.undo()
     assert written == ["environment.json"]  # the configuration, which makes it a run, comes last
-    with RunFolder.fresh(tmp_path / "run").begun(TrainConfig(epochs=3)):
-        assert RunFolder.open(tmp_path / "run").config() == TrainConfig(epochs=3)
+    with RunFolder.fresh(tmp_path / "run").begun(TrainConfig.of(epochs=3)):
+        assert RunFolder.open(tmp_path / "run").config() == TrainConfig.of(epochs=3)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "[" * 100_000, None])

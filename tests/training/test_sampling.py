@@ -5,14 +5,23 @@ import torch
 
 from torchcaps.data import ImageSet, PlacedSet, make_pairs, placed
 from torchcaps.errors import DataError
+from torchcaps.models import CNN
+from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
-from torchcaps.training.sampling import cropped, draw, order, split
+from torchcaps.training.sampling import chance, cropped, order, split
 
 CPU = torch.device("cpu")
 
 
 def images_of(count=8):
     return torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def draw(images, indices, config, step):
+    """A batch of a step of a training."""
+    model = CNN(images.num_classes, 1, 12, channels=(1,), kernels=(1,), hidden=(), several=images.labels.dim() == 2)
+    generator = torch.Generator().manual_seed(chance(config, step))
+    return create_task(model, config, images).train().batch(images, indices, generator)
 
 
 def augment(images, config, step):
@@ -26,17 +35,17 @@ def set_of(labels):
 
 
 def test_every_epoch_takes_every_image_once_in_its_own_order():
-    orders = [order(TrainConfig(seed=1), epoch, 500) for epoch in range(3)]
+    orders = [order(TrainConfig.of(seed=1), epoch, 500) for epoch in range(3)]
     assert all(sorted(found.tolist()) == list(range(500)) for found in orders)
     assert not any(torch.equal(orders[a], orders[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
 def test_order_and_augmentation_come_from_seed_and_place_alone():
     torch.manual_seed(5)
-    first = order(TrainConfig(seed=1), 2, 50), augment(images_of(), TrainConfig(seed=1), 7)
+    first = order(TrainConfig.of(seed=1), 2, 50), augment(images_of(), TrainConfig.of(seed=1), 7)
     torch.manual_seed(6)
-    again = order(TrainConfig(seed=1), 2, 50), augment(images_of(), TrainConfig(seed=1), 7)
-    other = order(TrainConfig(seed=2), 2, 50), augment(images_of(), TrainConfig(seed=2), 7)
+    again = order(TrainConfig.of(seed=1), 2, 50), augment(images_of(), TrainConfig.of(seed=1), 7)
+    other = order(TrainConfig.of(seed=2), 2, 50), augment(images_of(), TrainConfig.of(seed=2), 7)
     for one, same, different in zip(first, again, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, different)
@@ -47,9 +56,11 @@ def test_every_step_is_augmented_differently():
     assert not torch.equal(augment(images_of(), config, 0), augment(images_of(), config, 1))
 
 
-@pytest.mark.parametrize("changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"relight": True}])
+@pytest.mark.parametrize(
+    "changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"shear": 0.3}, {"relight": True}]
+)
 def test_each_augmentation_is_switched_by_its_setting(changes):
-    off = TrainConfig(shift=0)
+    off = TrainConfig.of(shift=0)
     assert torch.equal(augment(images_of(), off, 3), images_of())
     assert not torch.equal(augment(images_of(), off.updated(**changes), 3), images_of())
 
@@ -57,13 +68,13 @@ def test_each_augmentation_is_switched_by_its_setting(changes):
 def test_holding_out_takes_a_share_or_a_count_and_loses_no_image():
     labels = [0] * 20 + [1] * 10
     for holdout, expected in ((0.1, 3), (6, 6), (6.0, 6)):
-        kept, held = split(set_of(labels), TrainConfig(holdout=holdout), CPU)
+        kept, held = split(set_of(labels), TrainConfig.of(holdout=holdout), CPU)
         assert len(held) == expected
         assert sorted(kept.images[:, 0, 0, 0].tolist() + held.images[:, 0, 0, 0].tolist()) == list(range(30))
 
 
 def test_a_class_with_one_image_keeps_it_for_training():
-    kept, held = split(set_of([0] * 10 + [1]), TrainConfig(holdout=0.5), CPU)
+    kept, held = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5), CPU)
     assert (kept.labels == 1).sum() == 1
     assert (held.labels == 1).sum() == 0
 
@@ -71,21 +82,21 @@ def test_a_class_with_one_image_keeps_it_for_training():
 @pytest.mark.parametrize("holdout", [0.1, 2, 30])
 def test_nothing_left_on_one_side_is_an_error(holdout):
     with pytest.raises(DataError, match="holdout: "):
-        split(set_of([0, 1]), TrainConfig(holdout=holdout), CPU)
+        split(set_of([0, 1]), TrainConfig.of(holdout=holdout), CPU)
 
 
 def test_an_epoch_of_a_given_size_takes_that_many_different_images():
-    config = TrainConfig(epoch_size=20)
+    config = TrainConfig.of(epoch_size=20)
     orders = [order(config, epoch, 50) for epoch in range(2)]
     assert all(len(set(found.tolist())) == len(found) == 20 for found in orders)
     assert set(orders[0].tolist()) != set(orders[1].tolist())
-    more = order(TrainConfig(epoch_size=80), 0, 50)
+    more = order(TrainConfig.of(epoch_size=80), 0, 50)
     assert len(more) == 80
     assert set(more[:50].tolist()) == set(range(50))  # all of them before any comes again
 
 
 def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
-    config = TrainConfig(shift=0, crop=8)
+    config = TrainConfig.of(shift=0, crop=8)
     first, second = augment(images_of(), config, 0), augment(images_of(), config, 1)
     assert first.shape == (8, 1, 8, 8)
     assert not torch.equal(first, second)
@@ -105,7 +116,7 @@ def pairs_of(count=12):
     "changes", [{}, {"shift": 2}, {"flip": True}, {"degrees": 20.0}, {"crop": 9}, {"shift": 1, "crop": 11}]
 )
 def test_the_parts_of_a_composite_go_where_it_goes(changes):
-    config = TrainConfig(shift=0).updated(**changes)
+    config = TrainConfig.of(shift=0).updated(**changes)
     drawn = draw(pairs_of(), torch.arange(12), config, 5)
     assert drawn.labels.shape == (12, 2)
     assert (drawn.labels[:, 0] != drawn.labels[:, 1]).all()
@@ -114,14 +125,14 @@ def test_the_parts_of_a_composite_go_where_it_goes(changes):
 
 
 def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
-    plain = draw(pairs_of(), torch.arange(12), TrainConfig(shift=0), 5)
-    lit = draw(pairs_of(), torch.arange(12), TrainConfig(shift=0, relight=True), 5)
+    plain = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0), 5)
+    lit = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, relight=True), 5)
     assert torch.equal(lit.singles, plain.singles)
     assert not torch.equal(lit.images, plain.images)
 
 
 def test_every_step_has_composites_and_places_of_its_own():
-    everything, config = torch.arange(12), TrainConfig(shift=0)
+    everything, config = torch.arange(12), TrainConfig.of(shift=0)
     singles = pairs_of().maker.source
     for some in (pairs_of(), placed(singles, 20)):
         first, again = draw(some, everything, config, 1), draw(some, everything, config, 1)
@@ -131,7 +142,7 @@ def test_every_step_has_composites_and_places_of_its_own():
 
 
 def test_holding_out_composites_parts_the_images_they_consist_of():
-    kept, held = split(pairs_of(), TrainConfig(holdout=0.25), CPU)
+    kept, held = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
     assert len(kept.maker.source) + len(held.maker.source) == 12
     of_kept, of_held = (
         {tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held)
@@ -141,11 +152,11 @@ def test_holding_out_composites_parts_the_images_they_consist_of():
 
 def test_few_labels_are_as_many_of_each_class_and_part_of_more():
     some = set_of([0] * 30 + [1] * 20)
-    few, more = (split(some, TrainConfig(holdout=10, per_class=count), CPU)[0] for count in (3, 6))
+    few, more = (split(some, TrainConfig.of(holdout=10, per_class=count), CPU)[0] for count in (3, 6))
     assert few.labels.bincount().tolist() == [3, 3]
     assert more.labels.bincount().tolist() == [6, 6]
     assert set(few.images[:, 0, 0, 0].tolist()) < set(more.images[:, 0, 0, 0].tolist())
-    other = split(some, TrainConfig(holdout=10, per_class=3, seed=1), CPU)[0]
+    other = split(some, TrainConfig.of(holdout=10, per_class=3, seed=1), CPU)[0]
     assert set(few.images[:, 0, 0, 0].tolist()) != set(other.images[:, 0, 0, 0].tolist())
     with pytest.raises(ValueError, match="labels: expected"):
-        split(pairs_of(), TrainConfig(holdout=0.25, per_class=2), CPU)
+        split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from torchcaps.training import Interrupted, TransformingConfig, run_transforming, train
+from torchcaps.training import Interrupted, train
 
 from .makers import contents, tiny
 
@@ -17,7 +17,7 @@ SETTINGS = ({}, {"seed": 1}, CNN, {"precision": "bf16", "seed": 2})
 
 def config(bars, **changes):
     made = tiny(bars, **changes)
-    return made.updated(model_options={"channels": (4, 4), "hidden": (8,)}) if made.model != "capsnet" else made
+    return made.updated(model_options={"channels": (4, 4), "hidden": (8,)}) if made.model.name != "capsnet" else made
 
 
 def at_once(jobs):
@@ -39,13 +39,6 @@ def test_trainings_at_once_give_what_each_gives_alone(bars, tmp_path, attempt):
     train(together[0][0], alone)
     at_once([lambda each=each: train(*each) for each in together])
     assert contents(tmp_path / f"{attempt}") == contents(alone)
-
-
-def test_transforming_auto_encoders_at_once(bars, tmp_path):
-    configs = [TransformingConfig(str(bars), capsules=2, epochs=1, seed=seed, device="cpu") for seed in (0, 1)]
-    run_transforming(configs[0], tmp_path / "alone")
-    at_once([lambda n=n, c=c: run_transforming(c, tmp_path / f"{n}") for n, c in enumerate(configs)])
-    assert contents(tmp_path / "0") == contents(tmp_path / "alone")
 
 
 def test_dropout_goes_on_where_a_training_stopped(bars, tmp_path):

@@ -55,7 +55,15 @@ def test_nothing_is_cut(count: int, classes: int, shape: tuple[int, ...]) -> Non
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"activations: expected \[n=2, classes=3\], got \[n=2, classes=4\]"):
         activation_bars(PICTURES, np.zeros((2, 4)), [0, 1], classes=["a", "b", "c"])
-    with pytest.raises(ValueError, match="labels: expected 2 entries, got 1"):
+    with pytest.raises(ValueError, match="labels: expected .n=2., got .n=1."):
         activation_bars(PICTURES, np.zeros((2, 3)), [0], classes=["a", "b", "c"])
     with pytest.raises(ValueError, match="number of images: expected at most 20, got 21"):
         activation_bars(np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, classes=["a", "b", "c"])
+
+
+def test_images_of_several_classes_have_several_true_bars() -> None:
+    lengths = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
+    figure = activation_bars(PICTURES, lengths, [[1, 2], [0, 1]], classes=["cat", "dog", "owl"])
+    assert figure.axes[0].get_title() == "dog + owl"
+    assert bars(figure.axes[1]) == [(0.1, GREY), (0.9, SKY), (0.2, SKY)]
+    assert bars(figure.axes[3]) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]

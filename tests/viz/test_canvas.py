@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from torchcaps.viz.canvas import class_indices, new_figure, short, short_names
+from torchcaps.viz.canvas import new_figure
+from torchcaps.viz.names import class_indices, short, short_names
 
 
 def test_figures_are_bounded() -> None:
@@ -32,11 +33,11 @@ def test_names_that_become_alike_are_told_apart_by_their_index() -> None:
 
 
 def test_class_indices() -> None:
-    assert class_indices("labels", [0, 2], 2, 3).tolist() == [0, 2]
-    with pytest.raises(ValueError, match="labels: expected 2 entries, got 1"):
-        class_indices("labels", [0], 2, 3)
+    assert class_indices("labels", [0, 2], 3, n=2).tolist() == [0, 2]
+    with pytest.raises(ValueError, match=r"labels: expected \[n=2\], got \[n=1\]"):
+        class_indices("labels", [0], 3, n=2)
     with pytest.raises(ValueError, match="labels: expected class indices from 0 to 2, got 3"):
-        class_indices("labels", [0, 3], 2, 3)
+        class_indices("labels", [0, 3], 3, n=2)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,15 @@
 """What the library is measured against: class-capsule layers that compute the same thing by other means.
 
 Every baseline but the limit holds the weights of the `CapsuleLinear` that it replaces and equals its reference in value
-and gradient (`verify.py` sees to it before anything is timed), so a table shows means and nothing else.
+and gradient (`verify` sees to it before anything is timed), so a table shows means and nothing else.
 Letters: b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from shutil import which
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import UnknownNameError
+from torchcaps.bench.timing import Log, silent
+from torchcaps.errors import TorchcapsError, UnknownNameError
 from torchcaps.functional import squash_with_length
-from torchcaps.nn import CapsuleLinear
+from torchcaps.nn import CapsuleLinear, set_impl
 from torchcaps.nn.routers import DynamicRouting
 from torchcaps.types import Capsules
 
+TOLERANCE = 1e-4  # of the largest magnitude, in float32: three passes amplify a rounding of 6e-8 by about 1e2
 COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
@@ -36,7 +39,7 @@ class TextbookCapsules(nn.Module):
         super().__init__()
         self.iterations = iterations_of(layer)
         self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
-        self.bias = _copy_of(layer.bias)
+        self.bias = deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -65,7 +68,7 @@ class EinsumCapsules(nn.Module):
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
         self.iterations = iterations_of(layer)
-        self.weight, self.bias = nn.Parameter(layer.weight.detach().clone()), _copy_of(layer.bias)
+        self.weight, self.bias = deepcopy(layer.weight), deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of these children."""
@@ -100,37 +103,29 @@ class Variant(NamedTuple):
     exact: bool = True
 
 
-def library(impl: str) -> Callable[[CapsuleLinear], nn.Module]:
+def library(impl: ops.Impl, layer: CapsuleLinear) -> nn.Module:
     """The library's own layer with a fixed implementation."""
-
-    def build(layer: CapsuleLinear) -> nn.Module:
-        copy = deepcopy(layer)
-        copy.router.impl = impl  # type: ignore[assignment]
-        return copy
-
-    return build
+    copy = deepcopy(layer)
+    set_impl(copy, impl)
+    return copy
 
 
-def compiled(build: Callable[[CapsuleLinear], nn.Module]) -> Callable[[CapsuleLinear], nn.Module]:
-    """The same layer under `torch.compile`."""
-
-    def compile_it(layer: CapsuleLinear) -> nn.Module:
-        module = build(layer)
-        module.compile()
-        return module
-
-    return compile_it
+def compiled(layer: CapsuleLinear) -> nn.Module:
+    """The reference under `torch.compile`."""
+    module = library("reference", layer)
+    module.compile()
+    return module
 
 
 VARIANTS = {
     "limit": Variant(LinearLimit, "plain linear layer, no routing", exact=False),
-    "auto": Variant(library("auto"), "this library, implementation chosen by itself"),
-    "numba": Variant(library("numba"), "this library, compiled loops"),
-    "cpu": Variant(library("cpu"), "this library, blocked torch operations"),
-    "triton": Variant(library("triton"), "this library, GPU kernels"),
-    "reference": Variant(library("reference"), "this library's readable reference, eager"),
+    "auto": Variant(partial(library, "auto"), "this library, implementation chosen by itself"),
+    "numba": Variant(partial(library, "numba"), "this library, compiled loops"),
+    "cpu": Variant(partial(library, "cpu"), "this library, blocked torch operations"),
+    "triton": Variant(partial(library, "triton"), "this library, GPU kernels"),
+    "reference": Variant(partial(library, "reference"), "this library's readable reference, eager"),
     "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),
-    "compiled": Variant(compiled(library("reference")), "the reference under torch.compile"),
+    "compiled": Variant(compiled, "the reference under torch.compile"),
     "textbook": Variant(TextbookCapsules, "widely copied eager code"),
 }
 
@@ -140,6 +135,21 @@ def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARI
     for name in names:
         if name not in known:
             raise UnknownNameError(argument, name, known)
+
+
+def chosen(
+    argument: str, asked: Sequence[str], known: Iterable[str], reasons: Callable[[], Mapping[str, str]] = dict,
+    log: Log = silent,
+) -> list[str]:  # fmt: skip
+    """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
+    with their reasons. Raises UnknownNameError for one that does not exist."""
+    check_known(argument, asked, known)
+    if asked:
+        return list(dict.fromkeys(asked))
+    against = reasons()
+    for name, reason in against.items():
+        log(f"left out: {name} ({reason})")
+    return [name for name in known if name not in against]
 
 
 def unusable(layer: CapsuleLinear) -> dict[str, str]:
@@ -157,16 +167,46 @@ def unusable(layer: CapsuleLinear) -> dict[str, str]:
 
 
 def iterations_of(layer: CapsuleLinear) -> int:
-    """Iterations of its dynamic routing.
-
-    Raises:
-        ValueError: for another routing, or one with options that the baselines do not have.
-    """
+    """Iterations of its dynamic routing. Raises ValueError for another routing, or one with options that the baselines
+    do not have."""
     router = layer.router
     if not isinstance(router, DynamicRouting) or router.leaky or router.detach:
         raise ValueError(f"routing: expected plain dynamic routing to compare with, got {router}")
     return router.iterations
 
 
-def _copy_of(parameter: Tensor | None) -> nn.Parameter | None:
-    return None if parameter is None else nn.Parameter(parameter.detach().clone())
+class WrongResultError(TorchcapsError):
+    """A variant computes something else than the reference."""
+
+
+def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
+    """Poses, lengths, gradient of the children's poses."""
+    pose = pose.detach().requires_grad_()
+    capsules = layer(Capsules(pose, pose.norm(dim=-1)))
+    ((capsules.pose * upstream).sum() + capsules.activation.sum()).backward()
+    assert pose.grad is not None
+    return [capsules.pose.detach(), capsules.activation.detach(), pose.grad]
+
+
+def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
+    """Largest relative error of each exact variant among `names`. Raises WrongResultError if one exceeds the
+    tolerance."""
+    generator = torch.Generator().manual_seed(0)
+    pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
+    upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)
+    truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
+    builds = {name: VARIANTS[name].build for name in names if VARIANTS[name].exact}
+    return checked({n: largest_error(outcome(build(layer), pose, upstream), truth) for n, build in builds.items()})
+
+
+def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Largest difference of any pair, over the largest magnitude of its truth."""
+    return max(((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True))
+
+
+def checked(errors: Mapping[str, float]) -> dict[str, float]:
+    """These errors. Raises WrongResultError if one exceeds the tolerance, or is NaN."""
+    for name, error in errors.items():
+        if not error <= TOLERANCE:
+            raise WrongResultError(f"{name}: differs from the reference by {error:.1e}; nothing was timed")
+    return dict(errors)

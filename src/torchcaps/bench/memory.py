@@ -1,50 +1,172 @@
-"""Peak memory of a training step: what `estimate_memory` says beside what a fresh process takes."""
+"""Peak memory of a training step: predicted on fake tensors, whose sizes are counted; measured in a fresh process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from torchcaps.bench.estimate import estimate_memory
-from torchcaps.bench.measure import MIB, Row, Tell, in_fresh_process, peak_of, silent
-from torchcaps.bench.subject import Subject, training_step
+from torchcaps.bench.timing import MIB, Log, Row, in_fresh_process, peak_of, silent
+from torchcaps.bench.workload import PRECISIONS, Workload, answer_of, image_shape, task_of, training_step
+from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.base import Figures
+from torchcaps.tasks.classify import Batch
 
 STEPS = 3  # the second is the first with the optimiser's state
+_MOMENTS = 2  # numbers that Adam keeps for each parameter
 
 
-def peak(subject: dict[str, Any], precision: str, training: bool = True) -> dict[str, float]:
+@dataclass(frozen=True)
+class MemoryEstimate(Figures):
+    """Bytes at the moment of a step when most are taken, above those of a process with torch and without the model.
+
+    Attributes:
+        parameters: the weights.
+        gradients: those of the weights that exist at that moment.
+        optimiser: Adam's two moments.
+        activations: tensors kept for the backward pass that exist at that moment; the images among them.
+        workspace: tensors that are made and dropped on the way, and what kernels take inside.
+        libraries: code and tables of torch, and of numba where its loops run, that become resident at their first use.
+    """
+
+    parameters: int
+    gradients: int
+    optimiser: int
+    activations: int
+    workspace: int
+    libraries: int
+
+    derived = ("total",)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value / MIB:.1f}" for name, value in asdict(self).items())
+        return f"{self.total / MIB:.1f} MiB ({parts})"
+
+
+def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32", training: bool = True) -> MemoryEstimate:
+    """Peak memory of a training step, or of a forward pass, without running one.
+
+    The step is that of `torchcaps train`: the loss of the model's task, Adam, convolutions in channels-last memory.
+    Its operators are run on fake tensors, which have sizes and no values; what kernels take inside comes from a table
+    for the CPU. Memory that the allocator keeps although it is free (`--keep-memory yes`) is not counted.
+
+    Args:
+        model: of `create_model()`; it stays as it is.
+        batch: images per step, at least 1.
+        precision: "fp32", or "bf16" for autocast.
+        training: False for a forward pass without gradients.
+
+    Raises:
+        ValueError: for a batch below 1 or another precision. TypeError: for a module that is no model of this library.
+
+    Example:
+        >>> print(estimate_memory(create_model("capsnet"), 128))
+    """
+    shape = image_shape(model)
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise TypeError(f"batch: expected a whole number of images, got {batch!r}")
+    check_range("batch", batch, low=1)
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
+    device = next(model.parameters()).device
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        tensors = _fake(model, mode)
+        images = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+        with (
+            _Ledger([*tensors.values(), images]) as ledger,
+            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+        ):
+            loss = _run(model, tensors, images, ledger, training)
+        if loss is not None:
+            with ledger:
+                loss.backward()
+    return _parts(ledger, tensors, images, training, on_cpu=device.type == "cpu")
+
+
+def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """Parameters and buffers by name, without values."""
+    convolutions = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    found: dict[str, Tensor] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        fake = mode.from_tensor(tensor).detach()
+        if name in convolutions:
+            fake = fake.contiguous(memory_format=torch.channels_last)
+        found[name] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+    return found
+
+
+def _run(
+    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger, training: bool
+) -> Tensor | None:
+    """The loss of a step; without `training` None, after a forward pass."""
+    if not training:
+        with torch.no_grad():
+            functional_call(model, dict(tensors), (images,))
+        return None
+    task = task_of(model)
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
+        named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        loss: Tensor = functional_call(task, named, (Batch(images, labels), 0.0))["loss"]
+    return loss
+
+
+def _parts(
+    ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, training: bool, on_cpu: bool
+) -> MemoryEstimate:
+    weights = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+    grads = {ledger.serial(p.grad) for p in weights if p.grad is not None}
+    gradients = sum(size for serial, size in ledger.at_peak.items() if serial in grads)
+    kept = sum(size for serial, size in ledger.at_peak.items() if serial in ledger.kept - grads)
+    learned = sum(weight.untyped_storage().nbytes() for weight in weights if weight.requires_grad)
+    inputs = images.untyped_storage().nbytes()
+    return MemoryEstimate(
+        parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()), gradients=gradients,
+        optimiser=_MOMENTS * learned if training else 0, activations=kept + (inputs if training else 0),
+        workspace=ledger.peak(on_cpu) - gradients - kept + (0 if training else inputs),
+        libraries=resident(ledger.operators, training) if on_cpu else 0,
+    )  # fmt: skip
+
+
+def peak(workload: dict[str, Any], precision: str, training: bool = True) -> dict[str, float]:
     """Resident memory in MiB before the model exists, and at most until it has made a few steps (or forward passes)."""
-    chosen = Subject(**subject)
+    chosen = Workload(**workload)
 
     def run() -> None:
         model = chosen.build()
         images, labels = chosen.data(model)
-        if not training:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                for _ in range(STEPS):
-                    model(images)
-            return
-        step = training_step(model, images, labels, precision)
+        step = training_step(model, images, labels, precision) if training else answer_of(model, images, precision)
         for _ in range(STEPS):
             step()
 
     return peak_of(run)
 
 
-def compare_memory(
-    subject: Subject, batches: Sequence[int], precisions: Sequence[str], tell: Tell = silent
+def benchmark_memory(
+    workload: Workload, batches: Sequence[int], precisions: Sequence[str], log: Log = silent
 ) -> list[Row]:
     """A row for each batch size and precision: predicted and measured peak over the process without a model."""
     rows = []
     for precision in precisions:
         for batch in batches:
-            tell(f"{precision}, batch {batch}")
-            chosen = replace(subject, batch=batch)
+            log(f"{precision}, batch {batch}")
+            chosen = replace(workload, batch=batch)
             estimate = estimate_memory(chosen.build(), batch, precision)
-            found = in_fresh_process("training", subject=asdict(chosen), precision=precision)
+            found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
             measured = found["peak_mib"] - found["before_mib"]
             parts = {f"{name} MiB": value / MIB for name, value in estimate.to_dict().items() if name != "total"}
             row: Row = {"batch": batch, "precision": precision}
@@ -52,3 +174,63 @@ def compare_memory(
             row["predicted / measured"] = estimate.total / MIB / measured
             rows.append(row | parts)
     return rows
+
+
+class _Ledger(TorchDispatchMode):
+    """While open: the storages that operators make, by a serial number, and which of them exist when most bytes do.
+
+    glibc maps large blocks and gives them back; the heap of the small ones stays as large as it once was, and so it is
+    full when the large blocks are most.
+    """
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.heap, self.at_peak = 0, dict[int, int]()  # heap: most bytes of small blocks at once
+        self._fullest = (0, 0)
+        self.kept, self.operators = set[int](), set[str]()
+        self._live = dict[int, int]()
+        self._serials: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._serials.update((tensor.untyped_storage(), 0) for tensor in given)  # not counted here
+        self._made = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and count what it makes."""
+        del types
+        outcome = func(*args, **(kwargs or {}))
+        name = func.name().split(".")[0]
+        self.operators.add(name)
+        for tensor in tree_leaves(outcome):
+            if isinstance(tensor, Tensor):
+                self.serial(tensor)
+        self._weigh(WORKSPACE[name](*args) if name in WORKSPACE else 0)
+        return outcome
+
+    def _weigh(self, inside: int) -> None:
+        """Compare this moment, with so many bytes inside of a kernel, with the fullest so far."""
+        small = inside + sum(size for size in self._live.values() if size < LARGE)
+        self.heap = max(self.heap, small)
+        large = sum(self._live.values()) + inside - small
+        if (large, small) > self._fullest:
+            self._fullest, self.at_peak = (large, small), dict(self._live)
+
+    def serial(self, tensor: Tensor) -> int:
+        """The number of a tensor's storage, which is counted from its first appearance until nobody holds it."""
+        storage = tensor.untyped_storage()
+        if storage not in self._serials:
+            self._made += 1
+            self._serials[storage] = self._made
+            self._live[self._made] = storage.nbytes()
+            weakref.finalize(storage, self._live.pop, self._made)
+        return self._serials[storage]
+
+    def peak(self, on_cpu: bool) -> int:
+        """Bytes of the fullest moment; on a CPU with the gaps in the heap of small blocks."""
+        large = sum(size for size in self.at_peak.values() if size >= LARGE)
+        return large + round(self.heap * (GAPS if on_cpu else 1.0))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Note that autograd keeps this tensor; a hook for `saved_tensors_hooks`."""
+        self.kept.add(self.serial(tensor))
+        return tensor

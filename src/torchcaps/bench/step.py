@@ -1,6 +1,6 @@
 """One training step of a network, the class-capsule layer being swapped: how much does routing cost?
 
-Step: the library's model and objective (margin loss and reconstruction), fused Adam, images in channels-last, as
+Step: the library's model and its task (margin loss and reconstruction), fused Adam, images in channels-last, as
 `torchcaps train` does it. Layers that are not this library's get torch's own convolution before them, and the C
 library's own allocator; this library's get what `torchcaps train` gives them. `limit` and `limit-torch` are the plain
 linear layer in either surrounding, and the tax is counted over the one in the same. `textbook-network` is another
@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from torchcaps.bench import measure
-from torchcaps.bench.baselines import VARIANTS, check_known, unusable
-from torchcaps.bench.measure import Clock, Row, Tell, alternate, silent, spread
-from torchcaps.bench.subject import Subject, routed_layer, training_step
-from torchcaps.bench.textbook import TextbookNetwork, textbook_step
-from torchcaps.bench.verify import checked, largest_error, verify
-from torchcaps.models.capsnet import CapsNet
+from torchcaps.bench import timing
+from torchcaps.bench.baselines import VARIANTS, checked, chosen, largest_error, unusable, verify
+from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
+from torchcaps.bench.workload import TextbookNetwork, Workload, replicable, routed_layer, textbook_step, training_step
+from torchcaps.evaluation.base import capsule_model
 from torchcaps.nn import set_impl
 from torchcaps.training.allocator import give_memory_back, keep_memory
 
@@ -31,49 +29,40 @@ FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
 """Steps in the surroundings that other code has."""
 
 
-def step_variants(subject: Subject, asked: Sequence[str] = (), tell: Tell = silent) -> list[str]:
-    """The variants asked for, or without any all that can run here; which ones cannot, and why, is told.
+def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
+    """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged. Raises
+    UnknownNameError for one that does not exist, and ValueError for a model that none can be built for."""
 
-    Raises:
-        UnknownNameError: for one that does not exist. ValueError: for a model that none can be built for.
-    """
-    check_known("variant", asked, STEPS)
-    if asked:
-        return list(dict.fromkeys(asked))
-    model = subject.build()
-    reasons = unusable(routed_layer(model)[1])
-    if not _has_textbook(model):
-        reasons[NETWORK] = "the tutorials' network is a CapsNet with a decoder"
-    for name, reason in reasons.items():
-        tell(f"left out: {name} ({reason})")
-    return [name for name in STEPS if name not in reasons]
+    def reasons() -> dict[str, str]:
+        model = workload.build()
+        network = "the tutorials' network is a capsnet with a decoder for 28x28 images"
+        return unusable(routed_layer(model)[1]) | ({} if replicable(model) else {NETWORK: network})
+
+    return chosen("variant", asked, STEPS, reasons, log)
 
 
-def verify_steps(variants: Sequence[str], subject: Subject) -> dict[str, float]:
-    """Largest relative error of each exact variant, the textbook network among them.
-
-    Raises:
-        WrongResultError: if one exceeds the tolerance.
-    """
-    model = subject.build()
+def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
+    """Largest relative error of each exact variant, the textbook network among them. Raises WrongResultError if one
+    exceeds the tolerance."""
+    model = workload.build()
     errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
     if NETWORK in variants:
-        few = Subject(subject.model, subject.options, batch=2)
-        images, labels = few.data(model)
+        few = Workload(workload.model, workload.options, batch=2)
+        (images, labels), whole = few.data(model), capsule_model(model, decoder=True)
         with torch.no_grad():
             found = TextbookNetwork(model)(images, labels)
-            capsules = model.capsules(images)  # type: ignore[operator]
-            drawn = model.reconstruct(capsules, labels).flatten(1)  # type: ignore[operator]
+            capsules = whole.capsules(images)
+            drawn = whole.reconstruct(capsules, labels).flatten(1)
         errors |= checked({NETWORK: largest_error(found, (capsules.activation, drawn))})
     return errors
 
 
-def step_of(variant: str, subject: Subject, precision: str) -> Callable[[], None]:
+def step_of(variant: str, workload: Workload, precision: str) -> Callable[[], None]:
     """A function that runs one training step with this class-capsule layer."""
-    model = subject.build()
-    images, labels = subject.data(model)
+    model = workload.build()
+    images, labels = workload.data(model)
     if variant == NETWORK:
-        return textbook_step(model, images, labels, precision)  # type: ignore[arg-type]
+        return textbook_step(model, images, labels, precision)
     if variant in FOREIGN:
         set_impl(model, "reference")
     place, layer = routed_layer(model)
@@ -81,30 +70,23 @@ def step_of(variant: str, subject: Subject, precision: str) -> Callable[[], None
     return training_step(model, images, labels, precision)
 
 
-def compare_steps(
-    subject: Subject,
-    variants: Sequence[str],
-    precisions: Sequence[str],
-    repeats: int,
-    memory: bool,
-    clock: Clock,
-    tell: Tell = silent,
-) -> list[Row]:
+def benchmark_steps(
+    workload: Workload, variants: Sequence[str], precisions: Sequence[str], repeats: int, memory: bool, clock: Clock,
+    log: Log = silent,
+) -> list[Row]:  # fmt: skip
     """A row for each variant and precision: time, images per second, ratios, peak memory of a process of its own."""
     rows: list[Row] = []
     for precision in precisions:
-        work = {name: step_of(name, subject, precision) for name in variants}
-        seconds = alternate(work, repeats, clock=clock, tell=_prefixed(tell, precision), settle=_surround)
+        work = {name: step_of(name, workload, precision) for name in variants}
+        seconds = alternate(work, repeats, clock=clock, log=_prefixed(log, precision), settle=_surround)
         give_memory_back()
         del work
         for name in variants:
-            found = spread(seconds[name])
-            row: Row = {"variant": name, "precision": precision}
-            row["ms"], row["q1"], row["q3"] = (1e3 * found[key] for key in ("median", "q1", "q3"))
-            rows.append(row | {"img/s": subject.batch / found["median"]})
+            row = {"variant": name, "precision": precision, **spread("ms", seconds[name])}
+            rows.append(row | {"img/s": 1e3 * workload.batch / row["ms"]})
     _add_ratios(rows)
-    if memory and measure.can_measure_memory():
-        _add_memory(rows, subject, tell)
+    if memory and timing.can_measure_memory():
+        _add_memory(rows, workload, log)
     return rows
 
 
@@ -117,11 +99,11 @@ def _surround(variant: str, run: Callable[[], object]) -> None:
     run()
 
 
-def peak(variant: str, subject: dict[str, Any], precision: str) -> dict[str, float]:
+def peak(variant: str, workload: dict[str, Any], precision: str) -> dict[str, float]:
     """Resident memory in MiB before and during a step, after a first one to warm up."""
-    step = step_of(variant, Subject(**subject), precision)
+    step = step_of(variant, Workload(**workload), precision)
     step()
-    return measure.peak_of(step)
+    return timing.peak_of(step)
 
 
 def _add_ratios(rows: list[Row]) -> None:
@@ -139,11 +121,11 @@ def _add_ratios(rows: list[Row]) -> None:
             row[head] = time_of[other] / time if other in time_of else None
 
 
-def _add_memory(rows: list[Row], subject: Subject, tell: Tell) -> None:
+def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
     for row in rows:
-        tell(f"{row['precision']}, {row['variant']}: memory")
-        found = measure.in_fresh_process(
-            "step", variant=row["variant"], subject=asdict(subject), precision=row["precision"]
+        log(f"{row['precision']}, {row['variant']}: memory")
+        found = timing.in_fresh_process(
+            "step", variant=row["variant"], workload=asdict(workload), precision=row["precision"]
         )
         row["peak MiB"] = found["peak_mib"]
     limits = {row["precision"]: row["peak MiB"] for row in rows if row["variant"] == TORCH_LIMIT}
@@ -152,9 +134,5 @@ def _add_memory(rows: list[Row], subject: Subject, tell: Tell) -> None:
         row["above limit-torch MiB"] = None if limit is None else row["peak MiB"] - limit
 
 
-def _prefixed(tell: Tell, prefix: str) -> Tell:
-    return lambda text: tell(f"{prefix}, {text}")
-
-
-def _has_textbook(model: torch.nn.Module) -> bool:
-    return isinstance(model, CapsNet) and model.decoder is not None and model.img_size == (28, 28)
+def _prefixed(log: Log, prefix: str) -> Log:
+    return lambda text: log(f"{prefix}, {text}")

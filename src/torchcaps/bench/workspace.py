@@ -111,15 +111,10 @@ def _direct_backward(_grad: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
 
 
 WORKSPACE: dict[str, Callable[..., int]] = {
-    "torchcaps::dynamic_routing_blocked": _blocked,
-    "torchcaps::dynamic_routing_blocked_backward": _blocked_backward,
-    "torchcaps::dynamic_routing_numba": _compiled,
-    "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
-    "torchcaps::em_routing_numba": _em_compiled,
-    "torchcaps::em_routing_numba_backward": _em_compiled_backward,
-    "torchcaps::conv2d_cpu": _frequency,
-    "torchcaps::conv2d_cpu_backward": _frequency_backward,
-    "aten::convolution": _direct,
-    "aten::convolution_backward": _direct_backward,
-}
+    "torchcaps::dynamic_routing_blocked": _blocked, "torchcaps::dynamic_routing_blocked_backward": _blocked_backward,
+    "torchcaps::dynamic_routing_numba": _compiled, "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
+    "torchcaps::em_routing_numba": _em_compiled, "torchcaps::em_routing_numba_backward": _em_compiled_backward,
+    "torchcaps::conv2d_cpu": _frequency, "torchcaps::conv2d_cpu_backward": _frequency_backward,
+    "aten::convolution": _direct, "aten::convolution_backward": _direct_backward,
+}  # fmt: skip
 """Bytes that an operator takes inside and gives back, from its arguments."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.settings import _options
-
-if TYPE_CHECKING:
-    from torchcaps.bench import Sizes, Subject
+from torchcaps.settings import ModelSettings
 
 RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 
@@ -22,7 +20,7 @@ RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str = "capsnet"
+    model: str = ModelSettings.name
     """Of `torchcaps models`."""
     batch: int = 128
     """Images, or samples of the layer, at once."""
@@ -81,9 +79,11 @@ def bench(
         json: Print JSON instead of tables.
     """
     with usage():
-        job = _Job.of(settings, option)
+        job = _Job(settings, option)
     _check_places(output, plots)
-    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": _machine()}
+    from torchcaps.bench.timing import machine
+
+    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": machine()}
     with progress_bar("measuring") as bar:
         task = bar.add_task("", total=None)
         job.tell = lambda text: bar.update(task, description=text)
@@ -103,32 +103,19 @@ def bench(
 
 
 class _Job:
-    """The settings of a command line, checked, as the benchmarks take them."""
+    """The settings of a command line as the benchmarks take them. UsageError, ValueError: what cannot be measured."""
 
-    def __init__(self, settings: BenchSettings, subject: Subject, sizes: Sizes, clock: Callable[[], float]) -> None:
-        self.settings, self.subject, self.sizes, self.clock = settings, subject, sizes, clock
-        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
-        self.precisions = tuple(dict.fromkeys(settings.precision))
-        self.tell: Callable[[str], None] = note
-
-    @classmethod
-    def of(cls, settings: BenchSettings, option: tuple[str, ...]) -> _Job:
-        """From a command line.
-
-        Raises:
-            UsageError, ValueError: for what cannot be measured.
-        """
-        from torchcaps.bench import Sizes, Subject
+    def __init__(self, settings: BenchSettings, option: tuple[str, ...]) -> None:
+        from torchcaps.bench import Sizes, Workload
         from torchcaps.bench.baselines import check_known
-        from torchcaps.bench.measure import use_clock
-        from torchcaps.bench.routers import routers_known
+        from torchcaps.bench.layer import routers_known
         from torchcaps.bench.step import STEPS
+        from torchcaps.bench.timing import use_clock
         from torchcaps.errors import check_range
         from torchcaps.training.environment import check_threads
 
         for name in ("batch", "repeats"):
-            if getattr(settings, name) is not None:
-                check_range(f"--{name}", getattr(settings, name), low=1)
+            check_range(f"--{name}", getattr(settings, name), low=1)
         if settings.threads is not None:
             check_threads("--threads", settings.threads)
         if not settings.precision:
@@ -136,13 +123,16 @@ class _Job:
         check_known("variant", settings.variants, STEPS)
         check_known("impl", settings.impl)
         routers_known(settings.routers)
-        sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
-        subject = Subject(settings.model, _options(option), settings.batch)
+        self.settings, self.tell = settings, note
+        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
+        self.precisions = tuple(dict.fromkeys(settings.precision))
+        self.sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
+        self.subject = Workload(settings.model, _options(option), settings.batch)
         try:
-            subject.build()
+            self.subject.build()
         except TypeError as error:
             raise UsageError(f"--option: {error}") from error
-        return cls(settings, subject, sizes, use_clock(settings.clock, settings.threads))
+        self.clock = use_clock(settings.clock, settings.threads)
 
     def variants(self, known: list[str]) -> list[str]:
         """These variants; with --quick, and none asked for by name, without torch.compile."""
@@ -151,73 +141,67 @@ class _Job:
 
 
 def _step(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.step import compare_steps, step_variants, verify_steps
+    from torchcaps.bench.step import benchmark_steps, step_variants, verify_steps
 
     variants = job.variants(step_variants(job.subject, job.settings.variants, note))
     errors = verify_steps(variants, job.subject)
     memory = not job.settings.quick
-    rows = compare_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
+    rows = benchmark_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
     return {"rows": rows, "errors": errors}
 
 
 def _layer(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import compare_layers, measured_rates, verify
+    from torchcaps.bench import benchmark_layers, machine_rates, verify
     from torchcaps.bench.baselines import VARIANTS
     from torchcaps.bench.layer import layer_variants
 
     asked = [name for name in job.settings.variants if name in VARIANTS]  # the others are networks
     variants = job.variants(layer_variants(job.sizes, asked, note))
     errors = verify(variants, job.sizes.layer())
-    rates = measured_rates(job.repeats, job.clock)
-    rows = compare_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
+    rates = machine_rates(job.repeats, job.clock)
+    rows = benchmark_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
 def _routers(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.routers import compare_routers, routers_known
+    from torchcaps.bench.layer import benchmark_routers, routers_known
 
     names = routers_known(job.settings.routers)
-    return {"rows": compare_routers(job.sizes, names, job.repeats, job.clock, tell=job.tell)}
+    return {"rows": benchmark_routers(job.sizes, names, job.repeats, job.clock, log=job.tell)}
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import measure_scaling, verify
+    from torchcaps.bench import benchmark_scaling, verify
     from torchcaps.bench.scaling import QUICK
 
     quick = job.settings.quick
     middle = QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
     impls = tuple(dict.fromkeys(job.settings.impl))
     errors = verify(impls, middle.layer())
-    rows = measure_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
+    rows = benchmark_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
 def _latency(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import measure_latency
+    from torchcaps.bench import benchmark_latency
 
     runs = RUNS_PER_REPEAT * job.repeats
-    return {"rows": measure_latency(job.subject, job.precisions, runs, job.clock, tell=job.tell)}
+    return {"rows": benchmark_latency(job.subject, job.precisions, runs, job.clock, log=job.tell)}
 
 
 def _memory(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import compare_memory
-    from torchcaps.bench.measure import can_measure_memory
+    from torchcaps.bench import benchmark_memory
+    from torchcaps.bench.timing import can_measure_memory
 
     if not can_measure_memory():
         raise UsageError("memory: expected a system that tells the high-water mark of a process in /proc, got another")
     batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
-    return {"rows": compare_memory(job.subject, batches, job.precisions, job.tell)}
+    return {"rows": benchmark_memory(job.subject, batches, job.precisions, job.tell)}
 
 
 PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {
     "step": _step, "layer": _layer, "routers": _routers, "scaling": _scaling, "latency": _latency, "memory": _memory,
 }  # fmt: skip
-
-
-def _machine() -> dict[str, object]:
-    from torchcaps.bench.measure import machine
-
-    return machine()
 
 
 def _check_places(output: Path | None, plots: Path | None) -> None:
@@ -234,7 +218,7 @@ def _check_places(output: Path | None, plots: Path | None) -> None:
 
 
 def _print(found: dict[str, dict[str, Any]], machine: Any) -> None:
-    from torchcaps.bench.measure import cells
+    from torchcaps.bench.timing import cells
 
     for name, part in found.items():
         if len(found) > 1:

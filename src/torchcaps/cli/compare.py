@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from torchcaps.cli.console import UsageError, print_json, print_table, progress_bar
+from torchcaps.cli.console import UsageError, counting, show
 
 
 def compare(
@@ -48,15 +48,11 @@ def compare(
         raise UsageError("runs: expected different run folders, got one of them twice")
     if not 0 < margin < 100:
         raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
-    with progress_bar("evaluating") as bar:
-        task = bar.add_task("")
+    with counting("evaluating") as progress:
         found = compare_folders(
-            runs, others, paired=paired, margin=margin / 100, root=root, device=device,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_table(found.table())
+            runs, others, paired=paired, margin=margin / 100, root=root, device=device, progress=progress
+        )
+    show(json, found.to_dict(), found.table())
+    if not json:
         print(f"\n{found.verdict}")
     return 0

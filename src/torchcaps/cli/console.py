@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,14 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join([first[0] + first[1], *(blank + text for text, blank in others)]).rstrip())
 
 
+def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]]) -> None:
+    """The document where JSON is asked for, else the rows as a table."""
+    if as_json:
+        print_json(document)
+    else:
+        print_table(rows)
+
+
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
@@ -62,3 +70,11 @@ def progress_bar(what: str) -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """The bar as a function of how many are done, and of how many there are."""
+    with progress_bar(what) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

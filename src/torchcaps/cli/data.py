@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import UsageError, print_json, print_table, progress_bar
+from torchcaps.cli.console import UsageError, progress_bar, show
 
 
 def data(
@@ -38,17 +38,13 @@ def _list(json: bool) -> int:
     from torchcaps.data import dataset_info, list_datasets
 
     found = [dataset_info(name) for name in list_datasets()]
-    if json:
-        print_json([
-            {"name": i.name, "title": i.title, "classes": list(i.classes), "image_shape": list(i.image_shape),
-             "train": i.train, "test": i.test, "licence": i.licence, "source": i.source} for i in found
-        ])  # fmt: skip
-        return 0
+    keys = ("name", "title", "classes", "image_shape", "train", "test", "licence", "source")
     rows = [
         (i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title)
         for i in found
     ]
-    print_table([("data set", "image", "train", "test", "classes", "title"), *rows])
+    heads = ("data set", "image", "train", "test", "classes", "title")
+    show(json, [{name: getattr(info, name) for name in keys} for info in found], [heads, *rows])
     return 0
 
 
@@ -57,11 +53,9 @@ def _fetch(name: str, root: Path | None) -> int:
 
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
-
-        def progress(file: str, done: int, total: int | None) -> None:
-            bar.update(task, description=file, completed=done, total=total)
-
-        folder = fetch_dataset(name, root, progress)
+        folder = fetch_dataset(
+            name, root, lambda file, done, total: bar.update(task, description=file, completed=done, total=total)
+        )
     print(folder)
     return 0
 
@@ -70,8 +64,6 @@ def _verify(name: str, root: Path | None, json: bool) -> int:
     from torchcaps.data import verify_dataset
 
     checks = verify_dataset(name, root)
-    if json:
-        print_json([check._asdict() for check in checks])
-    else:
-        print_table([("file", "state", "why"), *((c.file, "ok" if c.ok else "DAMAGED", c.reason) for c in checks)])
+    rows = ((check.file, "ok" if check.ok else "DAMAGED", check.reason) for check in checks)
+    show(json, [check._asdict() for check in checks], [("file", "state", "why"), *rows])
     return 0 if all(check.ok for check in checks) else 1

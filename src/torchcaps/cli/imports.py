@@ -37,7 +37,7 @@ def importing(command: Callable[..., int]) -> Callable[..., int]:
 
     signature = inspect.signature(command)
     flag = inspect.Parameter("modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), flag])
     run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
     del run.__wrapped__  # whose own flags tyro would look at
     return run

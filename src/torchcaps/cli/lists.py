@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcaps.cli.console import print_json, print_table
+from torchcaps.cli.console import show
 
 
 def models(pattern: str = "*", json: bool = False) -> int:
@@ -19,11 +19,9 @@ def models(pattern: str = "*", json: bool = False) -> int:
     from torchcaps.models import list_models, model_passport
 
     passports = {name: model_passport(name) for name in list_models(pattern)}
-    if json:
-        print_json([{"name": name} | asdict(passport) for name, passport in passports.items()])
-        return 0
+    document = [{"name": name} | asdict(passport) for name, passport in passports.items()]
     rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()]
-    print_table([("model", "year", "parameters", "paper", "published"), *rows])
+    show(json, document, [("model", "year", "parameters", "paper", "published"), *rows])
     return 0
 
 
@@ -38,12 +36,7 @@ def recipes(json: bool = False) -> int:
     from torchcaps.training import list_recipes, load_recipe
 
     found = [load_recipe(name) for name in list_recipes()]
-    if json:
-        print_json(
-            [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
-        )
-        return 0
-    print_table(
-        [("recipe", "first row", "data", "title"), *((r.name, r.rows[0].name, r.config.data, r.title) for r in found)]
-    )
+    document = [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
+    rows = [(r.name, r.rows[0].name, r.config.data.name, r.title) for r in found]
+    show(json, document, [("recipe", "first row", "data", "title"), *rows])
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import bench, compare, data, doctor, explore, inspect, lists, measure, report, reproduce, train
+from torchcaps.cli import bench, compare, data, doctor, evaluate, explore, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
@@ -17,10 +18,10 @@ from torchcaps.cli.signals import settle, unwinding
 # One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
-    "evaluate": measure.evaluate,
-    "predict": measure.predict,
-    "reconstruct": inspect.reconstruct,
-    "perturb": inspect.perturb,
+    "evaluate": evaluate.evaluate,
+    "predict": evaluate.predict,
+    "reconstruct": pictures.reconstruct,
+    "perturb": pictures.perturb,
     "compare": compare.compare,
     "report": report.report,
     "explore": explore.explore,
@@ -32,20 +33,39 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "doctor": doctor.doctor,
 }
 
+SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
+
 DESCRIPTION = """Capsule networks: train, evaluate, look inside, predict.
 
 Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digits"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (without the program's name); returns the exit status."""
-    from torchcaps.errors import TorchcapsError, UnknownNameError
+    """Run a command line (without the program's name); returns the exit status.
 
+    As one of several processes that `torchrun` started it ends the process instead.
+    """
     _open_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return _guarded(arguments)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells each process of what DDP found out
+    from torchcaps.ranks import leave
+
+    try:
+        status = _guarded(arguments, _joined(arguments))
+    except SystemExit as end:  # a wrong word, help, or SIGTERM
+        status = int(end.code or 0)
+    leave(status)
+
+
+def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nullcontext()) -> int:  # noqa: B008
+    """The status of a command line, run within `around`; what is expected to go wrong is one sentence."""
+    from torchcaps.errors import TorchcapsError, UnknownNameError
+
     try:
         _check_words(arguments)
-        with unwinding():
+        with unwinding(), around:
             status = tyro.extras.subcommand_cli_from_dict(
                 {name: importing(command) for name, command in COMMANDS.items()},
                 prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
@@ -63,13 +83,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
         settle()
-        print("torchcaps: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
     except BrokenPipeError:  # the reader, such as `head`, went away
         return _without_stdout(1)
     except OSError as error:
         status = _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
         return _without_stdout(status) if error.filename is None else status
+
+
+def _device(arguments: Sequence[str]) -> str:
+    """What `--device` says, which decides how several processes talk to each other."""
+    given = [after for before, after in pairwise(arguments) if before == "--device"]
+    return next((word.partition("=")[2] for word in arguments if word.startswith("--device=")), (given or ["auto"])[0])
+
+
+@contextmanager
+def _joined(arguments: Sequence[str]) -> Iterator[None]:
+    """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_say`)."""
+    from torchcaps.ranks import join, listening
+
+    with join(os.environ, _device(arguments)) as ranks, listening():
+        if arguments and arguments[0] in COMMANDS and arguments[0] not in SHARED:
+            raise UsageError(f"{arguments[0]}: expected one process, got {ranks.world}; start it without torchrun")
+        try:
+            with nullcontext() if ranks.main else _silence():
+                yield
+        except SystemExit as end:
+            if end.code in (0, 2):  # help or a wrong word, for all alike; the end of one would end the others
+                ranks.same(None)
+            raise
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _open_streams() -> None:
@@ -93,8 +142,15 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception | str, status: int) -> int:
-    print(f"torchcaps: error: {' '.join(str(error).split())}", file=sys.stderr)
+    _say(f"error: {' '.join(str(error).split())}")
     return status
+
+
+def _say(text: str) -> None:
+    """Say why it ends; of several processes the one that ends first does so, whichever it is."""
+    ranks = sys.modules.get("torchcaps.ranks")
+    if ranks is None or ranks.joined().first():
+        print(f"torchcaps: {text}", file=sys.stderr)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

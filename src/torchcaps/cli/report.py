@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from torchcaps.cli.console import UsageError, progress_bar, usage
+from torchcaps.cli.console import UsageError, counting, usage
 
 
 def report(
@@ -43,17 +43,11 @@ def report(
         check_range("--diagnose", diagnose, low=0)
         if diagnose == 1:
             raise ValueError("--diagnose: expected 0 or at least 2, got 1")
-    with progress_bar("evaluating") as bar:
-        task = bar.add_task("")
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with counting("evaluating") as progress:
+        how: dict[str, Any] = {"root": root, "device": device, "images": images, "progress": progress}
         if len(runs) == 1:
-            path = write_report(
-                runs[0], output=output, root=root, device=device, images=images, diagnose=diagnose, progress=progress
-            )
+            path = write_report(runs[0], output=output, diagnose=diagnose, **how)
         else:
-            path = write_comparison(runs, output=output, root=root, device=device, images=images, progress=progress)
+            path = write_comparison(runs, output=output, **how)
     print(path)
     return 0

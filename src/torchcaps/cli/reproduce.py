@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from torchcaps.cli.console import note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.signals import noted, settle
+from torchcaps.cli.train import say, telling
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Result
@@ -86,34 +87,15 @@ def _run(
     from torchcaps.reproduce import reproduce
 
     with progress_bar(recipe.name) as bar, noted() as caught:
-        task = bar.add_task("", total=None)
-
-        def listener(entry: dict[str, Any]) -> None:
-            if entry["kind"] == "tick":
-                bar.update(task, completed=entry["step"], total=entry["steps"], description=f"loss {entry['loss']:.4f}")
-            elif entry["kind"] == "epoch":
-                bar.console.print(_epoch_line(entry), highlight=False, markup=False, soft_wrap=True)
-            elif entry["kind"] == "note":
-                bar.console.print(f"warning: {entry['text']}", highlight=False, markup=False, soft_wrap=True)
-
         try:
             return reproduce(
-                recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device, listener=listener,
-                started=lambda name: bar.console.print(name, highlight=False, markup=False, soft_wrap=True),
-                should_stop=lambda: bool(caught),
+                recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device, listener=telling(bar),
+                started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
             )  # fmt: skip
         except training.Interrupted as stop:
             settle()
             note(f"{stop}; the same command continues it")
             return 128 + caught[0]
-
-
-def _epoch_line(entry: dict[str, Any]) -> str:
-    line = f"epoch {entry['epoch']}/{entry['epochs']}  training loss {entry['train_loss']:.4f}"
-    if "val_accuracy" in entry:
-        line += f"  validation accuracy {entry['val_accuracy']:.2%}"
-    warnings = (f"warning: {text}" for text in entry.get("warnings", ()))
-    return "\n".join([f"{line}  {entry['images_per_second']:.0f} images/s", *warnings])
 
 
 def _list(json: bool) -> int:

@@ -1,101 +1,65 @@
-"""From a command line to the configuration of a training run."""
+"""From a command line to the configuration of a training run. The flags are derived from the settings themselves."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_origin
+
+import tyro
 
 from torchcaps.cli.console import UsageError, usage
+from torchcaps.settings import NAMES, TrainConfig, hint_of
 
 if TYPE_CHECKING:
-    from torchcaps.training import RunFolder, TrainConfig
+    from torchcaps.training import RunFolder
+
+POSITIONAL = ("model", "model_options")  # given by other means than a flag of this name
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a command line may change of a recipe; what is not given stays as the recipe has it."""
+def _flag(name: str) -> tuple[str, Any, Any]:
+    """A field of `Settings`: nothing unless the flag is given."""
+    about = NAMES[name][2]
+    flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
+    kind = hint_of(name)
+    if get_origin(kind) is Literal:
+        kind = Literal[tuple(str(word) for word in get_args(kind))]
+    return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)
 
-    data: str | None = None
-    """Name of a data set (`torchcaps data list`), or a path: class folders, .npz, .csv, IDX files, ..."""
-    root: str | None = None
-    """Folder in which a named data set is looked for first."""
-    max_bytes: int | None = None
-    """Memory that the files of the data set may expand to; by default 256 MiB, or 32 times their size on disk."""
-    img_size: tuple[int, int] | None = None
-    """Resize images to this height and width."""
-    crop: int | None = None
-    """Cut windows of this side out of them: anywhere in training, in the middle otherwise."""
-    epochs: int | None = None
-    """Passes over the training images."""
-    epoch_size: int | None = None
-    """Images of an epoch; by default all, once."""
-    per_class: int | None = None
-    """Labelled images of each class to train with; by default all."""
-    batch_size: int | None = None
-    """Images per step; by default 8 to 128, as suits the number of images."""
-    lr: float | None = None
-    """Peak learning rate of Adam."""
-    schedule: Literal["short", "paper", "constant"] | None = None
-    """Learning rate over time."""
-    holdout: float | None = None
-    """Training images kept for validation: a fraction below 1, or a count."""
-    stop_at: float | None = None
-    """End the training at this validation accuracy."""
-    loss: Literal["auto", "margin", "spread", "cross_entropy"] | None = None
-    """auto is what the model's paper has."""
-    reconstruction: float | None = None
-    """Weight of the reconstruction loss; 0 leaves it out."""
-    shift: int | None = None
-    """Largest random shift in pixels."""
-    flip: bool | None = None
-    """Mirror half of the training images."""
-    degrees: float | None = None
-    """Largest random rotation."""
-    zoom: float | None = None
-    """Largest random change of size, as a fraction."""
-    relight: bool | None = None
-    """Vary brightness and contrast."""
-    clip: float | Literal["auto"] | None = None
-    """Largest norm of the gradient; 0 is none, auto is 1 for the margin loss."""
-    precision: Literal["auto", "fp32", "bf16"] | None = None
-    """auto is bf16 where the hardware multiplies it."""
-    device: str | None = None
-    """auto, cpu, cuda, cuda:1, ..."""
-    seed: int | None = None
-    """Of weights, order, augmentation and split."""
-    checkpoint_every: int | None = None
-    """Steps between checkpoints."""
+
+if TYPE_CHECKING:
+    Settings = Any
+else:
+    # What a command line may change of a recipe; what is not given stays as the recipe has it.
+    Settings = make_dataclass("Settings", [_flag(name) for name in NAMES if name not in POSITIONAL], frozen=True)
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line.
 
     Raises:
-        UsageError: for a value out of range or an option that is not name=value.
+        UsageError: for a value out of range, or an option that is not name=value.
         UnknownNameError: for a name that is neither.
         RunError: for a recipe file that cannot be read as one.
     """
     from torchcaps import models, plugins, training
 
     if recipe_or_model in models.list_models():
-        config: training.Config = training.TrainConfig(model=recipe_or_model)
+        config = TrainConfig.of(model=recipe_or_model)
     elif recipe_or_model in training.list_recipes() or recipe_or_model.endswith(".toml"):
         config = training.load_recipe(recipe_or_model).config
     else:
         known = [*models.list_models(), *training.list_recipes()]
         raise plugins.unknown("recipe or model", recipe_or_model, known)
-    if not isinstance(config, training.TrainConfig):
-        raise UsageError(f"{recipe_or_model}: trains no classifier; run it with torchcaps reproduce {recipe_or_model}")
     with usage():
-        return config.updated(**vars(settings), model_options=config.model_options | _options(option))
+        return config.updated(**vars(settings), model_options=config.model.options | _options(option))
 
 
 def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> Path:
     """runs/NAME, or runs/NAME-2, ...: the newest that exists when resuming, else the first free one."""
     stem = Path(recipe_or_model).stem
-    data = Path(config.data).name.split(".")[0]
+    data = Path(config.data.name).name.split(".")[0]
     name = stem if data in stem or stem.endswith(data.split("-")[0]) else f"{stem}-{data}"
     taken, number = Path("runs") / name, 2
     folder = taken
@@ -113,13 +77,12 @@ def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, opt
     """
     from torchcaps.training.run_folder import MOVABLE
 
-    kept = run.config()
-    given = {name: value for name, value in vars(settings).items() if value is not None and name not in MOVABLE}
-    for name, value in given.items():
-        _refuse_change(run, f"--{name.replace('_', '-')}", getattr(kept, name), value)
+    kept, now = run.config().flat(), config.flat()
+    for name in (name for name, value in vars(settings).items() if value is not None and name not in MOVABLE):
+        _refuse_change(run, f"--{name.replace('_', '-')}", kept[name], now[name])
     for name, value in _options(option).items():
-        _refuse_change(run, f"--option {name}", kept.model_options.get(name, "none"), value)
-    _refuse_change(run, "recipe or model", kept.model, config.model)
+        _refuse_change(run, f"--option {name}", kept["model_options"].get(name, "none"), value)
+    _refuse_change(run, "recipe or model", kept["model"], now["model"])
 
 
 def _refuse_change(run: RunFolder, what: str, kept: object, given: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPING = b"stopping after this step; the state will be saved (once more: stop at once)\n"
+STOPPING = "stopping after this step; the state will be saved"
 
 
 @contextmanager
@@ -35,16 +35,23 @@ def at_once() -> Iterator[None]:
 
 
 @contextmanager
-def noted() -> Iterator[list[int]]:
-    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once."""
+def noted(rank: int | None = None) -> Iterator[list[int]]:
+    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
+
+    Args:
+        rank: of this process among several; None for one alone. Among several a second changes nothing: `torchrun`
+            sends what they have got from the terminal already. SIGTERM is noted in silence: it also means a lost one.
+    """
     caught: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        if caught:
+        if caught and rank is None:
             settle()
             raise SystemExit(128 + number)
+        if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
+            again = " (once more: stop at once)" if rank is None else ""
+            os.write(2, f"{STOPPING}{again}\n".encode())  # a handler may come in the middle of another print
         caught.append(number)
-        os.write(2, STOPPING)  # a handler may come in the middle of another print
 
     with _handling(note, signal.SIGINT, signal.SIGTERM):
         yield caught

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +16,8 @@ from torchcaps.cli.settings import Settings, check_unchanged, default_folder, re
 from torchcaps.cli.signals import noted, settle
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from torchcaps.training import RunFolder, TrainConfig
 
 
@@ -43,22 +47,18 @@ def train(
         json: Print the evaluation as JSON.
     """
     from torchcaps import training
+    from torchcaps.ranks import joined
     from torchcaps.training.environment import check_threads
-    from torchcaps.training.run_folder import MOVABLE
 
     if threads is not None:
         with usage():
             check_threads("--threads", threads)
-    config = resolve(recipe_or_model, settings, option)
-    folder = output if output is not None else default_folder(config, recipe_or_model, resume)
-    if resume and not (folder / "config.json").exists():
-        note(f"{folder}: nothing to resume; starting")
-        resume = False
+    ranks, config = joined(), resolve(recipe_or_model, settings, option)
+    folder, resume = ranks.same(_where(config, recipe_or_model, output, resume))
     run = training.RunFolder(folder)
     if resume:
         check_unchanged(run, config, settings, option)
-        config = run.config().updated(**{name: getattr(settings, name) for name in MOVABLE})
-    else:
+    elif ranks.main:
         training.RunFolder.fresh(folder)
         _check_test_images(config)
     _set_threads(threads, run if resume else None)
@@ -69,11 +69,21 @@ def train(
     return status or _finish(run, config, json)
 
 
+def _where(config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool) -> tuple[Path, bool]:
+    """The run folder, and whether there is a run in it to go on with."""
+    folder = output if output is not None else default_folder(config, recipe_or_model, resume)
+    if resume and not (folder / "config.json").exists():
+        note(f"{folder}: nothing to resume; starting")
+        return folder, False
+    return folder, resume
+
+
 def _check_test_images(config: TrainConfig) -> None:
     """Fail before the training, not after it, if the images of the evaluation at its end cannot be read."""
     from torchcaps.data import load_dataset
 
-    load_dataset(config.data, "test", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
+    data = config.data
+    load_dataset(data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
 
 
 def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
@@ -91,44 +101,56 @@ def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
     from torchcaps import plugins, training
+    from torchcaps.ranks import joined
 
-    with progress_bar("training") as bar, noted() as caught:
-        task = bar.add_task("", total=None)
-
-        def listener(row: dict[str, Any]) -> None:
-            if row["kind"] == "tick":
-                bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
-            elif row["kind"] == "epoch":
-                bar.console.print(_epoch_line(row), highlight=False, markup=False, soft_wrap=True)
-            elif row["kind"] == "note":
-                bar.console.print(f"warning: {row['text']}", highlight=False, markup=False, soft_wrap=True)
-
+    ranks = joined()
+    with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
         try:
-            training.train(config, folder, resume=resume, listener=listener, should_stop=lambda: bool(caught))
+            training.train(config, folder, resume=resume, listener=telling(bar), should_stop=lambda: bool(caught))
         except training.Interrupted as stop:
             settle()
-            again = f"torchcaps train {config.model} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
+            again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
-            return 128 + caught[0]
+            return 128 + (caught or [signal.SIGINT])[0]  # another process may be the one that was asked
         except training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
 
 
-def _epoch_line(row: dict[str, Any]) -> str:
-    line = (
-        f"epoch {row['epoch']}/{row['epochs']}  training: margin loss {row['train_margin']:.4f}, "
-        f"accuracy {row['train_accuracy']:.2%}  validation: margin loss {row['val_loss']:.4f}, "
-        f"accuracy {row['val_accuracy']:.2%}  {row['images_per_second']:.0f} images/s"
-    )
-    return "\n".join([line, *(f"warning: {text}" for text in row["warnings"])])
+def say(bar: Progress, line: str) -> None:
+    """A line above the bar."""
+    bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
+    """A listener of a training: its steps move the bar; epochs and warnings are lines above it."""
+    task = bar.add_task("", total=None)
+
+    def listener(row: dict[str, Any]) -> None:
+        if row["kind"] == "tick":
+            bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
+        elif row["kind"] in ("epoch", "note"):
+            say(bar, epoch_line(row) if row["kind"] == "epoch" else f"warning: {row['text']}")
+
+    return listener
+
+
+def epoch_line(row: dict[str, Any]) -> str:
+    """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: loss ...  350 images/s`, and warnings."""
+    parts = [f"epoch {row['epoch']}/{row['epochs']}"]
+    for title, start in (("training", "train_"), ("validation", "val_")):
+        found = [(name.removeprefix(start), value) for name, value in row.items() if name.startswith(start)]
+        words = [f"{n.replace('_', ' ')} {f'{v:.2%}' if n == 'accuracy' else f'{v:.4f}'}" for n, v in found]
+        parts.append(f"{title}: {', '.join(words)}")
+    parts.append(f"{row['images_per_second']:.0f} images/s")
+    return "\n".join(["  ".join(parts), *(f"warning: {text}" for text in row["warnings"])])
 
 
 def _finish(run: RunFolder, config: TrainConfig, json: bool) -> int:
     """Evaluate on the test images, once; write figures and plots; print the table."""
     from torchcaps import report
 
-    evaluation = report.finish_run(run, device=config.device, root=config.root)
+    evaluation = report.finish_run(run, device=config.run.device, root=config.data.root)
     if json:
         print_json(evaluation.to_dict() | {"run": str(run.path)})
     else:

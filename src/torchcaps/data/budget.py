@@ -1,6 +1,6 @@
-"""The door that every reader goes through: what a file may cost, and which errors come out.
+"""What a file may cost in memory, and which errors come out of a reader.
 
-A file may claim sizes that it does not hold, expand to a thousand times its own size, or never end. So every size is
+A file may state sizes that it does not hold, expand to a thousand times its own size, or never end. So every size is
 counted here before it is allocated, streams are decompressed piece by piece, and only regular files are opened.
 Without `max_bytes` a set may take `FLOOR` bytes of memory, or `RATIO` times what its files take on disk, whichever is
 more; so may each file that expands.
@@ -18,45 +18,41 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, ParamSpec, Self, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 from torchcaps.errors import DataError, TorchcapsError, check_range, check_regular
 
 FLOOR = 256 << 20
 RATIO = 32
 BLOCK = 4096  # what the smallest file takes on disk
-CHUNK = 1 << 20  # bytes decompressed at a time
+CHUNK = 1 << 20  # bytes decompressed, and characters of a line read, at a time
+LINE_COST = 512  # bytes of memory that is made of a line of text
 PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass
 class Budget:
-    """What the files of one set take on disk, and what has been asked for to hold them."""
+    """What files take on disk, and the memory that has been asked for to hold them, in bytes."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self.max_bytes, self.stored, self.spent = max_bytes, 0, 0
+    max_bytes: int | None = None
+    stored: int = 0
+    spent: int = 0
 
-    def most(self, stored: int) -> int:
-        """The bytes of memory that `stored` bytes on disk may expand to."""
-        return max(FLOOR, RATIO * stored) if self.max_bytes is None else self.max_bytes
-
-    def check(self, what: str, spent: int, stored: int) -> None:
-        """Refuse `spent` bytes of memory for `stored` bytes on disk where that is too much.
-
-        Raises:
-            DataError: it is.
-        """
-        most = self.most(stored)
-        if spent > most:
+    def spend(self, what: str, count: int) -> None:
+        """Count bytes of memory; DataError where they are too much for what is stored."""
+        self.spent += count
+        most = max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
+        if self.spent > most:
             raise DataError(
-                f"{what} asks for more than the {most / 2**20:,.0f} MiB of memory allowed for {stored / 2**20:,.2f} "
-                "MiB on disk; give max_bytes (--max-bytes in training) to allow more"
+                f"{what} asks for more than the {most / 2**20:,.0f} MiB of memory allowed for "
+                f"{self.stored / 2**20:,.2f} MiB on disk; give max_bytes (--max-bytes in training) to allow more"
             )
 
 
@@ -68,16 +64,16 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 def reading(
     where: Path | str, max_bytes: int | None = None, wrong: str = "cannot be read", *, fresh: bool = False
 ) -> Iterator[None]:
-    """Everything read inside belongs to one budget; whatever goes wrong comes out as a DataError of one line.
+    """Count all that is read inside in one budget, and turn any exception into a DataError of one line.
 
     Args:
         where: what the error names.
-        max_bytes: memory that all of it may take, at least 1; None is by its size on disk (see above).
-        wrong: what the error says of it.
-        fresh: begin a budget of its own, even inside another.
+        max_bytes: memory that all of it may take, at least 1; None derives it from the size on disk (see above).
+        wrong: what the error says about it.
+        fresh: start a new budget even inside another one.
 
     Raises:
-        DataError: for any exception inside that is none of the library's, with that one as its cause.
+        DataError: for any exception inside that is not the library's own; that one is kept as the cause.
     """
     if max_bytes is not None:
         check_range("max_bytes", max_bytes, low=1)
@@ -113,20 +109,17 @@ def door(reader: Callable[P, T]) -> Callable[P, T]:
 
 
 def spend(what: str, count: int, path: Path | str | None = None) -> None:
-    """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from.
-
-    Raises:
-        DataError: they are more than the set may take.
+    """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from;
+    DataError where they are more than the set may take.
     """
     budget = _current.get()
     if budget is not None:
         budget.stored += 0 if path is None else _on_disk(os.stat(path))
-        budget.spent += count
-        budget.check(what, budget.spent, budget.stored)
+        budget.spend(what, count)
 
 
-class Source:
-    """A regular file, decompressed on the way where it begins as gzip, bzip2 or xz do.
+class Source(io.BufferedIOBase):
+    """A regular file, decompressed while it is read where it begins as gzip, bzip2 or xz do; used inside `reading`.
 
     Attributes:
         packed: whether it is decompressed.
@@ -134,80 +127,63 @@ class Source:
         size: its length in bytes.
 
     Raises:
-        DataError: it cannot be opened, or is a folder, a FIFO or a device.
+        OSError: it cannot be opened, or is a folder, a FIFO or a device.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._it, self._budget = path, f"{path}: it", _current.get() or Budget()
-        try:
-            check_regular(path)
-            self.file = path.open("rb")
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self.path = path
+        check_regular(path)
+        self.file = path.open("rb")
         about = os.fstat(self.file.fileno())
-        self.size, self._stored, self._spent, self._reached = about.st_size, _on_disk(about), 0, 0
-        self._budget.stored += self._stored
+        self.size, self._reached = about.st_size, 0
+        total = _current.get() or Budget()
+        total.stored += _on_disk(about)
+        self._budgets = Budget(total.max_bytes, _on_disk(about)), total
         start = self.file.peek(8)
         unpack = next((kind for magic, kind in PACKED.items() if start.startswith(magic)), None)
         self.packed = unpack is not None
         self._stream: IO[bytes] = unpack(self.file) if unpack is not None else self.file
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
+    def close(self) -> None:
+        """Close the file."""
+        if hasattr(self, "file"):  # Python closes what could not be opened too
+            self.file.close()
+        super().close()
 
     def claim(self, count: int) -> None:
-        """Count bytes of memory that are about to be allocated for what is in this file.
-
-        Raises:
-            DataError: they are more than the file, or the set, may take.
-        """
-        self._spent += count
-        self._budget.spent += count
-        self._budget.check(self._it, self._spent, self._stored)
-        self._budget.check(self._it, self._budget.spent, self._budget.stored)
+        """Count bytes of memory that are about to be allocated; DataError where file or set takes too much."""
+        for budget in self._budgets:
+            budget.spend(f"{self.path}: it", count)
 
     def take(self, count: int) -> bytearray:
-        """The next `count` bytes, fewer where it ends before.
-
-        Raises:
-            DataError: its stream is damaged or cut short, or that is more than the file may take.
-        """
+        """The next `count` bytes, fewer where it ends before; DataError as for `claim` and for a damaged stream."""
         self.claim(count if self.packed else min(count, self.size))
-        data = bytearray()
-        while len(data) < count and (piece := self._piece(min(CHUNK, count - len(data)))):
-            data += piece
-        return data
+        return drained(self._piece, count)
 
     def exactly(self, count: int, asked: str) -> bytearray:
-        """The next `count` bytes, behind which it ends; `asked` says in the error who asks for them.
-
-        Raises:
-            DataError: as `take`; or they are not there, or not all.
-        """
+        """The next `count` bytes, after which it must end; `asked` says in the error who asks for them."""
         left = count if self.packed else self.size - self.file.tell()
         data = self.take(count) if left == count else bytearray()
-        found: int | str = len(data) if left == count else left
-        if found == count and self._piece(1):
-            found = "more"
-        if found != count:
-            what = "truncated" if isinstance(found, int) and found < count else "too long"
-            raise DataError(f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {found}")
+        found = len(data) if left == count else left
+        more = found == count and self._piece(1)
+        if found != count or more:
+            what = "truncated" if found < count else "too long"
+            got = "more" if more else found
+            raise DataError(f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {got}")
         return data
 
     def pieces(self) -> Iterator[bytes]:
-        """All that follows, piece by piece.
-
-        Raises:
-            DataError: as `take`.
-        """
+        """All that follows, piece by piece."""
         while piece := self._piece(CHUNK):
             self.claim(len(piece))
             yield piece
+
+    def rest(self) -> bytearray:
+        """All that follows."""
+        data = bytearray()
+        for piece in self.pieces():
+            data += piece
+        return data
 
     def _piece(self, count: int) -> bytes:
         try:
@@ -216,25 +192,23 @@ class Source:
             raise DataError(f"{self.path}: truncated gzip file, it ends before its data does") from None
         except (zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise DataError(f"{self.path}: damaged gzip file ({error})") from None
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
-    # What follows is what tarfile asks of a file: every byte that it goes over is counted once.
+    # tarfile uses the methods below. Every byte that it passes over in a compressed file is counted once.
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int | None = -1) -> bytes:
         """`count` bytes of the stream."""
-        if count < 0:
+        if count is None or count < 0:
             raise DataError(f"{self.path}: damaged, a size in it is negative")
         self._reach(self.tell() + count)
         return self._stream.read(count)
 
-    def seek(self, place: int) -> int:
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place of the stream."""
         self._reach(place)
-        return self._stream.seek(place)
+        return self._stream.seek(place, whence)
 
     def tell(self) -> int:
-        """The place of the stream."""
+        """The place in the stream."""
         return self._stream.tell()
 
     def _reach(self, place: int) -> None:
@@ -243,31 +217,30 @@ class Source:
             self._reached = place
 
 
+def drained(read: Callable[[int], bytes], count: int) -> bytearray:
+    """The next `count` bytes that `read` gives, fewer where it ends before; room is made as they come."""
+    data = bytearray()
+    while len(data) < count and (piece := read(min(CHUNK, count - len(data)))):
+        data += piece
+    return data
+
+
 def _on_disk(about: os.stat_result) -> int:
-    """What a file takes on disk; holes of a sparse file count nothing, where the system says so."""
+    """Bytes that a file takes on disk; holes of a sparse file do not count, where the system reports them."""
     blocks = getattr(about, "st_blocks", 0) * 512
     return max(BLOCK, min(about.st_size, blocks) if blocks else about.st_size)
 
 
+@door
 def read_bytes(path: Path) -> bytearray:
-    """The bytes of a file, decompressed when they begin as gzip does.
-
-    Raises:
-        DataError: it cannot be read, expands to too much, or its stream is damaged or cut short.
-    """
-    data = bytearray()
+    """The bytes of a file, decompressed where it begins as gzip does; DataError where it is damaged or too large."""
     with Source(path) as source:
-        for piece in source.pieces():
-            data += piece
-    return data
+        return source.rest()
 
 
+@door
 def sha256(path: Path) -> str:
-    """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits.
-
-    Raises:
-        DataError: as `read_bytes`.
-    """
+    """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits; DataError as for `read_bytes`."""
     digest = hashlib.sha256()
     with Source(path) as source:
         for piece in source.pieces():
@@ -275,20 +248,11 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def text_lines(source: Source, longest: int = CHUNK, cost: int = 512) -> Iterator[str]:
-    """The lines of a text file in UTF-8, each counted for what is made of it.
-
-    Args:
-        source: the file.
-        longest: characters of a line.
-        cost: bytes of memory that a line takes.
-
-    Raises:
-        DataError: a longer line, or more lines than the file may take.
-    """
+def text_lines(source: Source) -> Iterator[str]:
+    """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes of memory."""
     with io.TextIOWrapper(source.file, encoding="utf-8-sig", newline="") as text:
-        while line := text.readline(longest):
-            if len(line) == longest:
-                raise DataError(f"{source.path}: a line has {longest:,} characters or more")
-            source.claim(cost)
+        while line := text.readline(CHUNK):
+            if len(line) == CHUNK:
+                raise DataError(f"{source.path}: a line has {CHUNK:,} characters or more")
+            source.claim(LINE_COST)
             yield line

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
+from torchcaps.data.pixels import check_floats, to_float
 from torchcaps.data.split import holdout
 from torchcaps.errors import DataError, UnknownNameError, named_shape
 
@@ -18,12 +19,8 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch to train on.
-
-    Attributes:
-        images: `[batch, channels, height, width]` float32 in [0, 1].
-        labels: `[batch]` classes, or `[batch, k]` where each image shows k of them.
-        singles: `[batch, k, channels, height, width]`, what each of the k looks like alone; None for one label.
+    """A batch to train on: float images in [0, 1]; the class of each, or the k classes that it shows; and, for several,
+    what each of the k looks like alone.
     """
 
     images: Float[Tensor, "batch channels height width"]
@@ -98,12 +95,11 @@ class ImageSet:
         """Number of classes, whether or not each has an image here."""
         return len(self.classes)
 
-    def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        index = self._index(indices)
         factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
-        labels = self.labels[index.to(self.labels.device)]
-        return replace(self, images=self.images[index], labels=labels, factors=factors)
+        return replace(self, images=self.images[index], labels=self.labels[index], factors=factors)
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """(what stays, what is held out): the same share of every class, and no `group` on both sides.
@@ -119,6 +115,16 @@ class ImageSet:
         kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
         return self.subset(kept), self.subset(held)
 
+    def singles(self, indices: Tensor | Sequence[int]) -> Shaped[Tensor, "m k channels height width"] | None:
+        """What each of the k classes of an image looks like alone, as the images are; None where that is not known."""
+        del indices
+        return None
+
+    @property
+    def draws(self) -> Int64[Tensor, " n"] | None:
+        """Images with the same number are no independent draws, as composites of one digit; None where all are."""
+        return None
+
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """The images at `indices` to train on, and their labels; sets that are made on-line make them anew.
 
@@ -127,10 +133,10 @@ class ImageSet:
             generator: where what is made anew is drawn from, such as places and partners.
         """
         del generator
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        index = self._index(indices)
         return Drawn(self.float_images(index), self.labels[index])
 
-    def to(self, device: torch.device | str) -> ImageSet:
+    def to(self, device: torch.device | str) -> Self:
         """The set with its images and labels on `device`; factors stay where they are."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
@@ -139,10 +145,10 @@ class ImageSet:
 
         A set of floats gives its own tensor when `indices` is None, not a copy.
         """
-        images = self.images
-        if indices is not None:
-            images = images[torch.as_tensor(indices, dtype=torch.int64, device=images.device)]
-        return images.float().div_(255) if images.dtype == torch.uint8 else images
+        return to_float(self.images if indices is None else self.images[self._index(indices)])
+
+    def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
+        return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
 
 
 def _check_images(name: str, images: Tensor) -> None:
@@ -150,20 +156,9 @@ def _check_images(name: str, images: Tensor) -> None:
         raise DataError(f"{name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, images.shape)}")
     if len(images) == 0:
         raise DataError(f"{name}: there are no images")
-    if images.dtype == torch.uint8:
-        return
-    if images.dtype != torch.float32:
+    if images.dtype not in (torch.uint8, torch.float32):
         raise DataError(f"{name}: expected images of type uint8 or float32, got {images.dtype}")
-    low, high = images.aminmax()
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise DataError(f"{name}: {_first_bad_image(images)} holds NaN or infinite pixels")
-    if low < 0 or high > 1:
-        raise DataError(f"{name}: expected float pixels in [0, 1], got {low:g} to {high:g}")
-
-
-def _first_bad_image(images: Tensor) -> str:
-    bad = ~images.flatten(1).isfinite().all(dim=1)
-    return f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
+    check_floats(name, images)
 
 
 def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...]) -> None:
@@ -189,10 +184,6 @@ def check_count(where: str, classes: int) -> None:
 
 
 def numbered(where: str, largest: int) -> tuple[str, ...]:
-    """The names of classes that are numbers, "0" to `largest`.
-
-    Raises:
-        DataError: there are more than a set may have.
-    """
+    """The names of classes that are numbers, "0" to `largest`; DataError where a set may not have so many."""
     check_count(where, largest + 1)
     return tuple(str(label) for label in range(largest + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.images import decode_image, is_grey
+from torchcaps.data.images import ImageSource, decode_image, is_grey
+from torchcaps.data.pixels import Size, to_channels
 from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
@@ -20,7 +21,7 @@ MOST_DIGITS = 300
 
 @dataclass(frozen=True)
 class Entry:
-    """One image to read: its file (a path, or a name inside an archive), its class, its split where one is given."""
+    """An image to read: its file (a path, or a name in an archive), its class, its split where one is given."""
 
     file: str
     label: str
@@ -42,11 +43,6 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
 
     Where entries carry no split of their own, 20 % of each class (at least one image of two or more) are the test
     split, chosen by `holdout` with seed 0 from the files in natural order.
-
-    Args:
-        name: the set's name or path, for errors.
-        entries: all images of the set, either all with a split or all without.
-        split: "train" or "test".
 
     Returns:
         (entries of the split, names of all classes, labels `[n]` int64).
@@ -74,38 +70,43 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
 
 
 def read_entries(
-    name: str, entries: Sequence[Entry], split: str, img_size: int | tuple[int, int] | None, in_chans: int | None
+    name: str,
+    entries: Sequence[Entry],
+    split: str,
+    img_size: Size,
+    in_chans: int | None,
+    contents: Callable[[str], ImageSource] = str,
+    where: str = "",
 ) -> ImageSet:
-    """Read the images of one split from disk.
+    """Read the images of one split.
 
     Args:
         name: the set's name.
-        entries: all images of the set; their files are paths.
-        split: "train" or "test".
-        img_size: (height, width) or one side of a square; None demands that all images have one size.
-        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+        entries: all images of the set, in the order in which they are best read.
+        split, img_size, in_chans: as for `read_folder`.
+        contents: what an entry's file holds; by default the file is a path.
+        where: stands before a file in errors.
 
     Raises:
         DataError: as `select` and `decode_image`; or sizes differ and no `img_size` is given.
     """
     chosen, classes, labels = select(name, entries, split)
-    if in_chans is None:
-        in_chans = 1 if all(is_grey(e.file) for e in entries) else 3
-    pixels = [decode_image(e.file, img_size, in_chans) for e in chosen]
-    return ImageSet(stack_images(name, chosen, pixels), labels, classes, name)
-
-
-def stack_images(name: str, entries: Sequence[Entry], pixels: Sequence[Tensor]) -> Tensor:
-    """Images `[channels, height, width]` of one size as one tensor `[n, channels, height, width]`.
-
-    Raises:
-        DataError: two images differ in size; the message names one of each and says what to do.
-    """
-    first = pixels[0].shape[1:]
-    for entry, image in zip(entries, pixels, strict=True):
+    wanted, channels = {entry.file for entry in chosen}, in_chans or 1
+    decoded: dict[str, Tensor] = {}
+    for file in dict.fromkeys(entry.file for entry in entries):
+        # One colour image decides the channels of both splits: until one is found, every header counts.
+        undecided = in_chans is None and channels == 1
+        if file in wanted or undecided:
+            data, label = contents(file), f"{where}{file}"
+            channels = 3 if undecided and not is_grey(data, label) else channels
+            if file in wanted:
+                decoded[file] = decode_image(data, img_size, in_chans, name=label)
+    first = decoded[chosen[0].file].shape[1:]
+    for file, image in decoded.items():
         if image.shape[1:] != first:
             raise DataError(
-                f"{name}: images differ in size ({Path(entries[0].file).name} is {first[0]} × {first[1]}, "
-                f"{entry.file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
+                f"{name}: images differ in size ({Path(chosen[0].file).name} is {first[0]} × {first[1]}, "
+                f"{file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
             )
-    return torch.stack(list(pixels))
+    images = torch.stack([to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen])
+    return ImageSet(images, labels, classes, name)

@@ -9,31 +9,25 @@ from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, natural, read_entries
 from torchcaps.data.images import SUFFIXES, is_image_name
+from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError
 
 
 @door
 def read_folder(
-    root: str | Path,
-    split: str = "train",
-    *,
-    img_size: int | tuple[int, int] | None = None,
-    in_chans: int | None = None,
+    root: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
 ) -> ImageSet:
     """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
 
     Classes and files come in natural order ("2" before "10"). Hidden files, and files that are not images by their
-    ending, are passed over. Without a level train/ and test/, 20 % of each class are the test split: the files of a
+    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split: the files of a
     class in natural order, permuted by `holdout` with seed 0. See `decode_image` for how pixels are read.
 
     Args:
         root: the folder; its name becomes the set's.
         split: "train" or "test".
-        img_size: (height, width) or one side of a square to resize to; None demands that all have one size.
+        img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
         in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
-
-    Returns:
-        uint8 images `[n, channels, height, width]`.
 
     Raises:
         DataError: no class folders, one class only, an empty class, an unreadable image, or mixed sizes.

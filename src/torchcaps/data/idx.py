@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data.budget import Source, door
+from torchcaps.data._registry import DatasetInfo, dataset_info, list_datasets, register_dataset, register_format
+from torchcaps.data.budget import Source, door, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
 from torchcaps.errors import DataError
 
@@ -89,7 +90,9 @@ def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] |
         raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
     if len(images) != len(labels):
         raise DataError(f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}")
-    classes = classes or _numbered(folder, labels)
+    if classes is None:
+        training = find_idx(folder, "train", "labels")
+        classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
     check_labels(str(labels_path), labels.long(), classes)
     images = images.unsqueeze(1) if images.ndim == 3 else images
     return ImageSet(images, labels.long(), classes, name)
@@ -103,7 +106,22 @@ def _require(folder: Path, split: str, kind: str) -> Path:
     return path
 
 
-def _numbered(folder: Path, labels: Tensor) -> tuple[str, ...]:
-    training = find_idx(folder, "train", "labels")
-    known = read_idx(training) if training else labels
-    return numbered(str(folder), int(known.max()))
+register_format(
+    "a folder of IDX files", holds_idx, lambda path, split, *_: read_idx_set(path, split, path.resolve().name)
+)
+
+
+def register_idx(info: DatasetInfo) -> None:
+    """Register a named set of four IDX files; files of another named set under the same names are refused."""
+
+    @register_dataset(info)
+    def read(folder: Path, split: str) -> ImageSet | None:
+        if not holds_idx(folder):
+            return None
+        labels = find_idx(folder, split, "labels")
+        if labels is not None:
+            file, digest = f"{STEMS[split]}-labels-idx1-ubyte", sha256(labels)
+            for other in map(dataset_info, list_datasets()):
+                if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(file):
+                    raise DataError(f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}")
+        return read_idx_set(folder, split, info.name, info.classes)

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from torchcaps.data.budget import spend
-from torchcaps.data.pixels import deep_to_bytes, fit_images, size_pair, to_channels
+from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DataError, check_regular
 
 # All that is ever opened, whatever a file is called: others run programs (EPS) or are seldom looked after.
@@ -33,7 +33,7 @@ ImageSource = str | Path | bytes | Image.Image
 
 def decode_image(
     source: ImageSource,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: Size = None,
     in_chans: int | None = None,
     *,
     name: str | None = None,
@@ -47,7 +47,7 @@ def decode_image(
         source: a path, the bytes of a file, or a Pillow image.
         img_size: (height, width) or one side of a square to resize to; None keeps the image's own.
         in_chans: 1 or 3; None gives 1 for a grey image and 3 for a colour one.
-        name: what to call the image in errors; None takes the path.
+        name: of the image in errors; None takes the path.
 
     Returns:
         uint8 `[channels, height, width]`, 0..255.
@@ -66,11 +66,7 @@ def decode_image(
 
 
 def is_grey(source: ImageSource, name: str | None = None) -> bool:
-    """Whether an image is stored as grey, told from its header without decoding it.
-
-    Raises:
-        DataError: absent or unreadable.
-    """
+    """Whether an image is stored as grey, told from its header; DataError where it is absent or unreadable."""
     with opened(source, name) as image:
         return _is_grey(image)
 

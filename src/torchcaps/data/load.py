@@ -1,4 +1,4 @@
-"""`load_dataset`: one door to every data set, by name or by path."""
+"""`load_dataset`: every data set, by name or by path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcaps import plugins
-from torchcaps.data._registry import Passport, dataset_info, dataset_reader, list_datasets
+from torchcaps.data._registry import DatasetInfo, _formats, dataset_reader, list_datasets, origin
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.formats import read_path
-from torchcaps.data.pixels import fit_images
+from torchcaps.data.folder import read_folder
+from torchcaps.data.pixels import Size, fit_images
 from torchcaps.errors import DataError
 
 SPLITS = ("train", "test")
@@ -21,7 +21,7 @@ def load_dataset(
     split: str = "train",
     root: str | Path | None = None,
     *,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: Size = None,
     in_chans: int | None = None,
     cache_dir: str | Path | None = None,
     max_bytes: int | None = None,
@@ -32,8 +32,8 @@ def load_dataset(
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
             train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files, of CIFAR-10 batches, of
             smallNORB's, SVHN's or affNIST's `.mat` files or of GTSRB's tracks, an `.npz`, an `.npy` beside its labels,
-            or a `.csv` of files and labels. A name wins over a path of the same spelling; write `./mnist` for the
-            path.
+            a `.csv` of files and labels, or of a format added by `register_format`. A name wins over a path of the
+            same spelling; write `./mnist` for the path.
         split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
             same way (see `holdout`).
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
@@ -53,21 +53,26 @@ def load_dataset(
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
-    with reading(str(name_or_path), max_bytes, fresh=True):
-        if str(name_or_path) in list_datasets():
-            found = _read_named(str(name_or_path), split, root, cache_dir)
-            return replace(found, images=fit_images(found.images, img_size, in_chans))
-        path = Path(name_or_path).expanduser()
-        if not path.exists():
-            _refuse(name_or_path)
-        return read_path(path, split, img_size=img_size, in_chans=in_chans)
-
-
-def _refuse(name_or_path: str | Path) -> None:
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
-        raise DataError(f"{text}: no such file or folder, and no data set of this name")
-    raise plugins.unknown("data set", text, list_datasets())
+    with reading(text, max_bytes, fresh=True):
+        if text in list_datasets():
+            found = _read_named(text, split, root, cache_dir)
+        elif (path := Path(name_or_path).expanduser()).exists():
+            found = _read_path(path, split, img_size, in_chans)
+        elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
+            raise DataError(f"{text}: no such file or folder, and no data set of this name")
+        else:
+            raise plugins.unknown("data set", text, list_datasets())
+        return replace(found, images=fit_images(found.images, img_size, in_chans))
+
+
+def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> ImageSet:
+    for holds, read in reversed(_formats.values()):
+        if holds(path):
+            return read(path, split, img_size, in_chans)
+    if path.is_dir():
+        return read_folder(path, split, img_size=img_size, in_chans=in_chans)
+    raise DataError(f"{path}: not a data set; expected a folder of class folders, {', '.join(_formats)}")
 
 
 def default_cache_dir() -> Path:
@@ -75,27 +80,24 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
-    """Every folder in which a named set is looked for, in order: root, cache, system folders.
+def cache_folder(cache_dir: str | Path | None) -> Path:
+    """The cache folder: `cache_dir`, or the default one where it is None."""
+    return default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
 
-    Raises:
-        UnknownNameError: no data set has this name.
-    """
-    info = dataset_info(name)
-    if info.made_from is not None:
-        return places(info.made_from, root, cache_dir)
+
+def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
+    """Every folder in which a named set is looked for, in order: root, cache, system folders."""
+    info = origin(name)
     if info.embedded is not None:
         return [info.embedded]
-    cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     found = []
     if root is not None:
         base = Path(root).expanduser()
-        found += _below(base, info)
-        found += [*(base / folder for folder in info.folders), base]
-    return [*found, *_below(cache, info), *info.system_folders]
+        found = [*_below(base, info), *(base / folder for folder in info.folders), base]
+    return [*found, *_below(cache_folder(cache_dir), info), *info.system_folders]
 
 
-def _below(base: Path, info: Passport) -> list[Path]:
+def _below(base: Path, info: DatasetInfo) -> list[Path]:
     own = base / info.name
     return [own, *(own / folder for folder in info.folders)]
 
@@ -111,8 +113,6 @@ def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str |
 
 def not_found(name: str, looked: list[Path]) -> DataError:
     """The error for a named set that is in none of the places looked at."""
-    where = ", ".join(str(place) for place in looked)
-    info = dataset_info(name)
-    info = info if info.made_from is None else dataset_info(info.made_from)
+    info = origin(name)
     how = f"get it with: torchcaps data fetch {info.name}" if info.sources else f"get it from {info.source}"
-    return DataError(f"data set {name!r} is in none of {where}; {how}")
+    return DataError(f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}")

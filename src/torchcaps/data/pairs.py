@@ -7,8 +7,8 @@ said otherwise. With 4 pixels either way, the 20 × 20 boxes of two digits overl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Generator, Tensor
 
+from torchcaps.data.augment import windows_at
 from torchcaps.data.dataset import Drawn, ImageSet, check_labels
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, check_range, check_shape
@@ -121,10 +122,10 @@ class PairSet(ImageSet):
         seed: of the set.
     """
 
-    maker: PairMaker = None  # type: ignore[assignment]
-    chosen: Int64[Tensor, "n 2"] = None  # type: ignore[assignment]
-    moves: Int64[Tensor, "n 2 2"] = None  # type: ignore[assignment]
-    seed: int = 0
+    maker: PairMaker = field(kw_only=True)
+    chosen: Int64[Tensor, "n 2"] = field(kw_only=True)
+    moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)
+    seed: int = field(default=0, kw_only=True)
 
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(self.images), 2):
@@ -146,19 +147,21 @@ class PairSet(ImageSet):
         singles = self.maker.overlay(self.chosen[index], self.moves[index]).singles
         return self._fitted(singles.flatten(0, 1)).unflatten(0, (-1, 2))
 
+    @property
+    def draws(self) -> Int64[Tensor, " n"]:
+        """The first image of each composite: those of one image err together."""
+        return self.chosen[:, 0]
+
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """New composites of the images that are first in those at `indices`, with the singles they consist of."""
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
         singles = self._fitted(pairs.singles.flatten(0, 1)).unflatten(0, (-1, 2))
         return Drawn(self._fitted(pairs.images).float().div_(255), pairs.labels, singles.float().div_(255))
 
-    def subset(self, indices: Tensor | Sequence[int]) -> PairSet:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The composites at `indices` (`[m]`, integers), in that order."""
         index = self._index(indices)
-        return replace(
-            self, images=self.images[index], labels=self.labels[index], chosen=self.chosen[index],
-            moves=self.moves[index], factors={name: f[index.to(f.device)] for name, f in self.factors.items()},
-        )  # fmt: skip
+        return replace(super().subset(index), chosen=self.chosen[index], moves=self.moves[index])
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
@@ -171,11 +174,10 @@ class PairSet(ImageSet):
         kept, held = self.maker.source.split_off(fraction_or_count, seed)
         return self._of(kept, per_image), self._of(held, per_image)
 
-    def to(self, device: torch.device | str) -> PairSet:
+    def to(self, device: torch.device | str) -> Self:
         """The set and its source on `device`."""
         maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
-        moved = {name: getattr(self, name).to(device) for name in ("images", "labels", "chosen", "moves")}
-        return replace(self, maker=maker, **moved)
+        return replace(super().to(device), maker=maker, chosen=self.chosen.to(device), moves=self.moves.to(device))
 
     def _of(self, source: ImageSet, per_image: int) -> PairSet:
         made = make_pairs(source, per_image, self.maker.max_shift, self.maker.pad, seed=self.seed, name=self.name)
@@ -184,9 +186,6 @@ class PairSet(ImageSet):
     def _fitted(self, images: Tensor) -> Tensor:
         """At the size and with the channels of the stored composites, which a caller may have changed."""
         return fit_images(images, self.img_size, self.in_chans)
-
-    def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
-        return torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
 
 
 def make_pairs(
@@ -253,8 +252,5 @@ def _distinct(random: np.random.RandomState, limits: np.ndarray, count: int) -> 
 def _moved(images: Tensor, moves: Tensor, pad: int) -> Tensor:
     """Images `[batch, ...]` on a canvas with `pad` more pixels a side, moved (down, right); zeros come in."""
     reach = int(moves.abs().max()) if len(moves) else 0
-    canvas = F.pad(images, (pad + reach,) * 4)
-    height, width = images.shape[2] + 2 * pad, images.shape[3] + 2 * pad
-    windows = canvas.unfold(2, height, 1).unfold(3, width, 1)
-    row, column = (reach - moves).unbind(dim=1)
-    return windows[torch.arange(len(images), device=images.device), :, row, column]
+    size = [side + 2 * pad for side in images.shape[2:]]
+    return windows_at(F.pad(images, (pad + reach,) * 4), size, *(reach - moves).unbind(dim=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from torchcaps.errors import DataError
@@ -14,21 +14,19 @@ MOST_CHANNELS = 4
 CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
 LARGE = 1 << 24  # values of an image whose channels are resized one by one
 Images = Shaped[Tensor, "n channels height width"]
+Size = int | tuple[int, int] | None
+"""(height, width) of images to resize to, or one side of a square; None keeps what they have."""
 
 
 def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) from a pair, or from the one side of a square.
-
-    Raises:
-        DataError: a side is below 1.
-    """
+    """(height, width) from a pair, or from the one side of a square; DataError where a side is below 1."""
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if height < 1 or width < 1:
         raise DataError(f"img_size: expected sides of at least 1 pixel, got {height} × {width}")
     return height, width
 
 
-def fit_images(images: Images, img_size: int | tuple[int, int] | None, in_chans: int | None) -> Images:
+def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
     """Images brought to this size and number of channels; None leaves either as it is.
 
     Args:
@@ -54,18 +52,16 @@ def _resize(images: Images, size: tuple[int, int]) -> Images:
         parts = images.flatten(0, 1).split(1)
         return torch.cat([_resize(part.unsqueeze(1), size) for part in parts]).unflatten(0, images.shape[:2]).squeeze(2)
     # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
-    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False)
-    if images.dtype == torch.uint8:
-        return resized.round_().clamp_(0, 255).to(torch.uint8)
-    return resized.clamp_(0, 1)
+    return _as(images.dtype, F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False))
+
+
+def _as(kind: torch.dtype, images: Tensor) -> Images:
+    """What was computed in floats, in the range and type of uint8 or of float images."""
+    return images.round_().clamp_(0, 255).to(kind) if kind == torch.uint8 else images.clamp_(0, 1)
 
 
 def to_channels(images: Images, in_chans: int) -> Images:
-    """Grey to colour or colour to grey, as `fit_images` describes it.
-
-    Raises:
-        DataError: neither 1 to 3, 3 to 1 nor the same.
-    """
+    """Grey to colour or colour to grey, as `fit_images` describes it."""
     channels = images.shape[1]
     if channels == in_chans:
         return images
@@ -74,16 +70,12 @@ def to_channels(images: Images, in_chans: int) -> Images:
     if (channels, in_chans) != (3, 1):
         raise DataError(f"in_chans: images of {channels} channels cannot be turned into {in_chans}")
     red, green, blue = images.float().unbind(dim=1)
-    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
-    return grey.round_().clamp_(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else grey.clamp_(0, 1)
+    return _as(images.dtype, (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1))
 
 
 def deep_to_bytes(array: np.ndarray) -> np.ndarray:
-    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1].
-
-    Raises:
-        DataError: values outside that range, NaN.
-    """
+    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1]. DataError: values
+    outside that range, NaN."""
     low, high = array.min(), array.max()
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):
@@ -115,23 +107,32 @@ def array_images(where: str, images: np.ndarray) -> Images:
     if images.dtype == np.uint16:
         images = deep_to_bytes(images)
     elif images.dtype.kind == "f":
-        _check_floats(where, images)
         images = images.astype(np.float32)
     elif images.dtype != np.uint8:
         raise DataError(f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}")
-    return torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    found = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
+    check_floats(where, found)
+    return found
 
 
-def _check_floats(where: str, images: np.ndarray) -> None:
-    finite = np.isfinite(images)
-    if not finite.all():
-        first = int(finite.all(axis=(1, 2, 3)).argmin())
-        raise DataError(f"{where}: image {first} holds NaN or infinite pixels")
-    if images.min() < 0 or images.max() > 1:
+def check_floats(where: str, images: Images) -> None:
+    """Raise DataError, naming `where`, if images are floats of which some are not finite or outside [0, 1]."""
+    if images.dtype == torch.uint8:
+        return
+    low, high = images.aminmax()
+    if not (low.isfinite() and high.isfinite()):
+        bad = ~images.flatten(1).isfinite().all(dim=1)
         raise DataError(
-            f"{where}: expected float pixels in [0, 1], got {images.min():g} to {images.max():g}; "
-            "scale them, or store 0..255 as uint8"
+            f"{where}: image {int(bad.nonzero()[0])} (one of {int(bad.sum())}) holds NaN or infinite pixels"
         )
+    if low < 0 or high > 1:
+        found = f"{low:g} to {high:g}; scale them, or store 0..255 as uint8"
+        raise DataError(f"{where}: expected float pixels in [0, 1], got {found}")
+
+
+def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
+    """Images as float32 in [0, 1]; floats stay as they are."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
 def _channels_first(where: str, images: np.ndarray) -> np.ndarray:

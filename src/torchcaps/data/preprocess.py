@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.augment import centre_crop
 from torchcaps.data.budget import reading
-from torchcaps.data.crop import centre_crop
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
-from torchcaps.data.pixels import array_images, fit_images, size_pair
+from torchcaps.data.pixels import array_images, fit_images, size_pair, to_float
 from torchcaps.errors import DataError, check_regular
 
 MOST_SIDE = 8192  # pixels: a file may ask for any number
@@ -27,9 +26,8 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1].
-
-    A crop of the middle after that is optional, as in the papers on smallNORB.
+    """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1], and, as in
+    the papers on smallNORB, crop the middle if asked.
 
     Image files go through the decoder that reads training folders, arrays through the one that reads `.npz`.
 
@@ -61,11 +59,7 @@ class Preprocess:
         return self.img_size if self.crop is None else (self.crop, self.crop)
 
     def finish(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels h w"]:
-        """Crop images that have the right size and channels, where this preprocessing does.
-
-        Args:
-            images: `[batch, channels, *img_size]`, floats in [0, 1].
-        """
+        """Crop images `[batch, channels, *img_size]`, floats in [0, 1], where this preprocessing does."""
         return images if self.crop is None else centre_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
@@ -88,23 +82,16 @@ class Preprocess:
             pixels = fit_images(array_images("image", array[None]), self.img_size, self.in_chans)[0]
         else:
             pixels = decode_image(image, self.img_size, self.in_chans)
-        whole = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.clone()
-        return self.finish(whole.unsqueeze(0))[0]
+        return self.finish(to_float(pixels.clone()).unsqueeze(0))[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop."""
-        values: dict[str, Any] = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        if self.crop is not None:
-            values["crop"] = self.crop
-        return values
+        crop = {} if self.crop is None else {"crop": self.crop}
+        return {"img_size": list(self.img_size), "in_chans": self.in_chans, **crop}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """The inverse of `to_dict`.
-
-        Raises:
-            DataError: a value is missing or of another kind.
-        """
+        """The inverse of `to_dict`; DataError where a value is missing or of another kind."""
         try:
             (height, width), channels, crop = values["img_size"], values["in_chans"], values.get("crop")
             if any(type(number) is not int for number in (height, width, channels, *(() if crop is None else (crop,)))):

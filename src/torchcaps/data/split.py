@@ -36,20 +36,17 @@ def holdout(
     array = labels.cpu().numpy()
     if groups is not None:
         return _holdout_groups(array, groups.cpu().numpy(), fraction_or_count, seed)
-    classes, sizes = np.unique(array, return_counts=True)
+    _, sizes = np.unique(array, return_counts=True)
     quotas = _quotas(sizes, fraction_or_count)
-    # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between versions.
-    random = np.random.RandomState(seed)
     held = np.zeros(len(array), dtype=bool)
-    for label, quota in zip(classes, quotas, strict=True):
-        held[random.permutation(np.flatnonzero(array == label))[:quota]] = True
+    held[_drawn(array, quotas, seed)] = True
     if held.all() or not held.any():
         raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 
 
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
-    """Indices of `per_class` random images of each class; of one seed, the fewer are part of the more.
+    """Indices of `per_class` random images of each class; with one seed, a smaller choice is part of a larger one.
 
     Args:
         labels: `[n]`, integers, the class of each image.
@@ -69,9 +66,15 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     if counts.min() < per_class:
         rarest = int(classes[counts.argmin()])
         raise ValueError(f"per_class: expected at most {counts.min()}, the images of class {rarest}, got {per_class}")
+    return torch.from_numpy(np.sort(_drawn(array, np.full(len(classes), per_class), seed)))
+
+
+def _drawn(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
+    """Indices of so many random images of each class."""
+    # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between versions.
     random = np.random.RandomState(seed)
-    chosen = [random.permutation(np.flatnonzero(array == label))[:per_class] for label in classes]
-    return torch.from_numpy(np.sort(np.concatenate(chosen)))
+    pairs = zip(np.unique(labels), quotas, strict=True)
+    return np.concatenate([random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs])
 
 
 def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -84,15 +87,8 @@ def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: i
 
 
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:
-    """Indices of "train" or "test" for a set that has no split of its own: 80 : 20, class by class, by seed 0.
-
-    Args:
-        name: the set's name or path, for errors.
-        labels: `[n]`, integers, the class of each image.
-        split: "train" or "test".
-
-    Raises:
-        DataError: no class has two images.
+    """Indices of "train" or "test" for a set without splits: 80 : 20, class by class, by seed 0; `name` is for errors.
+    DataError where no class has two images.
     """
     try:
         return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
@@ -102,18 +98,13 @@ def default_split(name: str, labels: Tensor, split: str) -> Tensor:
 
 def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
     if isinstance(fraction_or_count, int):
-        return _share(sizes, fraction_or_count)
+        total, count = int(sizes.sum()), fraction_or_count
+        if not 0 < count < total:
+            raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
+        exact = sizes * (count / total)
+        quotas = np.floor(exact).astype(np.int64)
+        quotas[np.argsort(quotas - exact, kind="stable")[: count - int(quotas.sum())]] += 1  # to those most owed
+        return quotas
     if not 0 < fraction_or_count < 1:
         raise DataError(f"holdout: expected a fraction between 0 and 1 or a whole count, got {fraction_or_count}")
     return np.minimum(np.maximum(np.rint(sizes * fraction_or_count), 1), sizes - 1).astype(np.int64)
-
-
-def _share(sizes: np.ndarray, count: int) -> np.ndarray:
-    total = int(sizes.sum())
-    if not 0 < count < total:
-        raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
-    exact = sizes * (count / total)
-    quotas = np.floor(exact).astype(np.int64)
-    most_owed = np.argsort(quotas - exact, kind="stable")[: count - int(quotas.sum())]
-    quotas[most_owed] += 1
-    return quotas

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
+from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError
 
 REQUIRED = ("file", "label")
@@ -18,25 +20,16 @@ SPLITS = ("train", "test")
 
 @door
 def read_table(
-    path: str | Path,
-    split: str = "train",
-    *,
-    img_size: int | tuple[int, int] | None = None,
-    in_chans: int | None = None,
+    path: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
 ) -> ImageSet:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
-    "test" for every row; without it, 20 % of each class are the test split, chosen as `read_folder` does.
+    "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`.
 
     Args:
         path: the CSV (UTF-8, comma-separated, with a header); its name without the ending becomes the set's.
-        split: "train" or "test".
-        img_size: (height, width) or one side of a square to resize to; None demands that all have one size.
-        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
-
-    Returns:
-        uint8 images `[n, channels, height, width]`.
+        split, img_size, in_chans: as for `read_folder`.
 
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
@@ -46,6 +39,13 @@ def read_table(
     with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
         entries = list(_entries(path, csv.DictReader(text_lines(source))))
     return read_entries(path.stem, entries, split, img_size, in_chans)
+
+
+register_format(
+    "a .csv file",
+    lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
+    lambda path, split, size, channels: read_table(path, split, img_size=size, in_chans=channels),
+)
 
 
 def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:

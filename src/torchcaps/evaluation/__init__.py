@@ -1,102 +1,64 @@
 """What a trained model is worth, in figures: it draws nothing and writes nothing."""
 
-from torchcaps.evaluation.ablation import IterationDynamics as IterationDynamics
-from torchcaps.evaluation.ablation import RoutingAblation as RoutingAblation
-from torchcaps.evaluation.ablation import iteration_dynamics as iteration_dynamics
-from torchcaps.evaluation.ablation import routing_ablation as routing_ablation
-from torchcaps.evaluation.accuracy import ClassAccuracy as ClassAccuracy
-from torchcaps.evaluation.accuracy import Evaluation as Evaluation
-from torchcaps.evaluation.accuracy import evaluate as evaluate
-from torchcaps.evaluation.accuracy import score as score
-from torchcaps.evaluation.attack_sweep import AttackOutcome as AttackOutcome
-from torchcaps.evaluation.attack_sweep import AttackSweep as AttackSweep
-from torchcaps.evaluation.attack_sweep import attack_outcome as attack_outcome
-from torchcaps.evaluation.attack_sweep import attack_sweep as attack_sweep
-from torchcaps.evaluation.attacks import bim as bim
-from torchcaps.evaluation.attacks import fgsm as fgsm
-from torchcaps.evaluation.attacks import full_margin_loss as full_margin_loss
-from torchcaps.evaluation.attacks import length_cross_entropy as length_cross_entropy
-from torchcaps.evaluation.attacks import pgd as pgd
-from torchcaps.evaluation.attacks import sign_noise as sign_noise
-from torchcaps.evaluation.attacks import vote_attack as vote_attack
-from torchcaps.evaluation.calibration import Calibration as Calibration
-from torchcaps.evaluation.calibration import Reliability as Reliability
-from torchcaps.evaluation.calibration import calibration as calibration
-from torchcaps.evaluation.calibration import reliability as reliability
-from torchcaps.evaluation.carlini_wagner import carlini_wagner as carlini_wagner
-from torchcaps.evaluation.compare import Comparison as Comparison
-from torchcaps.evaluation.compare import compare as compare
-from torchcaps.evaluation.compare import compare_answers as compare_answers
-from torchcaps.evaluation.compare_runs import RunsComparison as RunsComparison
-from torchcaps.evaluation.compare_runs import compare_runs as compare_runs
-from torchcaps.evaluation.coupling_maps import CouplingMaps as CouplingMaps
-from torchcaps.evaluation.coupling_maps import coupling_maps as coupling_maps
-from torchcaps.evaluation.couplings import CouplingDynamics as CouplingDynamics
-from torchcaps.evaluation.couplings import CouplingEntropy as CouplingEntropy
-from torchcaps.evaluation.couplings import ParseTree as ParseTree
-from torchcaps.evaluation.couplings import coupling_dynamics as coupling_dynamics
-from torchcaps.evaluation.couplings import coupling_entropy as coupling_entropy
-from torchcaps.evaluation.couplings import coupling_shift as coupling_shift
-from torchcaps.evaluation.couplings import parse_tree as parse_tree
-from torchcaps.evaluation.detection import Detection as Detection
-from torchcaps.evaluation.detection import Rejection as Rejection
-from torchcaps.evaluation.detection import auroc as auroc
-from torchcaps.evaluation.detection import detect_adversarial as detect_adversarial
-from torchcaps.evaluation.detection import detection_threshold as detection_threshold
-from torchcaps.evaluation.detection import false_positive_rate as false_positive_rate
-from torchcaps.evaluation.detection import reconstruction_distances as reconstruction_distances
-from torchcaps.evaluation.detection import reject_by_length as reject_by_length
-from torchcaps.evaluation.detection import score_rejection as score_rejection
-from torchcaps.evaluation.diagnostics import Diagnosis as Diagnosis
-from torchcaps.evaluation.diagnostics import LayerDiagnosis as LayerDiagnosis
-from torchcaps.evaluation.diagnostics import diagnose as diagnose
-from torchcaps.evaluation.equivariance import Equivariance as Equivariance
-from torchcaps.evaluation.equivariance import equivariance as equivariance
-from torchcaps.evaluation.equivariance import group_inconsistency as group_inconsistency
-from torchcaps.evaluation.equivariance import linear_map as linear_map
-from torchcaps.evaluation.equivariance import r_squared as r_squared
-from torchcaps.evaluation.examples import example_indices as example_indices
-from torchcaps.evaluation.examples import worst_mistakes as worst_mistakes
-from torchcaps.evaluation.few_labels import labels_needed as labels_needed
-from torchcaps.evaluation.few_labels import log_area as log_area
-from torchcaps.evaluation.health import ActivationDecay as ActivationDecay
-from torchcaps.evaluation.health import CapsuleActivity as CapsuleActivity
-from torchcaps.evaluation.health import SignTest as SignTest
-from torchcaps.evaluation.health import Starvation as Starvation
-from torchcaps.evaluation.health import activation_decay as activation_decay
-from torchcaps.evaluation.health import capsule_activity as capsule_activity
-from torchcaps.evaluation.health import sign_test as sign_test
-from torchcaps.evaluation.health import starvation as starvation
-from torchcaps.evaluation.inspect import Perturbation as Perturbation
-from torchcaps.evaluation.inspect import Reconstructions as Reconstructions
-from torchcaps.evaluation.inspect import perturb as perturb
-from torchcaps.evaluation.inspect import reconstructions as reconstructions
-from torchcaps.evaluation.masking import MaskingCheck as MaskingCheck
-from torchcaps.evaluation.masking import MaskingReport as MaskingReport
-from torchcaps.evaluation.masking import masking_report as masking_report
-from torchcaps.evaluation.multilabel import MultiLabel as MultiLabel
-from torchcaps.evaluation.multilabel import evaluate_multilabel as evaluate_multilabel
-from torchcaps.evaluation.multilabel import score_multilabel as score_multilabel
-from torchcaps.evaluation.multilabel import top_labels as top_labels
-from torchcaps.evaluation.paired import equivalence_test as equivalence_test
-from torchcaps.evaluation.paired import mcnemar as mcnemar
-from torchcaps.evaluation.paired import mcnemar_power as mcnemar_power
-from torchcaps.evaluation.paired import smallest_visible as smallest_visible
-from torchcaps.evaluation.predict import Prediction as Prediction
-from torchcaps.evaluation.predict import predict as predict
-from torchcaps.evaluation.recording import recorded_routing as recorded_routing
-from torchcaps.evaluation.robustness import AffineCurve as AffineCurve
-from torchcaps.evaluation.robustness import AffineSweep as AffineSweep
-from torchcaps.evaluation.robustness import affine_sweep as affine_sweep
-from torchcaps.evaluation.robustness import transform_images as transform_images
-from torchcaps.evaluation.segmentation import Segmentation as Segmentation
-from torchcaps.evaluation.segmentation import Segments as Segments
-from torchcaps.evaluation.segmentation import match_segments as match_segments
-from torchcaps.evaluation.segmentation import score_segmentation as score_segmentation
-from torchcaps.evaluation.segmentation import segment as segment
-from torchcaps.evaluation.transforming import TransformingEvaluation as TransformingEvaluation
-from torchcaps.evaluation.transforming import evaluate_transforming as evaluate_transforming
-from torchcaps.evaluation.viewpoints import Matched as Matched
-from torchcaps.evaluation.viewpoints import ViewpointComparison as ViewpointComparison
-from torchcaps.evaluation.viewpoints import compare_viewpoints as compare_viewpoints
-from torchcaps.evaluation.viewpoints import match_familiar as match_familiar
+# ruff: noqa: I001 - packed imports
+
+from torchcaps.evaluation.accuracy.calibration import Calibration, Reliability, calibration, reliability
+from torchcaps.evaluation.accuracy.classification import (
+    ClassAccuracy, Evaluation, evaluate, example_indices, score, worst_mistakes,
+)  # fmt: skip
+from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
+from torchcaps.evaluation.accuracy.multilabel import MultiLabel, evaluate_multilabel, score_multilabel, top_labels
+from torchcaps.evaluation.comparison.exact import equivalence_test, mcnemar, mcnemar_power, smallest_visible
+from torchcaps.evaluation.comparison.compare import (
+    Comparison, RunsComparison, compare_answers, compare_evaluations, compare_runs,
+)  # fmt: skip
+from torchcaps.evaluation.decoding.reconstruction import Perturbation, Reconstructions, perturb, reconstructions
+from torchcaps.evaluation.decoding.segmentation import (
+    Segmentation, Segments, match_segments, score_segmentation, segment,
+)  # fmt: skip
+from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
+from torchcaps.evaluation.robustness.attack_sweep import (
+    AttackOutcome, AttackSweep, MaskingCheck, MaskingReport, attack_outcome, attack_sweep, masking_report,
+)  # fmt: skip
+from torchcaps.evaluation.robustness.attacks import (
+    bim, carlini_wagner, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
+)  # fmt: skip
+from torchcaps.evaluation.robustness.detection import (
+    Detection, Rejection, auroc, detect_adversarial, detection_threshold, false_positive_rate, reconstruction_distances,
+    reject_by_length, score_rejection,
+)  # fmt: skip
+from torchcaps.evaluation.robustness.equivariance import (
+    Equivariance, equivariance, group_inconsistency, linear_map, r_squared,
+)  # fmt: skip
+from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints, match_familiar
+from torchcaps.evaluation.routing.ablation import (
+    IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation,
+)  # fmt: skip
+from torchcaps.evaluation.routing.coupling_maps import CouplingMaps, coupling_maps
+from torchcaps.evaluation.routing.couplings import (
+    CouplingDynamics, CouplingEntropy, ParseTree, coupling_dynamics, coupling_entropy, coupling_shift, parse_tree,
+)  # fmt: skip
+from torchcaps.evaluation.routing.diagnosis import Diagnosis, LayerDiagnosis, diagnose
+from torchcaps.evaluation.routing.health import (
+    ActivationDecay, CapsuleActivity, SignTest, Starvation, activation_decay, capsule_activity, sign_test, starvation,
+)  # fmt: skip
+from torchcaps.evaluation.routing.layers import route_images
+
+__all__ = [
+    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration", "CapsuleActivity",
+    "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps", "Detection", "Diagnosis",
+    "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck", "MaskingReport", "Matched",
+    "MultiLabel", "ParseTree", "Perturbation", "Reconstructions", "Rejection", "Reliability",
+    "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation",
+    "ViewpointComparison", "activation_decay", "affine_sweep", "attack_outcome", "attack_sweep", "auroc", "bim",
+    "calibration", "capsule_activity", "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs",
+    "compare_viewpoints", "coupling_dynamics", "coupling_entropy", "coupling_maps", "coupling_shift",
+    "detect_adversarial", "detection_threshold", "diagnose", "equivalence_test", "equivariance", "evaluate",
+    "evaluate_multilabel", "example_indices", "false_positive_rate", "fgsm",
+    "full_margin_loss", "group_inconsistency", "iteration_dynamics", "labels_needed", "length_cross_entropy",
+    "linear_map", "log_area", "masking_report", "match_familiar", "match_segments", "mcnemar", "mcnemar_power",
+    "parse_tree", "perturb", "pgd", "r_squared", "reconstruction_distances", "reconstructions",
+    "reject_by_length", "reliability", "route_images", "routing_ablation", "score", "score_multilabel",
+    "score_rejection", "score_segmentation", "segment", "sign_noise", "sign_test", "smallest_visible", "starvation",
+    "top_labels", "transform_images", "vote_attack", "worst_mistakes",
+]  # fmt: skip

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError
-
-Progress = Callable[[int, int], None]
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress, check_images, check_labels
+from torchcaps.ranks import Ranks, joined
+from torchcaps.types import declares, spec_of
 
 PRECISIONS = ("bf16", "fp32")
-
-
-class LabelledImages(Protocol):
-    """What an evaluation needs of a data set.
-
-    Attributes:
-        labels: `[n]` int64 class indices.
-        classes: the names of the classes; index i is called `classes[i]`.
-    """
-
-    @property
-    def labels(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    def float_images(self, indices: Tensor) -> Tensor:
-        """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
-        ...
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every submodule has its own training flag back."""
-    with still(model), torch.inference_mode():
+    with eval_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
-def still(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with gradients; afterwards every submodule has its own training flag back."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -63,45 +44,77 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The autocast context for "fp32" (off) or "bf16".
-
-    Raises:
-        UnknownNameError: (a ValueError) for another precision.
-    """
+    """The autocast context for "fp32" (off) or "bf16". Raises UnknownNameError (a ValueError) for another precision."""
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
-def class_activations(
-    model: nn.Module,
-    dataset: LabelledImages,
-    batch_size: int,
-    *,
-    device: torch.device,
-    precision: str,
-    progress: Progress | None,
-) -> Float[Tensor, "n classes"]:
-    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU.
+def activations_of(model: nn.Module, images: Tensor) -> Float[Tensor, "batch classes"]:
+    """What `model(images)` gives for the classes, in float32; of a model that declares logits, their softmax."""
+    outputs: Tensor = model(images).float()
+    declared = declares(model) and spec_of(model).activation == "logit" and outputs.dim() == 2
+    return outputs.softmax(dim=1) if declared else outputs
 
-    Raises:
-        ValueError: if the model does not give one activation per class of the data set, or for an unknown precision.
-    """
-    count, batches = len(dataset.labels), []
-    with evaluating(model), autocast(device, precision):
-        for indices in torch.arange(count).split(batch_size):
-            batch = model(dataset.float_images(indices).to(device))
-            _check_classes(batch, len(dataset.classes))
-            batches.append(batch.float().cpu())
+
+def class_activations(
+    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *,
+    device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
+) -> Float[Tensor, "n classes"]:  # fmt: skip
+    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`. Raises
+    ValueError if the model does not give one activation per class of the data set, for an unknown precision, or a batch
+    size below 1."""
+    check_range("batch_size", batch_size, low=1)
+    place = device_of(model) if device is None else torch.device(device)
+    model.to(place)
+    count, classes, parts = len(dataset.labels), len(dataset.classes), []
+    ranks = joined() if count >= joined().world else Ranks()  # a few images are looked at by every process
+    with evaluating(model), autocast(place, precision):
+        for indices in torch.arange(count)[ranks.rows(count)].split(batch_size):
+            part = activations_of(model, dataset.float_images(indices).to(place))
+            if part.dim() != 2 or part.shape[1] != classes:
+                raise ValueError(
+                    f"model: expected [batch, classes={classes}] activations, one for each class of the data set, "
+                    f"got {list(part.shape)}"
+                )
+            parts.append(part.cpu())
             if progress is not None:
                 progress(int(indices[-1]) + 1, count)
     # Joined outside inference mode: an ordinary tensor, which autograd accepts.
-    return torch.cat(batches)
+    return ranks.cat(torch.cat(parts))
 
 
-def _check_classes(activation: Tensor, classes: int) -> None:
-    if activation.dim() != 2 or activation.shape[1] != classes:
-        raise ValueError(
-            f"model: expected [batch, classes={classes}] activations, one for each class of the data set, "
-            f"got {list(activation.shape)}"
-        )
+def image_activations(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> Float[Tensor, "n classes"]:
+    """`model(images)` of images `[n, channels, height, width]` in [0, 1], a batch at a time, as float32 on the CPU.
+    Raises ValueError for images that are no images, or a model that does not give `[batch, classes]`."""
+    check_images(images)
+    with evaluating(model):
+        parts = [activations_of(model, batch).cpu() for batch, _ in batches(model, images, batch_size=batch_size)]
+    if parts[0].dim() != 2:
+        raise ValueError(f"model: expected [batch, classes] activations, got {list(parts[0].shape)}")
+    return torch.cat(parts)
+
+
+def batches(
+    model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels (without any: the images' numbers) a batch at a time, on the model's device. Raises ValueError
+    for a batch size below 1."""
+    check_range("batch_size", batch_size, low=1)
+    place = device_of(model)
+    given = torch.arange(len(images)) if labels is None else labels
+    for batch, some in zip(images.split(batch_size), given.split(batch_size), strict=True):
+        yield batch.to(place), some.to(place)
+
+
+def right_answers(model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH) -> Bool[Tensor, " n"]:
+    """`[n]` booleans on the CPU: whether the largest activation is that of the label. Raises ValueError for a label
+    that is no class of the model."""
+    found = image_activations(model, images, batch_size=batch_size)
+    check_labels(labels, found.shape[1])
+    return found.argmax(dim=1) == labels.cpu()
+
+
+def proportion(flags: Bool[Tensor, "*shape"]) -> float:
+    """The part of the flags that is true, in [0, 1]."""
+    return float(flags.double().mean())

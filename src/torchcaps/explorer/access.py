@@ -1,68 +1,55 @@
-"""Who may ask a page's server: by what name it is called, from which page, with which token."""
+"""Who may send requests: by which host name, from which page, with which token."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 import socket
 from typing import NamedTuple
 
-from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from torchcaps.explorer.wire import Refused
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?")  # name or [IPv6 address], and a port
 
 
 class Access(NamedTuple):
-    """Who may ask.
+    """Who may send requests."""
 
-    Attributes:
-        hosts: names that a request may call this server by, without port; IP addresses are names too.
-        any_address: whether every IP address is such a name: the server listens on more than it knows by name.
-        token: what every request must bring; empty for a server that only this machine can reach.
-    """
-
-    hosts: frozenset[str]
-    any_address: bool = False
-    token: str = ""
+    hosts: frozenset[str]  # names of this server in a Host header, without port; IP addresses are names too
+    any_address: bool = False  # every IP address is such a name
+    token: str = ""  # that every request must bring; empty for a server that only this machine can reach
 
     def check(self, scope: Scope) -> None:
-        """Refuse what comes by another name, from another page, or without the token."""
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        if not self._known(_without_port(host)):
-            raise Refused(403, f"this server is not called {host[:80]!r}")
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-            raise Refused(403, "requests from other pages are not answered")
-        path = scope["path"]
-        if path.startswith("/api/") and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Refused(403, "requests from other pages are not answered")
+        """Raise HTTPException (403) for another host name, another page, or without the token."""
+        request = HTTPConnection(scope)
+        host, path = request.headers.get("host", "").lower(), scope["path"]
+        found = _HOST.fullmatch(host)
+        name = "" if found is None else found[1] or found[2]
+        if name not in self.hosts and not (self.any_address and _address(name)):
+            raise HTTPException(403, f"this server is not called {host[:80]!r}")
+        own = (f"http://{host}", f"https://{host}")
+        site = request.headers.get("sec-fetch-site", "same-origin") if path.startswith("/api/") else "none"
+        if request.headers.get("origin", own[0]).lower() not in own or site not in ("same-origin", "none"):
+            raise HTTPException(403, "requests from other pages are not answered")
         if self.token and not path.startswith("/static/"):
-            given = headers.get("x-token") or _query_token(scope)
-            if not secrets.compare_digest(given.encode(), self.token.encode()):
-                raise Refused(403, "the token is missing or wrong; open the address that torchcaps explore printed")
-
-    def _known(self, name: str) -> bool:
-        if name in self.hosts:
-            return True
-        return self.any_address and _address(name) is not None
+            given = request.headers.get("x-token") or request.query_params.get("token", "")
+            if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
+                raise HTTPException(403, "the token is missing or wrong; open the address that was printed")
 
 
 LOCAL = Access(frozenset({"127.0.0.1", "localhost", "::1"}))
 
 
 def access_for(host: str) -> Access:
-    """Only this machine for a loopback address; anything else needs a token, which is made here."""
-    if _is_loopback(host):
-        return LOCAL._replace(hosts=LOCAL.hosts | {host.lower()})
-    names = LOCAL.hosts | {host.lower(), socket.gethostname().lower()}
+    """Access to a server that listens on `host`: this machine alone for a loopback address, else a new token."""
+    host, address = host.lower(), _address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return LOCAL._replace(hosts=LOCAL.hosts | {host})
+    names = LOCAL.hosts | {host, socket.gethostname().lower()}
     return Access(names, any_address=True, token=secrets.token_urlsafe(16))
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -70,16 +57,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _without_port(host: str) -> str:
-    """The name in a Host header: `[::1]:80` is `::1`; what is no name and port stays as it is."""
-    host = host.lower()
-    name, colon, port = host.rpartition(":")
-    name = name if colon and port.isdigit() else host
-    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
-
-
-def _query_token(scope: Scope) -> str:
-    pairs = (pair.partition("=") for pair in scope["query_string"].decode("latin-1").split("&"))
-    return next((value for name, _, value in pairs if name == "token"), "")

@@ -1,4 +1,4 @@
-"""Routing step by step for one image: couplings, parents, and a map of who voted for a class."""
+"""Routing step by step for one image: couplings, parents, and a map of the votes for a class."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.places import CapsuleMap, places_of
-from torchcaps.evaluation.recording import children_of, recorded_routing, routed_layers, routers_of, swapped_routers
+from torchcaps.evaluation.routing.layers import children_of, route_images, routed_layers, routers_of, swapped_routers
+from torchcaps.evaluation.routing.places import CapsuleMap, places_of
 from torchcaps.functional import Everything
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.nn import Recorded, RoutedLayer
@@ -41,40 +41,27 @@ class Step(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """Where the places of a map look: receptive fields in pixels of the image.
+    """Receptive fields of the places of a map, in pixels of the image."""
 
-    Attributes:
-        first: (down, right) centre of the first place.
-        step: pixels from a place to the next.
-        size: side of a receptive field.
-    """
-
-    first: tuple[float, float]
-    step: int
-    size: int
+    first: tuple[float, float]  # centre of the first place: down, right
+    step: int  # from a place to the next
+    size: int  # side of a receptive field
 
 
 class RoutingSteps(NamedTuple):
-    """One image through the routing of the class capsules.
+    """One image through the routing of the class capsules."""
 
-    Attributes:
-        layer: name of the class capsules' layer.
-        children: how many there are.
-        steps: one for each iteration; one alone for routing without iterations.
-        sight: where the places of the maps look; None where it cannot be told from the layers below.
-    """
-
-    layer: str
-    children: int
-    steps: tuple[Step, ...]
-    sight: Sight | None
+    layer: str  # name of the class capsules' layer
+    children: int  # how many there are
+    steps: tuple[Step, ...]  # one for each iteration; one alone for routing without iterations
+    sight: Sight | None  # None where the layers below do not tell it
 
 
 def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height width"], label: int) -> RoutingSteps:
     """Stop the routing of every layer after 1, 2, ... iterations, at most `MOST_STEPS`.
 
     Args:
-        model: a capsule network in evaluation mode; its last routed layer makes the class capsules.
+        model: a capsule network; its last routed layer makes the class capsules.
         image: one image in [0, 1].
         label: the class whose voters are mapped.
 
@@ -84,15 +71,15 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
     name, layer = list(routed_layers(model).items())[-1]
     most = max(router.passes for router in routers_of(model).values())
     steps, children, sight = [], 0, None
-    for iterations in _counts(most):
+    for iterations in [*range(1, min(most, MOST_STEPS)), most]:  # all, or the first ones and the last
         # Layers below are stopped too, so that the children and their votes are others at each step.
         stopped = methodcaller("stopped", iterations)
         with swapped_routers(model, stopped), places_of(model) as seen, children_of(model) as given:
-            found = recorded_routing(model, image)
+            found = route_images(model, image)
         votes, own = layer.ask(given[name]), seen.map_of(given[name])
         children = votes.count
         size = (1, children) if own is None else tuple(own.capsules.pose.shape[1:3])
-        weight = votes.activation[0].float() if layer.router.activation == "probability" else None
+        weight = votes.activation[0].float() if layer.router.activation == "probability" else 1.0
         with torch.inference_mode():
             steps.append(_step(found.layers[name], votes.dense()[0].float(), weight, label, size))
         sight = None if own is None else _sight(own)
@@ -100,39 +87,22 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
 
 
 def can_step(model: nn.Module) -> bool:
-    """Whether the votes for the class capsules of this model can be told."""
+    """Whether the votes for the class capsules of this model are known."""
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     return bool(layers) and layers[-1].router.coupling == "shares" and layers[-1].field is Everything
 
 
-def _counts(iterations: int) -> list[int]:
-    """Which numbers of iterations to show: all, or the first ones and the last."""
-    return list(range(1, iterations + 1)) if iterations <= MOST_STEPS else [*range(1, MOST_STEPS), iterations]
-
-
-def _step(
-    recorded: Recorded, votes: Tensor, child_activation: Tensor | None, label: int, size: tuple[int, ...]
-) -> Step:
+def _step(recorded: Recorded, votes: Tensor, weight: Tensor | float, label: int, size: tuple[int, ...]) -> Step:
     coupling = recorded.coupling[0].float()  # [children, classes]
     vote, parent = votes[:, label], recorded.pose[0, label].float()  # [children, dim], [dim]
     length = vote.norm(dim=-1)
-    amount = coupling[:, label] * length
-    if child_activation is not None:
-        amount = amount * child_activation
+    amount = coupling[:, label] * length * weight
     cosine = (vote @ parent) / (length * parent.norm()).clamp_min(TINY)
-
-    def placed(values: Tensor) -> Tensor:
-        return values.reshape(*size, -1).sum(dim=-1)
-
-    whole = placed(amount)
-    return Step(
-        recorded.activation[0].float(),
-        coupling.mean(dim=0),
-        float(coupling.std(unbiased=False)),
-        coupling[:, label].reshape(*size, -1).mean(dim=-1),
-        whole,
-        placed(amount * cosine) / whole.clamp_min(TINY),
-    )
+    share, total, agreed = (x.reshape(*size, -1) for x in (coupling[:, label], amount, amount * cosine))
+    total = total.sum(dim=-1)
+    agreement = agreed.sum(dim=-1) / total.clamp_min(TINY)
+    spread, activation = float(coupling.std(unbiased=False)), recorded.activation[0].float()
+    return Step(activation, coupling.mean(dim=0), spread, share.mean(dim=-1), total, agreement)
 
 
 def _sight(own: CapsuleMap) -> Sight | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torchcaps.errors import RunError
-from torchcaps.explorer.desk import Desk
 from torchcaps.explorer.session import Session
 
 try:
@@ -20,6 +21,7 @@ try:
 
     from torchcaps.explorer.access import access_for
     from torchcaps.explorer.app import make_app
+    from torchcaps.explorer.worker import Worker
 except ImportError as error:
     raise ImportError(
         f"explore needs starlette and uvicorn ({error}); install them with: pip install 'torchcaps[explorer]'"
@@ -37,20 +39,17 @@ def bound(host: str, port: int) -> socket.socket:
         RunError: for an address that is not this machine's, or no free port among the next ones.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise RunError(f"--host {host}: is no address ({error.strerror})") from error
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     for free in range(port, min(port + (PORTS if port else 1), 65536)):
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place = (str(address[0]), free)
         try:
-            listening.bind((address[0], free))
-            listening.listen(MOST_CONNECTIONS)
-            return listening
+            return socket.create_server(place, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both)
         except OSError as error:
-            listening.close()
             if error.errno != errno.EADDRINUSE:
-                raise RunError(f"{host}:{free}: cannot be listened on ({error.strerror})") from error
+                raise RunError(f"{host}:{free}: cannot be listened on ({os.strerror(error.errno or 0)})") from error
     raise RunError(f"--port {port}: it and the {PORTS - 1} after it are in use; name another")
 
 
@@ -78,71 +77,50 @@ def serve(
     Raises:
         RunError: where there is no such address, or no free port.
     """
-    access = access_for(host)
+    access, worker = access_for(host), Worker()
     with bound(host, port) as listening:
         taken = listening.getsockname()[1]
         if port not in (0, taken):
             say(f"port {port} is in use; taking {taken}")
-        url = page_url(host, taken, access.token)
-        desk = Desk()
-
-        def ready() -> None:
-            say(url)
-            if open_page:  # a thread, as some browsers return only when they are closed
-                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-
+        url, server = page_url(host, taken, access.token), _Server(settings(make_app(sessions, access, worker)))
+        server.closing = worker.close
+        say(url)  # the socket listens already: who comes before the server runs is answered then
+        if open_page:  # a thread, as some browsers return only when they are closed
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         try:
-            _Server(settings(make_app(sessions, access, desk)), ready, desk.close).run(sockets=[listening])
+            server.run(sockets=[listening])
         finally:
-            desk.close()
+            worker.close()
 
 
 class _Patient(H11Protocol):
     """Closes a connection whose client begins a request and does not end its head."""
 
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait()
+        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait()
-        else:
-            self._stop()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        if self._timer is None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._timer.cancel()
+        elif self._timer.cancelled():
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` when requests are answered and Ctrl-C stops it in good order, and `closing` when it stops."""
+    """Calls `closing` when it stops, and waits for no client: nothing is lost with an answer that nobody gets."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object], closing: Callable[[], object]) -> None:
-        super().__init__(config)
-        self.ready, self.closing = ready, closing
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.ready()
+    closing: Callable[[], object]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """At once: nothing is lost with an answer that nobody gets, so no client is waited for."""
+        """Stop at once."""
         self.closing()
-        await asyncio.sleep(0.05)  # those who wait are told
+        await asyncio.sleep(0.05)  # refusals are sent
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # the connections learn that they are lost

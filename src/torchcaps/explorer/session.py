@@ -6,27 +6,28 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Float, Int64, UInt8
-from PIL import Image
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess, centre_crop, decode_image
+from torchcaps.data import ImageSet, centre_crop, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
-from torchcaps.evaluation.forward import device_of, evaluating
-from torchcaps.evaluation.recording import swapped_routers
+from torchcaps.evaluation.forward import activations_of, device_of, evaluating
+from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
 from torchcaps.explorer.transform import Motion, move
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.report import open_run
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task, create_task
 from torchcaps.training import load
 from torchcaps.training.optim import resolve_device
 from torchcaps.types import Capsules
@@ -41,65 +42,60 @@ Picture = UInt8[Tensor, "channels height width"]
 
 
 class Look(NamedTuple):
-    """What a model makes of one image.
+    """What a model makes of one image. Classes of a model without capsules count as capsules."""
 
-    Attributes:
-        activation: of the classes, `[classes]` in [0, 1]: lengths of capsules, or a CNN's probabilities.
-        pose: of the class capsules, `[classes, dim]`; None for a model without capsules.
-        reconstructions: `[shown, channels, height, width]` in [0, 1], one for each class in `shown`; None without a
-            decoder.
-        shown: those classes: as asked for, or else those with the largest activations, the largest first.
-    """
-
-    activation: Float[Tensor, " classes"]
-    pose: Float[Tensor, "classes dim"] | None
-    reconstructions: Float[Tensor, "shown channels height width"] | None
-    shown: tuple[int, ...]
+    activation: Float[Tensor, " capsules"]  # empty where the task has neither capsules nor classes
+    pose: Float[Tensor, "capsules dim"] | None  # None for a model without capsules
+    reconstructions: Float[Tensor, "shown channels height width"] | None  # in [0, 1]; None without a decoder
+    shown: tuple[int, ...]  # capsules drawn: as asked for, or those with the largest activations, the largest first
 
 
 class Sweep(NamedTuple):
-    """One class capsule, while the input is turned, moved or resized.
+    """Activations, and the poses of one capsule (None for a model without capsules), while the input changes."""
 
-    Attributes:
-        values: `[steps]`, in degrees, pixels or as a factor.
-        activation: `[steps, classes]` in [0, 1].
-        pose: of the class asked for, `[steps, dim]`; None for a model without capsules.
-    """
-
-    values: Float[Tensor, " steps"]
-    activation: Float[Tensor, "steps classes"]
+    activation: Float[Tensor, "steps capsules"]
     pose: Float[Tensor, "steps dim"] | None
 
 
 class Session:
     """A trained model, and images to show it.
 
+    It answers what the task offers and the model declares that it has. Classes of a model without capsules count as
+    capsules. Arguments that do not fit, and what is not offered, raise ValueError.
+
     Args:
-        model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`.
+        model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
+            the one that it is made for.
         name: what to call it on the page.
         examples: images of the model's size and classes to choose from; None where there are none.
         note: why there are no examples.
 
-    Raises:
-        ValueError: for a model without `.classes` and `.preprocess`.
+    Attributes:
+        names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each class.
+        pose_dim: numbers of a pose; 0 without poses.
+        has_labels: labels of examples are indices of `names`.
+        decodes, routes, steps, sweeps: what is offered: drawings, uniform couplings, routing step by step, sweeps.
     """
 
     def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:
-        if not (hasattr(model, "classes") and hasattr(model, "preprocess")):
-            raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them, got neither")
-        self.model, self.name, self.examples, self.note = model, name, examples, note
-        self.classes = cast(tuple[str, ...], model.classes)
-        self.preprocess = cast(Preprocess, model.preprocess)
-        self.routes = any(isinstance(module, RoutedLayer) for module in model.modules())
-        self.decodes = getattr(model, "decoder", None) is not None
+        self.task = task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
+        self.model = cast(Any, task.model)
+        try:
+            classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
+        except AttributeError:
+            raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them") from None
+        self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)
-        found = self.look(blank)
-        self.pose_dim = 0 if found.pose is None else found.pose.shape[-1]
-        self.has_lengths = found.pose is not None and torch.allclose(
-            found.pose.norm(dim=-1), found.activation, atol=1e-3
-        )
-        self.steps = can_step(model)
+        activation, pose = self._encoded([blank], "trained")
+        numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
+        self.names = classes if len(classes) == len(numbered) else numbered
+        self.pose_dim = 0 if pose is None else pose.shape[-1]
+        self.has_labels = task.labelled and 0 < len(classes) == len(numbered)
+        self.decodes = pose is not None and self.spec.decoder and "decode" in task.offers
+        self.routes = "routing" in task.offers and any(isinstance(one, RoutedLayer) for one in self.model.modules())
+        self.steps = self.routes and can_step(self.model)
+        self.sweeps = "sweep" in task.offers and bool(self.names)
         if self.steps:
             self.routing(blank, 0)
             self.look(blank, routing="uniform")
@@ -109,44 +105,36 @@ class Session:
         """(channels, height, width) of the images that the model takes."""
         return (self.preprocess.in_chans, *self.preprocess.model_size)
 
-    @property
-    def several(self) -> int:
-        """How many classes an example shows: one, but for overlapping digits."""
-        return 1 if self.examples is None or self.examples.labels.dim() == 1 else self.examples.labels.shape[1]
-
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
+        meaning = "activation" if self.spec.pose else "probability"
+        labels = torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
+        several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
         return {
-            "name": self.name, "title": type(self.model).__name__, "classes": list(self.classes), "channels": channels,
+            "name": self.name, "title": type(self.model).__name__, "classes": list(self.names), "channels": channels,
             "height": height, "width": width, "parameters": sum(p.numel() for p in self.model.parameters()),
-            "capsules": self.routes, "lengths": self.has_lengths, "steps": self.steps, "decoder": self.decodes,
-            "dim": self.pose_dim, "several": self.several,
-            "examples": 0 if self.examples is None else len(self.examples),
-            "data": "" if self.examples is None else self.examples.name, "note": self.note,
+            "task": self.task.name, "offers": sorted(self.task.offers), "labelled": self.has_labels,
+            "capsules": self.spec.pose, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
+            "activation": "length" if self.spec.activation == "length" else meaning, "dim": self.pose_dim,
+            "several": several, "examples": count, "data": "" if self.examples is None else self.examples.name,
+            "note": self.note,
         }  # fmt: skip
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
-        """An image to show the model, and the classes that it shows.
-
-        Raises:
-            ValueError: for an index outside the examples, or where there are none.
-        """
+        """An image to show the model, and the classes that it shows; none where labels have no part in the task."""
         if self.examples is None:
             raise ValueError("examples: there are none here")
         check_range("index", index, low=0, high=len(self.examples) - 1)
         image = self.examples.float_images([index])[0].mul(255).round_().to(torch.uint8)
-        return image.cpu(), tuple(self.examples.labels[index].reshape(-1).tolist())
+        labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
+        return image.cpu(), tuple(labels)
 
     def labelled(self, label: int) -> Int64[Tensor, " n"]:
-        """Indices of the examples of a class.
-
-        Raises:
-            ValueError: for a class that there is not, or where there are no examples.
-        """
+        """Indices of the examples of a class."""
         self._check_class(label)
-        if self.examples is None:
-            raise ValueError("examples: there are none here")
+        if self.examples is None or not self.has_labels:
+            raise ValueError("examples: there are none here that have labels")
         labels = self.examples.labels.reshape(len(self.examples), -1).cpu()
         return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
 
@@ -156,36 +144,31 @@ class Session:
         Raises:
             DataError: for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`.
         """
-        with opened(file, "image") as image:
-            _check_file(image)
-        channels = self.preprocess.in_chans
+        with opened(file, "image") as image:  # its header alone: nothing is decoded yet
+            if image.format not in FORMATS:
+                raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}")
+        channels, crop = self.preprocess.in_chans, self.preprocess.crop
         pixels = decode_image(file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image")
         pixels = pixels.expand(channels, -1, -1)
-        crop = self.preprocess.crop
         return (pixels if crop is None else centre_crop(pixels.unsqueeze(0), crop)[0]).contiguous()
 
     def fitted(self, image: Picture) -> Picture:
-        """An image for another model, with the size and channels that this one takes.
-
-        Raises:
-            DataError: where channels cannot be turned into this model's.
-        """
+        """An image for another model, with this one's size and channels; DataError where these cannot be had."""
         channels, height, width = self.shape
         return fit_images(image.unsqueeze(0), (height, width), channels)[0]
 
     def look(
         self, image: Picture, classes: Sequence[int] = (), routing: Routing = "trained", *, count: int = 1
     ) -> Look:
-        """Activations and poses of the classes, and what the decoder draws of some of them.
+        """Activations and poses of the capsules for one image, and what the decoder draws of some of them.
 
         Args:
             image: of this model's `shape`.
-            classes: which to decode, each by itself; none are the `count` with the largest activations.
+            classes: which capsules to decode, each by itself; none are the `count` with the largest activations.
             routing: "uniform" gives every class the same share of every child, at test time only.
-            count: how many, at most as many as there are classes.
-
-        Raises:
-            ValueError: for another shape, a class that there is not, or a model that has no routing to take out.
+            count: at most as many as there are capsules.
         """
         return self.looks([image], [classes], routing, count=count)[0]
 
@@ -193,97 +176,96 @@ class Session:
         self, images: Sequence[Picture], classes: Sequence[Sequence[int]], routing: Routing = "trained", *,
         count: int = 1,
     ) -> list[Look]:  # fmt: skip
-        """The same for several images, each with its own classes to decode, in one pass of the model."""
+        """The same for several images, each with its own capsules to decode, in one pass of the model."""
         for wanted in classes:
-            for label in wanted:
-                self._check_class(label)
             check_range("classes", len(wanted), high=MOST_DECODED)
-        check_range("count", count, low=1, high=len(self.classes))
-        pixels = torch.cat([self._tensor(image) for image in images])
-        with evaluating(self.model), self._routing(routing):
-            if not self.routes:
-                activations = self.model(pixels).float().cpu()
-                poses: Iterable[Tensor | None] = repeat(None, len(images))
-            else:
-                capsules = self.model.capsules(pixels)  # type: ignore[operator]
-                activations, poses = capsules.activation.float().cpu(), capsules.pose.float().cpu()
+            self._check_class(*wanted)
+        check_range("count", count, low=1, high=max(1, len(self.names)))
+        activations, poses = self._encoded(images, routing)
         found = []
-        for activation, pose, wanted in zip(activations, poses, classes, strict=True):
-            shown = tuple(wanted) or tuple(activation.topk(count).indices.tolist())
-            decoded = pose is not None and self.decodes
-            drawn = self._drawn(pose.expand(len(shown), -1, -1), shown) if decoded else None  # type: ignore[union-attr]
+        alike = repeat(None, len(images)) if poses is None else poses
+        for activation, pose, wanted in zip(activations, alike, classes, strict=True):
+            shown = tuple(wanted) or tuple(activation.topk(min(count, len(activation))).indices.tolist())
+            drawn, n = None, len(shown)
+            if pose is not None and self.decodes:
+                drawn = self._drawn(pose.expand(n, -1, -1), activation.expand(n, -1), shown)
             found.append(Look(activation, pose, drawn, shown))
         return found
 
-    def decode(self, poses: Float[Tensor, "n dim"], label: int) -> Float[Tensor, "n channels height width"]:
-        """What the decoder draws of these poses of one class capsule, with all other capsules at zero.
+    def decode(
+        self, poses: Float[Tensor, "n dim"], label: int, activations: Float[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "n channels height width"]:
+        """What the decoder draws of these poses of one capsule, with all other capsules at zero.
 
         Args:
             poses: `[n, dim]`, n from 1 to `MOST_DECODED`.
-            label: the class.
-
-        Raises:
-            ValueError: for a model without a decoder, or arguments that do not fit.
+            label: the capsule.
+            activations: `[n]`, of that capsule; by default one. Where activations are lengths, they are those of
+                `poses` in any case.
         """
         self._check_class(label)
         if not self.decodes:
             raise ValueError("decode: this model has no decoder")
         check_shape("poses", poses, ("n", "dim"), dim=self.pose_dim)
         check_range("poses", len(poses), low=1, high=MOST_DECODED)
-        whole = torch.zeros(len(poses), len(self.classes), self.pose_dim)
-        whole[:, label] = poses
-        return self._drawn(whole, (label,) * len(poses))
+        given = torch.ones(len(poses)) if activations is None else activations
+        given = poses.norm(dim=-1) if self.spec.activation == "length" else given
+        own = torch.arange(len(self.names)) == label
+        return self._drawn(own.unsqueeze(-1) * poses.unsqueeze(1), own * given.unsqueeze(1), (label,) * len(poses))
 
     def routing(self, image: Picture, label: int, routing: Routing = "trained") -> RoutingSteps:
-        """How the class capsules came about, and which places of the image voted for one of them.
-
-        Raises:
-            ValueError: for a model without routing, or arguments that do not fit.
-        """
+        """How the class capsules came about, and which places of the image voted for one of them."""
         self._check_class(label)
         if not self.steps:
-            raise ValueError("routing: the votes for this model's classes cannot be told step by step")
-        pixels = self._tensor(image)
+            raise ValueError("routing: the votes for this model's classes cannot be shown step by step")
+        pixels = self._batch([image])
         with evaluating(self.model), self._routing(routing):
             return routing_steps(self.model, pixels, label)
 
     def sweep(
         self, image: Picture, motion: Motion, values: Sequence[float], label: int, routing: Routing = "trained"
     ) -> Sweep:
-        """Activations, and the pose of one class, while the input is turned, moved or resized.
+        """Activations, and the pose of one capsule, while the input is turned, moved or resized.
 
         Args:
             image: of this model's `shape`.
             motion: what stays the same.
             values: at most `MOST_SWEPT`, one input each, of what `motion.changing` names.
-            label: the class whose pose is followed.
+            label: the capsule whose pose is followed.
             routing: see `look`.
-
-        Raises:
-            ValueError: for arguments that do not fit.
         """
+        if not self.sweeps:
+            raise ValueError(f"sweep: the task {self.task.name} does not offer it")
         self._check_class(label)
         check_range("values", len(values), low=1, high=MOST_SWEPT)
-        moved = torch.stack([move(image, motion.at(value)) for value in values])
-        pixels = torch.cat([self._tensor(one) for one in moved])
+        activation, pose = self._encoded([move(image, motion.at(value)) for value in values], routing)
+        return Sweep(activation, None if pose is None else pose[:, label])
+
+    def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
+        """Activations `[n, capsules]` and poses `[n, capsules, dim]` of images."""
+        pixels = self._batch(images)
         with evaluating(self.model), self._routing(routing):
-            if not self.routes:
-                return Sweep(torch.tensor(values), self.model(pixels).float().cpu(), None)
-            pose, activation = self.model.capsules(pixels)  # type: ignore[operator]
-            return Sweep(torch.tensor(values), activation.float().cpu(), pose[:, label].float().cpu())
+            if self.spec.pose:
+                pose, activation = self.model.capsules(pixels)
+                return activation.float().cpu(), pose.float().cpu()
+            if "classes" in self.task.offers:
+                return activations_of(self.model, pixels).cpu(), None
+        return torch.zeros(len(images), 0), None
 
-    def _tensor(self, image: Picture) -> Float[Tensor, "1 channels height width"]:
+    def _batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         channels, height, width = self.shape
-        check_shape("image", image, ("channels", "height", "width"), channels=channels, height=height, width=width)
-        return (image.unsqueeze(0).float() / 255).to(device_of(self.model))
+        for image in images:
+            check_shape("image", image, ("channels", "height", "width"), channels=channels, height=height, width=width)
+        return (torch.stack([*images]).float() / 255).to(device_of(self.model))
 
-    def _drawn(self, pose: Tensor, shown: Sequence[int]) -> Float[Tensor, "n channels height width"]:
+    def _drawn(self, pose: Tensor, activation: Tensor, shown: Sequence[int]) -> Tensor:
         place = device_of(self.model)
-        capsules = Capsules(pose.to(place), pose.norm(dim=-1).to(place))
         with evaluating(self.model):
-            return self.model.reconstruct(capsules, torch.tensor(shown, device=place)).float().cpu()  # type: ignore[operator]
+            capsules = Capsules(pose.to(place), activation.to(place))
+            drawn: Tensor = self.model.reconstruct(capsules, torch.tensor(shown, device=place))
+        return drawn.float().cpu()
 
-    def _routing(self, routing: Routing) -> Any:
+    def _routing(self, routing: Routing) -> AbstractContextManager[object]:
         if routing not in get_args(Routing):
             raise UnknownNameError("routing", routing, get_args(Routing))
         if routing == "trained":
@@ -292,8 +274,9 @@ class Session:
             raise ValueError("routing: this model has no routing to take out")
         return swapped_routers(self.model, Router.uniform)
 
-    def _check_class(self, label: int) -> None:
-        check_range("class", label, low=0, high=len(self.classes) - 1)
+    def _check_class(self, *labels: int) -> None:
+        for label in labels:
+            check_range("class", label, low=0, high=len(self.names) - 1)
 
 
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
@@ -303,19 +286,9 @@ def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0
         ValueError: for images of unequal shapes, or a move of more than a picture.
     """
     axes = ("channels", "height", "width")
-    check_shape("first", first, axes)
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))
     return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)
-
-
-def _check_file(image: Image.Image) -> None:
-    """Refuse by the header, before anything is decoded."""
-    if image.format not in FORMATS:
-        raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {width} × {height}")
 
 
 def open_session(
@@ -335,9 +308,11 @@ def open_session(
     """
     name = name or Path(run).resolve().name
     try:
-        model, images = open_run(run, data=data, root=root, device=device)
+        task, images = open_run(run, data=data, root=root, device=device)
     except (DataError, RunError) as error:
         if data is not None:
             raise
-        return Session(load(run, device=resolve_device(device)), name, note=f"No test images: {error}.")
-    return Session(model, name, images)
+        model: Any = load(run, device=resolve_device(device))
+        task = create_task(model, TrainConfig.of(task=model.task))
+        return Session(task, name, note=f"No test images: {error}.")
+    return Session(task, name, images)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation import transform_images
 
 LIMITS = {"degrees": (-180.0, 180.0), "scale": (0.25, 4.0), "right": (-512.0, 512.0), "down": (-512.0, 512.0)}
 
 
 @dataclass(frozen=True)
 class Motion:
-    """A change of an image about its centre: resized, then turned, then moved.
+    """A change of an image about its centre: resized, then turned clockwise, then moved by pixels.
 
-    Attributes:
-        degrees: clockwise, from -180 to 180.
-        scale: factor of size, from 0.25 to 4.
-        right: pixels, from -512 to 512.
-        down: pixels, from -512 to 512.
-        changing: which of them a sweep changes.
+    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes.
 
     Raises:
         ValueError: for values out of range, and a name that is none of them.
@@ -44,24 +38,14 @@ class Motion:
 
     def at(self, value: float) -> Motion:
         """The same with another amount of what changes."""
-        return replace(self, **{self.changing: value})  # type: ignore[arg-type]
+        change: dict[str, Any] = {self.changing: value}
+        return replace(self, **change)
 
 
 def move(image: UInt8[Tensor, "channels height width"], motion: Motion) -> UInt8[Tensor, "channels height width"]:
-    """The image after this motion, sampled bilinearly once; what comes in from outside is black.
-
-    Args:
-        image: `[channels, height, width]`.
-        motion: how far.
-    """
-    check_shape("image", image, ("channels", "height", "width"))
-    height, width = image.shape[1:]
-    turn = math.radians(motion.degrees)
-    cos, sin = math.cos(turn) / motion.scale, math.sin(turn) / motion.scale
-    down = torch.arange(height).sub((height - 1) / 2 + motion.down).unsqueeze(1)
-    right = torch.arange(width).sub((width - 1) / 2 + motion.right).unsqueeze(0)
-    # Where each pixel comes from, in pixels from the centre, then in the [-1, 1] of grid_sample.
-    x, y = cos * right + sin * down, cos * down - sin * right
-    grid = torch.stack([x * (2 / width), y * (2 / height)], dim=-1).unsqueeze(0)
-    moved = F.grid_sample(image.unsqueeze(0).float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return moved[0].round().clamp(0, 255).to(torch.uint8)
+    """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
+    moved = transform_images(
+        image.unsqueeze(0).float(),
+        rotation=motion.degrees, scale=100 * motion.scale, shift=(motion.right, motion.down),
+    )  # fmt: skip
+    return moved[0].round().clamp(0, 255).to(image.dtype)

@@ -24,8 +24,6 @@ def random_logits(
     rounding, nothing needs to be stored, and a compiled model may hold it.
 
     Args:
-        children: i counts them.
-        parents: j counts them.
         seed: from 0 to 2^32 - 1.
         scale: standard deviation, at least 0.
         device: where to make it; None is torch's default.
@@ -47,13 +45,10 @@ def random_logits(
 def random_coupling(
     children: int, parents: int, seed: int = 0, *, scale: float = 1.0, device: torch.device | str | None = None
 ) -> Float[Tensor, "children parents"]:
-    """`softmax_j` of `random_logits`; scale 0 gives uniform couplings.
+    """`softmax_j` of `random_logits`, whose arguments and errors it has; scale 0 gives uniform couplings.
 
     Returns:
         `[children, parents]` float32 in [0, 1]; rows sum to one.
-
-    Raises:
-        ValueError: for a seed or scale out of range.
     """
     return random_logits(children, parents, seed, scale=scale, device=device).softmax(dim=-1)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,17 +25,20 @@ CONVENTIONS = get_args(Convention)
 
 
 class Field(ABC):
-    """Children of a map `[batch, *space, n, ...]` and the positions of their parents.
+    """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
 
-    Attributes:
-        positions: of the parents; empty for one set of parents.
-        local: whether parents of different positions never compete for a child.
-        convention: the name of the competition; see `Windows`.
-    """
-
-    positions: tuple[int, ...]
-    local: bool
     convention: Convention
+    """The name of the competition; see `Windows`."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> tuple[int, ...]:
+        """Of the parents; empty for one set of parents."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only the parents of one position compete for a child."""
+        return self.convention == "type"
 
     @abstractmethod
     def count(self, types: int) -> int:
@@ -54,17 +57,20 @@ class Field(ABC):
         del types
         return None
 
-    @abstractmethod
-    def total(self, x: Tensor) -> Tensor:
-        """Sum over the parents that compete for a child, in the place of each; axes of length one where all are equal.
+    def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+        """`reduce` (Tensor.sum or amax) `[batch, *positions, i, j]` over the parents that compete for a child.
 
-        Args:
-            x: `[batch, *positions, i, parents]`.
+        The outcome stands in the place of each of them; axes of length one where all are equal.
         """
+        return reduce(x, dim=-1, keepdim=True)
 
-    @abstractmethod
-    def most(self, x: Tensor) -> Tensor:
-        """Like `total`, with the maximum in place of the sum. No gradient."""
+    def total(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
+        """Sum over the parents that compete for a child; see `among`."""
+        return self.among(x, Tensor.sum)
+
+    def most(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
+        """Maximum over the parents that compete for a child; see `among`. No gradient."""
+        return self.among(x.detach(), Tensor.amax)
 
     def share(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
@@ -96,13 +102,13 @@ class Everything(Field):
     Attributes:
         height: of the map, in positions; None for children without places.
         width: of the map.
+        positions: where children already stand at the positions of their parents, these; empty otherwise.
     """
 
     height: int | None = None
     width: int | None = None
-    positions: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
-    local = True
-    convention = "type"
+    positions: tuple[int, ...] = ()
+    convention: Convention = field(default="type", init=False)
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -114,39 +120,12 @@ class Everything(Field):
         return math.prod(self.space) * types
 
     def gather(self, x: Float[Tensor, "batch *space n *rest"]) -> Float[Tensor, "batch i *rest"]:
-        """All children in one row, position after position."""
-        return x.flatten(1, 1 + len(self.space))
+        """All children in one row, position after position; those at their parents' positions as they are."""
+        return x if self.positions else x.flatten(1, 1 + len(self.space))
 
     def scatter(self, x: Float[Tensor, "batch i"]) -> Float[Tensor, "batch *space n"]:
         """Back to the map."""
-        return x.unflatten(1, (*self.space, -1))
-
-    def total(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
-        """Sum over parents."""
-        return x.sum(dim=-1, keepdim=True)
-
-    def most(self, x: Float[Tensor, "batch i j"]) -> Float[Tensor, "batch i 1"]:
-        """Maximum over parents. No gradient."""
-        return x.detach().amax(dim=-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Gathered(Everything):
-    """Children that already stand at the positions of their parents; those of different positions do not compete.
-
-    Attributes:
-        positions: of the parents.
-    """
-
-    positions: tuple[int, ...] = ()  # type: ignore[misc]
-
-    def gather(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
-
-    def scatter(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
+        return x if self.positions else x.unflatten(1, (*self.space, -1))
 
 
 @dataclass(frozen=True)
@@ -180,43 +159,30 @@ class Windows(Field):
         for name in ("kernel", "stride"):
             check_range(name, getattr(self, name), low=1)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
-        least = 1 if self.gap > 1 else max(1, self.kernel - 2 * self.edge)
+        edge, _, gap = self.slide
+        least = 1 if gap > 1 else max(1, self.kernel - 2 * edge)
         for name in ("height", "width"):
             check_range(name, getattr(self, name), low=least)
         if self.convention not in CONVENTIONS:
             raise UnknownNameError("convention", self.convention, CONVENTIONS)
 
     @property
-    def local(self) -> bool:  # type: ignore[override]
-        """Whether only the types of one window compete."""
-        return self.convention == "type"
-
-    @property
-    def edge(self) -> int:
-        """Rows and columns of absent children on each side."""
-        return self.padding
-
-    @property
-    def step(self) -> int:
-        """Positions from one window to the next."""
-        return self.stride
-
-    @property
-    def gap(self) -> int:
-        """Positions from one place of the map to the next."""
-        return 1
+    def slide(self) -> tuple[int, int, int]:
+        """Absent rows and columns on each side; positions to the next window; and to the map's next place."""
+        return self.padding, self.stride, 1
 
     @property
     def padded(self) -> tuple[int, int]:
         """Height and width with what is absent."""
-        height, width = ((side - 1) * self.gap + 1 + 2 * self.edge for side in (self.height, self.width))
+        edge, _, gap = self.slide
+        height, width = ((side - 1) * gap + 1 + 2 * edge for side in (self.height, self.width))
         return height, width
 
     @property
-    def positions(self) -> tuple[int, int]:  # type: ignore[override]
+    def positions(self) -> tuple[int, int]:
         """Rows and columns of windows."""
-        height, width = self.padded
-        return (height - self.kernel) // self.step + 1, (width - self.kernel) // self.step + 1
+        rows, columns = ((side - self.kernel) // self.slide[1] + 1 for side in self.padded)
+        return rows, columns
 
     def count(self, types: int) -> int:
         """i: K * K * types."""
@@ -224,8 +190,9 @@ class Windows(Field):
 
     def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
         """The map with zeros where there is no child."""
-        if self.gap == 1:
-            return F.pad(x, [0, 0] * (x.dim() - 3) + [self.edge] * 4) if self.edge else x
+        edge, _, gap = self.slide
+        if gap == 1:
+            return F.pad(x, [0, 0] * (x.dim() - 3) + [edge] * 4) if edge else x
         wide = x.new_zeros(len(x), *self.padded, *x.shape[3:])
         self._inside(wide).copy_(x)
         return wide
@@ -235,35 +202,26 @@ class Windows(Field):
         return self._unfold(self.pad(x))
 
     def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
-        """Sum over windows with a child: `[batch, rows, columns, K * K * n]` -> `[batch, height, width, n]`.
-
-        The adjoint of `gather`; 0 for a child that no window contains.
-        """
+        """The sum over the windows with a child; 0 for a child that no window contains."""
         return self._inside(self._fold(x))
 
     def present(self, types: int) -> Tensor | None:
         """1 for each child that is on the map and 0 for padding, `[1, rows, columns, K * K * types]`."""
-        if self.edge == 0 and self.gap == 1:
+        if self.padded == (self.height, self.width):
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
 
-    def total(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Sum over the parents that compete for a child; see `convention`."""
-        return self._among(x, Tensor.sum, self._fold)
-
-    def most(self, x: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Like `total`, with the maximum in place of the sum. No gradient."""
-        return self._among(x.detach(), Tensor.amax, self._largest)
-
-    def _among(self, x: Tensor, reduce: Callable[..., Tensor], onto_map: Callable[[Tensor], Tensor]) -> Tensor:
-        """`reduce` over the parents that compete for a child; `onto_map` does so over the windows with the child."""
+    def among(self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]) -> Tensor:
+        """`reduce` over the parents that compete for a child; see `convention`."""
+        onto_map = self._fold if reduce is Tensor.sum else self._largest  # over the windows with a child
         if self.convention == "type":
-            return reduce(x, dim=-1, keepdim=True)
+            return super().among(x, reduce)
         if self.convention == "patch":
             return reduce(x, dim=(1, 2, 4), keepdim=True)
-        if self.convention == "space":
-            return _by_type(lambda links: self._unfold(onto_map(links)), x)
-        return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
+        if self.convention == "all":
+            return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
+        links = x.movedim(-1, 1).flatten(0, 1)  # of each type alone
+        return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
@@ -274,7 +232,7 @@ class Windows(Field):
 
     def _unfold(self, x: Tensor) -> Tensor:
         """Like `gather`, of what is there for every place of the padded map."""
-        cut = x.unfold(1, self.kernel, self.step).unfold(2, self.kernel, self.step)
+        cut = x.unfold(1, self.kernel, self.slide[1]).unfold(2, self.kernel, self.slide[1])
         return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
 
     def _fold(self, x: Tensor) -> Tensor:
@@ -283,24 +241,23 @@ class Windows(Field):
         if len(x) == 0:  # torch's own refuses it
             return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
         by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
-        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.step).permute(0, 2, 3, 1)
+        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.slide[1]).permute(0, 2, 3, 1)
 
     def _largest(self, x: Tensor) -> Tensor:
         """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
-        rows, columns = self.positions
+        (rows, columns), (_, step, _) = self.positions, self.slide
         x = x.detach().unflatten(3, (self.kernel, self.kernel, -1))
         best = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
-                reached = best[:, ky :: self.step, kx :: self.step][:, :rows, :columns]
+                reached = best[:, ky::step, kx::step][:, :rows, :columns]
                 reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
         return best
 
     def _inside(self, x: Tensor) -> Tensor:
         """The places of the map, of the padded map."""
-        rows, columns = (
-            slice(self.edge, self.edge + (n - 1) * self.gap + 1, self.gap) for n in (self.height, self.width)
-        )
+        edge, _, gap = self.slide
+        rows, columns = (slice(edge, edge + (n - 1) * gap + 1, gap) for n in (self.height, self.width))
         return x[:, rows, columns]
 
 
@@ -310,36 +267,11 @@ class Transposed(Windows):
 
     A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
     `torch.nn.functional.conv_transpose2d`; the matrices of the window's row ky are those of its row K - 1 - ky there.
-
-    Attributes:
-        height: of the map, in positions.
-        width: of the map.
-        kernel: side of a window, K.
-        stride: positions of parents from one child to the next.
-        padding: rows and columns of parents that are left out on each side, below K.
-        convention: which parents compete for a child; see `Windows`.
-
-    Raises:
-        ValueError: for sizes out of range, or another convention.
+    Attributes and errors are those of `Windows`, but `stride` is from one child's window of parents to the next, and
+    `padding` counts rows and columns of parents that are left out on each side.
     """
 
     @property
-    def edge(self) -> int:
-        """Rows and columns of absent children on each side."""
-        return self.kernel - 1 - self.padding
-
-    @property
-    def step(self) -> int:
-        """Positions from one window to the next."""
-        return 1
-
-    @property
-    def gap(self) -> int:
-        """Positions from one place of the map to the next."""
-        return self.stride
-
-
-def _by_type(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of links `[batch, rows, columns, i]`, for each parent type of `[batch, rows, columns, i, j]`."""
-    links = x.movedim(-1, 1).flatten(0, 1)
-    return change(links).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
+    def slide(self) -> tuple[int, int, int]:
+        """As of `Windows`."""
+        return self.kernel - 1 - self.padding, 1, self.stride

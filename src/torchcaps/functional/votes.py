@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.errors import check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
 from torchcaps.functional.chance import random_logits
-from torchcaps.functional.fields import Field, Gathered
+from torchcaps.functional.fields import Everything, Field
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
@@ -113,14 +113,12 @@ class Votes(ABC):
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
 
-    @property
-    def equal(self) -> bool:
-        """Whether an ablation asks for equal couplings."""
-        return self.fixed is not None and self.fixed[1] == 0
-
-    def settled(self) -> None:
-        """Said by a router that has made its couplings equal by itself, in a single pass."""
+    def settle(self) -> bool:
+        """Whether an ablation asks for equal couplings: the router that asks makes them by itself, in a single pass."""
+        if self.fixed is None or self.fixed[1] != 0:
+            return False
         self.fixed, self.shares = None, self.shares + 1
+        return True
 
     def weighted(self, coefficients: Float[Tensor, "batch *positions i j"]) -> Float[Tensor, "batch *positions j d"]:
         """Each parent's sum of votes with these coefficients; without the bias."""
@@ -142,12 +140,10 @@ class Votes(ABC):
             leaky: let one more parent compete, "none of the above", whose logit is 0.
         """
         like = logits if logits is not None else self._like()
-        if self.equal:
-            logits = None
-        elif self.fixed is not None:
+        if self.fixed is not None:
             seed, scale = self.fixed
             logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
-            logits = logits.to(like).expand(like.shape)
+            logits = logits.to(like).expand(like.shape) if scale else None
         if logits is None and not leaky:
             coupling = self.field.first(like)
         else:
@@ -190,12 +186,9 @@ class GivenVotes(Votes):
     """
 
     def __init__(
-        self,
-        votes: Float[Tensor, "*batch i j d"],
-        activation: Float[Tensor, "*batch i"] | None = None,
-        pose: Float[Tensor, "*batch i in_dim"] | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
+        self, votes: Float[Tensor, "*batch i j d"], activation: Float[Tensor, "*batch i"] | None = None,
+        pose: Float[Tensor, "*batch i in_dim"] | None = None, bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
         check_floating(votes=votes, bias=bias)
         if activation is None:
@@ -204,7 +197,7 @@ class GivenVotes(Votes):
         if activation.shape != votes.shape[:-2]:
             raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        field = Gathered(positions=tuple(votes.shape[1:-3]))
+        field = Everything(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 
@@ -217,12 +210,11 @@ class ProductVotes(Votes):
 
     A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed weights.
 
+    Other arguments are those of `Votes`.
+
     Args:
-        children: see `Votes`.
-        field: see `Votes`.
         weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where the matrices repeat for k children in turn.
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
-        bias: see `Votes`.
 
     Raises:
         ValueError: for shapes that do not fit.

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.fields import Convention
 
 Operands = TypeVar("Operands", bound=tuple[Any, ...])
 Grads = Sequence[Tensor | None]
 
 _SCHEMA = {
     Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float", str: "str",
-    list[int]: "SymInt[]", list[float]: "float[]",
+    list[int]: "SymInt[]", list[float]: "float[]", Convention: "str",
 }  # fmt: skip
 
 
@@ -46,13 +47,9 @@ class Parts(NamedTuple, Generic[Operands]):
 def operator(
     name: str, operands: Callable[..., Operands], outcomes: int, parts: Parts[Operands]
 ) -> Callable[[Operands], tuple[Tensor, ...]]:
-    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`.
+    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`; so many tensors come out.
 
-    Args:
-        name: of the operator.
-        operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
-        outcomes: how many tensors come out.
-        parts: what it is made from.
+    Operands are a NamedTuple of tensors, then numbers, names and lists of numbers.
     """
     fields = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
     tensors = [field for field, kind in fields.items() if kind.startswith("Tensor")]
@@ -86,19 +83,25 @@ def operator(
     forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
     backward.register_fake(fake_backward)
 
+    _differentiable(forward, backward, len(tensors), graded)
+    return lambda given: _several(forward(*given))
+
+
+def _differentiable(forward: Any, backward: Any, tensors: int, graded: int) -> None:
+    """Give autograd the gradient of an operator of so many tensors, by so many of its outcomes."""
+
     def remember(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[: len(tensors)], *_several(output)[graded:])
-        ctx.settings = inputs[len(tensors) :]
+        ctx.save_for_backward(*inputs[:tensors], *_several(output)[graded:])
+        ctx.settings = inputs[tensors:]
 
     def pass_on(ctx: Any, *grads: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, list(ctx.needs_input_grad[: len(tensors)])
-        given, kept = saved[: len(tensors)], list(saved[len(tensors) :])
+        given, kept = ctx.saved_tensors[:tensors], list(ctx.saved_tensors[tensors:])
+        wanted = list(ctx.needs_input_grad[:tensors])
         found = backward(*given, *ctx.settings, kept, list(grads[:graded]), wanted)
         return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(None for _ in ctx.settings)
 
     forward.register_autograd(pass_on, setup_context=remember)
     backward.register_autograd(_refuse)
-    return lambda given: _several(forward(*given))
 
 
 def _one(made: tuple[Tensor, ...]) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from torchcaps.functional.votes import Votes
+from torchcaps.types import Routed
+
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
@@ -17,11 +20,9 @@ class Support(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """An implementation of an operation.
+    """An implementation, such as "numba", of an operation, such as "dynamic_routing".
 
     Attributes:
-        operation: such as "dynamic_routing".
-        impl: its name, such as "numba".
         run: takes what the operation takes.
         supports: takes the operands (the votes; the tensors of a convolution) and says whether it can run.
         rank: "auto" asks those of lower rank first.
@@ -33,6 +34,12 @@ class FastPath(NamedTuple):
     supports: Callable[..., Support]
     rank: int
 
+    def routed(self, votes: Votes, **options: Any) -> Routed:
+        """Route votes, which then need not be asked for couplings."""
+        votes.shares += 1
+        routed: Routed = self.run(votes, **options)
+        return routed
+
 
 _PATHS: dict[str, list[FastPath]] = {}
 
@@ -42,9 +49,8 @@ def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, ra
 
     def register(run: Run) -> Run:
         others = [path for path in _PATHS.get(operation, []) if path.impl != impl]
-        _PATHS[operation] = sorted(
-            [*others, FastPath(operation, impl, run, supports, rank)], key=lambda path: path.rank
-        )
+        path = FastPath(operation, impl, run, supports, rank)
+        _PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
         return run
 
     return register

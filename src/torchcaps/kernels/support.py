@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from torchcaps.functional.fields import Field, Windows
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.registry import Support
 
@@ -40,6 +41,13 @@ def operands(votes: Votes) -> dict[str, Tensor | None]:
     else:
         named = {"votes": votes.dense()}
     return named | {"bias": votes.bias}
+
+
+def padded_windows(field: Field) -> Windows | None:
+    """The same windows on the map that `field.pad` makes, where no child is absent; None for another field."""
+    if not isinstance(field, Windows):
+        return None
+    return Windows(*field.padded, field.kernel, field.slide[1], convention=field.convention)
 
 
 def watched(votes: Votes, equal: bool = False) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -107,19 +106,10 @@ def create_model(
         raise ValueError(
             f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`"
         )
+    given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    sizes = {name: getattr(passport, name) if value is None else value for name, value in given.items()}
     with nullcontext() if generator is None else drawn_from(generator):
-        return builder(
-            num_classes=passport.num_classes if num_classes is None else num_classes,
-            in_chans=passport.in_chans if in_chans is None else in_chans,
-            img_size=passport.img_size if img_size is None else img_size,
-            **options,
-        )
-
-
-def model_options(name: str) -> list[str]:
-    """Names of a model's own options, for help texts."""
-    sizes = {"num_classes", "in_chans", "img_size"}
-    return [p for p in inspect.signature(_find(name)[0]).parameters if p not in sizes]
+        return builder(**sizes, **options)
 
 
 def _find(name: str) -> tuple[Builder, Passport]:

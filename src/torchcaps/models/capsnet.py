@@ -7,15 +7,15 @@ CapsuleLinear).
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
@@ -23,10 +23,11 @@ from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
 SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
+NEEDY = f"the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution)"
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
-class CapsNet(InNotebook, nn.Module):
+class CapsNet(ImageModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
     Args:
@@ -69,20 +70,17 @@ class CapsNet(InNotebook, nn.Module):
         impl: Impl = "auto",
         **routing_options: Any,
     ) -> None:
-        super().__init__()
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        sizes = {"num_classes": num_classes, "in_chans": in_chans, "channels": channels, "primary_types": primary_types}
-        for name, value in (sizes | {"primary_dim": primary_dim, "class_dim": class_dim}).items():
-            check_range(name, value, low=1)
-        self.num_classes, self.in_chans, self.img_size = num_classes, in_chans, (height, width)
-        children = primary_types * _positions(height, width)
+        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
+        super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
+        self.num_classes = num_classes
+        children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
         self.class_capsules = CapsuleLinear(
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
         )
-        self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, height, width)) if decoder else None
+        self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, *self.img_size)) if decoder else None
         if impl != "auto":
             set_impl(self, impl)
 
@@ -90,19 +88,12 @@ class CapsNet(InNotebook, nn.Module):
     def spec(self) -> ModelSpec:
         """Capsules with lengths, unless the routing gives probabilities; trained by the margin loss."""
         activation = self.class_capsules.router.activation
-        return ModelSpec(True, activation, self.decoder is not None, SMALLEST, loss="margin")
+        has_decoder = self.decoder is not None
+        return ModelSpec(pose=True, activation=activation, decoder=has_decoder, smallest=SMALLEST, loss="margin")
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
-        height, width = self.img_size
-        check_shape(
-            "images",
-            images,
-            ("batch", "channels", "height", "width"),
-            channels=self.in_chans,
-            height=height,
-            width=width,
-        )
+        self._check(images)
         x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         return self.class_capsules(flatten_space(primary))  # 10 of dim 16
@@ -122,17 +113,6 @@ class CapsNet(InNotebook, nn.Module):
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
         return self.decoder(mask_capsules(capsules, labels))
-
-
-def _positions(height: int, width: int) -> int:
-    """Positions of the primary capsules' map."""
-    if min(height, width) < SMALLEST:
-        raise ValueError(
-            f"img_size: the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution) need images of "
-            f"at least {SMALLEST}x{SMALLEST} pixels, got {height}x{width}"
-        )
-    rows, columns = ((size - SMALLEST) // STRIDE + 1 for size in (height, width))
-    return rows * columns
 
 
 @register_model(

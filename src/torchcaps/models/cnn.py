@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
+from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, create_model, register_model
-from torchcaps.models.notebook import InNotebook
 from torchcaps.types import ModelSpec
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
@@ -27,7 +27,7 @@ MOST_LAYERS = 100
 SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
 
 
-class CNN(InNotebook, nn.Module):
+class CNN(ImageModel):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:
@@ -50,9 +50,7 @@ class CNN(InNotebook, nn.Module):
         ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
-    loss = "cross_entropy"
-    has_capsules = False
-    decoder = None
+    has_capsules, decoder = False, None
 
     def __init__(
         self,
@@ -68,12 +66,10 @@ class CNN(InNotebook, nn.Module):
         several: bool = False,
         standardised: bool = False,
     ) -> None:
-        super().__init__()
-        self.standardised = standardised
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        _check_sizes(num_classes, in_chans, channels, kernels, hidden, dropout)
-        self.num_classes, self.in_chans, self.img_size, self.several = num_classes, in_chans, (height, width), several
-        rows, columns = _map_size((height, width), len(channels) if pool else 0)
+        super().__init__(in_chans, img_size, num_classes=num_classes)
+        _check_layers(channels, kernels, hidden, dropout)
+        self.num_classes, self.several, self.standardised = num_classes, several, standardised
+        rows, columns = _map_size(self.img_size, len(channels) if pool else 0)
         layers: list[nn.Module] = []
         for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
             layers += [nn.Conv2d(below, above, kernel, padding=kernel // 2), nn.ReLU()]
@@ -86,13 +82,12 @@ class CNN(InNotebook, nn.Module):
         ))  # fmt: skip
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
-        self.spec = ModelSpec(activation="probability", smallest=2 ** (len(channels) if pool else 0))
+        smallest = 2 ** (len(channels) if pool else 0)
+        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
-        height, width = self.img_size
-        axes = ("batch", "channels", "height", "width")
-        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        self._check(images)
         x = standardise(images) if self.standardised else images
         features = self.convolutions(x).flatten(1)
         return self.classes_layer(self.dropout(self.hidden(features)))
@@ -115,22 +110,9 @@ class CNN(InNotebook, nn.Module):
         del images
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")
 
-    def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> NoReturn:
-        """There is no decoder in this network.
 
-        Raises:
-            ValueError: always.
-        """
-        del capsules, labels
-        raise ValueError("reconstruct: expected a capsule network; this is a CNN, and has no decoder")
-
-
-def _check_sizes(
-    num_classes: int, in_chans: int, channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...],
-    dropout: float,
-) -> None:  # fmt: skip
-    sizes = {"num_classes": (num_classes,), "in_chans": (in_chans,), "channels": channels, "hidden": hidden}
-    for name, values in sizes.items():
+def _check_layers(channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...], dropout: float) -> None:
+    for name, values in (("channels", channels), ("hidden", hidden)):
         for value in values:
             check_range(name, value, low=1)
     check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
@@ -202,8 +184,8 @@ def matched_cnn(
         raise TypeError(f"model: sizes and options ({names}) go with a name, not with {type(model).__name__}")
     if isinstance(model, CNN):
         raise ValueError("model: expected a capsule network, got a CNN")
-    sizes: tuple[int, int, tuple[int, int]] = (model.num_classes, model.in_chans, model.img_size)  # type: ignore[assignment]
-    target = parameter_count(model)
+    sized: Any = model
+    sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)
     first, second, hidden = matched_widths(target, *sizes)
     cnn = CNN(
         *sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout,

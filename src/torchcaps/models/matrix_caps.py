@@ -2,7 +2,7 @@
 
 Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, figure 1. Differs from the
 paper in: sizes follow the images; weights, costs and inverse temperatures start from this library's rules (see
-`MatrixCaps`), as the paper gives none.
+`MatrixCaps`), as the paper gives none. The network ends at its class capsules: it has no decoder.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
 from torchcaps.functional import receptive_centres, standardise
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
+from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.models.notebook import InNotebook
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
@@ -29,7 +28,7 @@ CHILD_ACTIVATION, LOG_DEVIATION = 0.5, -2.0
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
-class MatrixCaps(InNotebook, nn.Module):
+class MatrixCaps(ImageModel):
     """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules.
 
     Args:
@@ -58,7 +57,6 @@ class MatrixCaps(InNotebook, nn.Module):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    loss = "spread"
     decoder = None
 
     def __init__(
@@ -79,19 +77,11 @@ class MatrixCaps(InNotebook, nn.Module):
         standardised: bool = False,
         impl: str = "auto",
     ) -> None:
-        super().__init__()
-        self.standardised = standardised
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        sizes = {"num_classes": num_classes, "in_chans": in_chans, "channels": channels, "primary_types": primary_types}
-        for name, value in sizes.items():
-            check_range(name, value, low=1)
-        if min(height, width) < SMALLEST:
-            raise ValueError(
-                f"img_size: a convolution and two layers of capsules need images of at least {SMALLEST}x{SMALLEST} "
-                f"pixels, got {height}x{width}"
-            )
+        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
+        super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
+        height, width = self.img_size
         check_iterations(iterations)
-        self.num_classes, self.in_chans, self.img_size = num_classes, in_chans, (height, width)
+        self.num_classes, self.standardised = num_classes, standardised
         options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
@@ -111,9 +101,7 @@ class MatrixCaps(InNotebook, nn.Module):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
-        height, width = self.img_size
-        axes = ("batch", "channels", "height", "width")
-        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        self._check(images)
         x = standardise(images) if self.standardised else images
         x = torch.relu(self.conv(x))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
@@ -123,17 +111,6 @@ class MatrixCaps(InNotebook, nn.Module):
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Activations of the class capsules, in [0, 1]; not logits."""
         return self.capsules(images).activation
-
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """There is no decoder in this network.
-
-        Raises:
-            ValueError: always.
-        """
-        del capsules, labels
-        raise ValueError("reconstruct: matrix capsules have no decoder; the paper's network ends at its class capsules")
 
 
 def _maps(height: int, width: int) -> list[tuple[int, int]]:

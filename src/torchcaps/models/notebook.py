@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router
-from torchcaps.types import Capsules, Routed
+from torchcaps.types import Capsules, Routed, spec_of
 
 MOST_CLASSES = 12  # names in the line on classes
 # Colours are the page's own, so that a light and a dark page are served alike.
@@ -37,22 +37,6 @@ class Stage(NamedTuple):
     parameters: int
 
 
-class InNotebook:
-    """Base of models that a notebook shows as a table of their stages; it holds nothing and changes nothing else."""
-
-    def notebook_stages(self) -> list[Stage]:
-        """The stages in their order, with shapes measured on a copy of the model without weights."""
-        return measured_stages(self)  # type: ignore[arg-type]
-
-    def _repr_html_(self) -> str:
-        stages = self.notebook_stages()
-        what = (type(self).__doc__ or "").strip().split("\n")[0]
-        total = Stage("total", "", "", sum(p.numel() for p in self.parameters()))  # type: ignore[attr-defined]
-        images = Stage("images", "", times(self.in_chans, *self.img_size), 0)  # type: ignore[attr-defined]
-        rows = [_row(stage) for stage in (images, *stages, total)]
-        return card(type(self).__name__, what, facts(_facts(self)), table(("stage", "", "output", "parameters"), rows))
-
-
 def card(title: str, about: str, *parts: str) -> str:
     """A title, a line of text and HTML parts under it.
 
@@ -74,20 +58,16 @@ def facts(lines: Sequence[tuple[str, str]]) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Plain text in a table whose last column holds numbers and whose first names the rows."""
-    top = "".join(
-        f'<th scope="col" style="{_RIGHT if place == len(heads) - 1 else _LEFT}">{plain(head)}</th>'
-        for place, head in enumerate(heads)
-    )
-    body = "".join(
-        f'<tr style="background:none"><th scope="row" style="{_LEFT}">{plain(first)}</th>'
-        + "".join(f'<td style="{_LEFT}">{plain(cell)}</td>' for cell in cells)
-        + f'<td style="{_RIGHT}">{plain(last)}</td></tr>'
-        for first, *cells, last in rows
-    )
-    return (
-        '<table style="border-collapse:collapse;margin:0.4em 0;color:inherit;background:none">'
-        f'<thead><tr style="background:none">{top}</tr></thead><tbody>{body}</tbody></table>'
-    )
+
+    def line(cells: Sequence[str], tags: Sequence[str]) -> str:
+        styles = [*[_LEFT] * (len(cells) - 1), _RIGHT]
+        parts = (f'<{t} style="{s}">{plain(cell)}</{t[:2]}>' for cell, t, s in zip(cells, tags, styles, strict=True))
+        return f'<tr style="background:none">{"".join(parts)}</tr>'
+
+    top = line(heads, ['th scope="col"'] * len(heads))
+    body = "".join(line(cells, ['th scope="row"', *["td"] * (len(heads) - 1)]) for cells in rows)
+    style = "border-collapse:collapse;margin:0.4em 0;color:inherit;background:none"
+    return f'<table style="{style}"><thead>{top}</thead><tbody>{body}</tbody></table>'
 
 
 def plain(value: object) -> str:
@@ -105,7 +85,7 @@ def capsules_in_words(shape: Sequence[int]) -> str:
     return f"{times(*shape[:-1])} {'capsule' if shape[-2] == 1 else 'capsules'} of {shape[-1]} dims"
 
 
-def measured_stages(model: nn.Module) -> list[Stage]:
+def measured_stages(model: Any) -> list[Stage]:
     """What each stage of a classifier gives for one image, measured by one forward pass.
 
     The pass runs through a copy without weights: the model, its mode, its hooks and random numbers are not touched. Of
@@ -117,15 +97,13 @@ def measured_stages(model: nn.Module) -> list[Stage]:
     bare = _without_weights(model)
     shapes: dict[str, str] = {}
     for name, module in _stages(bare):
-        module.register_forward_hook(_keep(shapes, name))
-    first = next(bare.parameters())
-    height, width = bare.img_size  # type: ignore[misc]
-    images = torch.zeros([1, bare.in_chans, height, width], dtype=first.dtype)  # type: ignore[list-item]
+        module.register_forward_hook(lambda *seen, name=name: shapes.update({name: _in_words(seen[2])}))
+    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=next(bare.parameters()).dtype)
     with torch.no_grad():
-        if getattr(bare, "decoder", None) is None:
-            bare(images)
+        if spec_of(bare).decoder:
+            bare.reconstruct(bare.capsules(images))
         else:
-            bare.reconstruct(bare.capsules(images))  # type: ignore[operator]
+            bare(images)
     return [
         Stage(name, _kind(module), shapes[name], sum(p.numel() for p in module.parameters()))
         for name, module in _stages(model)
@@ -141,17 +119,7 @@ class _Shapes(Router):
         return Routed(pose, pose[..., 0], None)
 
 
-def _keep(shapes: dict[str, str], name: str) -> Callable[[nn.Module, Any, Tensor | Capsules], None]:
-    """A hook that writes down the shape of what a module gives."""
-
-    def hook(module: nn.Module, inputs: Any, output: Tensor | Capsules) -> None:
-        del module, inputs
-        shapes[name] = _in_words(output)
-
-    return hook
-
-
-def _without_weights(model: nn.Module) -> nn.Module:
+def _without_weights(model: nn.Module) -> Any:
     """A copy on the CPU in evaluation mode, all zeros, whose routers do nothing; hooks and recordings stay behind."""
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -164,8 +132,8 @@ def _without_weights(model: nn.Module) -> nn.Module:
         memo[id(buffer)] = _zeros(buffer)
     bare = copy.deepcopy(model, memo).eval()
     for module in bare.modules():
-        if hasattr(module, "impl"):
-            module.impl = "reference"  # type: ignore[assignment]
+        if "impl" in vars(module):
+            vars(module)["impl"] = "reference"
     return bare
 
 
@@ -190,15 +158,11 @@ def _kind(module: nn.Module) -> str:
     conv: Any = getattr(module, "conv", module)
     name = type(module).__name__
     if hasattr(conv, "kernel_size"):
-        stride = conv.stride if isinstance(conv.stride, int) else conv.stride[0]
-        name += f" {_square(conv.kernel_size)}, stride {stride}"
+        kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
+        name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
         name += f", {routing_in_words(module.router)}"
     return name
-
-
-def _square(kernel: int | tuple[int, ...]) -> str:
-    return times(*(kernel, kernel) if isinstance(kernel, int) else kernel)
 
 
 def routing_in_words(router: Router) -> str:
@@ -208,7 +172,8 @@ def routing_in_words(router: Router) -> str:
     return f"{router.describe()} routing{count}"
 
 
-def _facts(model: Any) -> list[tuple[str, str]]:
+def facts_of(model: Any) -> list[tuple[str, str]]:
+    """Lines on the images and the classes of a model."""
     height, width = model.img_size
     channels = f"{model.in_chans} channel{'' if model.in_chans == 1 else 's'}"
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
@@ -219,7 +184,3 @@ def _facts(model: Any) -> list[tuple[str, str]]:
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))
     return lines
-
-
-def _row(stage: Stage) -> tuple[str, str, str, str]:
-    return stage.name, stage.kind, stage.output, f"{stage.parameters:,}" if stage.parameters else ""

@@ -10,14 +10,17 @@ Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
-from torchcaps.models.notebook import InNotebook, Stage, capsules_in_words, times
+from torchcaps.errors import UnknownNameError, check_shape
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
@@ -41,7 +44,7 @@ class TransformedPairs(NamedTuple):
     transformation: Float[Tensor, " batch *numbers"]
 
 
-class TransformingAutoencoder(InNotebook, nn.Module):
+class TransformingAutoencoder(ImageModel):
     """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
 
     Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
@@ -60,8 +63,8 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         bounded: the image is the sigmoid of the sum, in (0, 1).
 
     Shapes:
-        images `[batch, in_chans, height, width]` in [0, 1] and transformations (see `TransformedPairs`) to images of
-        the same shape, around [0, 1]: sums, which nothing bounds unless `bounded`.
+        images `[batch, in_chans, height, width]` in [0, 1] and transformations (see `TransformedPairs`; without them,
+        nothing is moved) to images of the same shape, around [0, 1]: sums, which nothing bounds unless `bounded`.
 
     Raises:
         ValueError: for sizes below one, an unknown pose, or `constrained` without affine poses.
@@ -81,18 +84,14 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         constrained: bool = False,
         bounded: bool = False,
     ) -> None:
-        super().__init__()
+        sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
+        super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
         if pose not in get_args(Pose):
             raise UnknownNameError("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
-        height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        sizes = {"in_chans": in_chans, "img_size": min(height, width), "capsules": capsules}
-        for name, value in (sizes | {"recognition": recognition, "generation": generation}).items():
-            check_range(name, value, low=1)
-        self.in_chans, self.img_size, self.num_capsules = in_chans, (height, width), capsules
-        self.pose, self.constrained, self.bounded = pose, constrained, bounded
-        pixels = in_chans * height * width
+        self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded
+        pixels = in_chans * math.prod(self.img_size)
         recognised = 2 if pose == "translation" else 6 if constrained else 9
         self.pose_dim = 2 if pose == "translation" else 9
         shapes = {
@@ -123,30 +122,27 @@ class TransformingAutoencoder(InNotebook, nn.Module):
     def notebook_stages(self) -> list[Stage]:
         """The five stages of all capsules, for the table that a notebook shows."""
         count, image = self.num_capsules, times(self.in_chans, *self.img_size)
-        outputs = {
-            "recognise": capsules_in_words((count, self.weight["recognise"].shape[2])).replace("dims", "units"),
-            "place": capsules_in_words((count, self.pose_dim)), "gate": f"{count} presences",
-            "generate": capsules_in_words((count, self.weight["generate"].shape[2])).replace("dims", "units"),
-            "draw": image,
+        recognised, generated = (
+            capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
+            for name in ("recognise", "generate")
+        )
+        stages = {
+            "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
+            "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
+            "generate": ("sigmoid units", generated),
+            "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
-        kinds = {
-            "recognise": "sigmoid units", "place": f"poses ({self.pose})", "gate": "sigmoid units",
-            "generate": "sigmoid units", "draw": "sum over capsules" + (", then sigmoid" if self.bounded else ""),
-        }  # fmt: skip
-        return [
-            Stage(name, kinds[name], output, self.weight[name].numel() + self.bias[name].numel())
-            for name, output in outputs.items()
-        ]
+        return [Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
 
-    def encode(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
-        height, width = self.img_size
-        axes = ("batch", "channels", "height", "width")
-        check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        self._check(images)
         x = images.flatten(1)
         h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
-        pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
-        presence = (torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]).sigmoid()
+        with without_autocast(x):  # places are stages by small differences, which half precision would round away
+            h = h.to(self.weight["place"].dtype)
+            pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
+            presence = (torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]).sigmoid()
         if self.constrained:
             pose = torch.cat([pose, pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
@@ -155,7 +151,7 @@ class TransformingAutoencoder(InNotebook, nn.Module):
         """The same capsules with their poses transformed: `pose + shift`, or `T A`; presences stay.
 
         Args:
-            capsules: as `encode` gives them.
+            capsules: of images, as `capsules` gives them.
             transformation: `[batch, 2]` shifts in pixels, or `[batch, 3, 3]` matrices; see `TransformedPairs`.
         """
         pose, presence = capsules
@@ -163,22 +159,55 @@ class TransformingAutoencoder(InNotebook, nn.Module):
             check_shape("transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2)
             return Capsules(pose + transformation.unsqueeze(1), presence)
         check_shape("transformation", transformation, ("batch", "rows", "columns"), batch=len(pose), rows=3, columns=3)
-        matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
+        with without_autocast(pose):
+            matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)
 
-    def decode(self, capsules: Capsules) -> Float[Tensor, "batch channels height width"]:
-        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`."""
+    def reconstruct(
+        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch channels height width"]:
+        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`.
+
+        Args:
+            capsules: as `capsules` or `move` gives them.
+            labels: `[batch]` numbers of capsules: only what that one of each image draws; None is all of them.
+        """
         pose, presence = capsules
         axes = ("batch", "capsules", "dim")
         check_shape("capsules", pose, axes, capsules=self.num_capsules, dim=self.pose_dim)
-        g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
-        drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"])
-        drawn = drawn + presence @ self.bias["draw"]
+        if labels is not None:
+            check_shape("labels", labels, ("batch",), batch=len(pose))
+            presence = torch.zeros_like(presence).scatter(1, labels[:, None], presence.gather(1, labels[:, None]))
+        with without_autocast(pose):
+            g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
+            base = presence @ self.bias["draw"]
+        drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
         drawn = drawn.sigmoid() if self.bounded else drawn
         return drawn.unflatten(1, (self.in_chans, *self.img_size))
 
     def forward(
-        self, images: Float[Tensor, "batch channels height width"], transformation: Float[Tensor, " batch *numbers"]
-    ) -> Float[Tensor, "batch channels height width"]:
-        """What the images look like after the transformation, as drawn by the capsules."""
-        return self.decode(self.move(self.encode(images), transformation))
+        self, images: Float[Tensor, "batch channels height width"],
+        transformation: Float[Tensor, " batch *numbers"] | None = None,
+    ) -> Float[Tensor, "batch channels height width"]:  # fmt: skip
+        """What the images look like after the transformation (None: as they are), as drawn by the capsules."""
+        capsules = self.capsules(images)
+        return self.reconstruct(capsules if transformation is None else self.move(capsules, transformation))
+
+    def strokes(self) -> Float[Tensor, "capsules units height width"]:
+        """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
+        return self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
+
+
+@register_model(
+    Passport(
+        title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
+        parameters=1_914_210, published="pictures only",
+    )
+)  # fmt: skip
+def transforming_autoencoder(*, num_classes: int = 0, recognition: int = 60, **options: Any) -> TransformingAutoencoder:
+    """The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
+
+    Labels have no part in it: `num_classes` is not looked at.
+    """
+    del num_classes
+    return TransformingAutoencoder(recognition=recognition, **options)

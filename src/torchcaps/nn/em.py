@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import check_range
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
@@ -62,40 +60,31 @@ class EMRouting(Router):
         """One pair of costs for each parent."""
         if self.sizes is None:
             self.beta_u, self.beta_a = (
-                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in self.costs
+                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in (self.beta_u, self.beta_a)
             )
         super().build(sizes)
 
-    @property
-    def costs(self) -> tuple[Tensor, Tensor]:
-        """The two parameters."""
-        return self.beta_u, self.beta_a
-
     def reset_parameters(self) -> None:
         """Set both costs to where they start."""
-        for beta, value in zip(self.costs, self.start, strict=True):
+        for beta, value in zip((self.beta_u, self.beta_a), self.start, strict=True):
             nn.init.constant_(beta, value)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Procedure 1 of the paper."""
         del parents
-        heat = self.inverse_temperature
-        if votes.equal:  # every M-step is the first one, and the last one's temperature tells
-            votes.settled()
-            heat = heat[-1:]
-        beta_u, beta_a = (beta.expand(votes.parents) for beta in self.costs)
+        # Of equal couplings every M-step is the first one, and the last one's temperature tells.
+        heat = self.inverse_temperature[-1:] if votes.settle() else self.inverse_temperature
+        beta_u, beta_a = (beta.expand(votes.parents) for beta in (self.beta_u, self.beta_a))
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
         return ops.em_routing(votes, None, beta_u, beta_a, len(heat), heat, impl=self.impl)
 
     def stopped(self, iterations: int) -> Router:
         """This router, stopped after so many iterations where it has more."""
-        check_range("iterations", iterations, low=1)
-        if iterations >= self.passes:
-            return self
-        copy = deepcopy(self)
-        copy.iterations, copy.inverse_temperature = iterations, self.inverse_temperature[:iterations]
-        # The learned cost is kept as a multiple of the last temperature, which is another one now.
-        copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
+        copy: Any = super().stopped(iterations)
+        if copy is not self:
+            copy.inverse_temperature = self.inverse_temperature[:iterations]
+            # The learned cost is kept as a multiple of the last temperature, which is another one now.
+            copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
         return copy
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -105,7 +94,3 @@ class EMRouting(Router):
             if isinstance(kept, Tensor) and kept.shape == (1,):
                 beta.data = beta.data[:1].clone()
         super()._load_from_state_dict(state, prefix, *others)
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"iterations={self.iterations}, impl={self.impl!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from torchcaps import ops
@@ -23,8 +25,9 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     """
     if impl not in ops.IMPLS:
         raise UnknownNameError("impl", impl, ops.IMPLS)
-    layers = [m for m in model.modules() if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
+    modules: list[Any] = list(model.modules())
+    layers = [m for m in modules if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
     if not layers:
         raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
     for layer in layers:
-        layer.impl = impl  # type: ignore[assignment]
+        layer.impl = impl

@@ -26,10 +26,8 @@ class CapsuleLinear(RoutedLayer):
         in_dim: dimensions of a child's pose.
         out_capsules: J, number of parents.
         out_dim: D, dimensions of a parent's pose.
-        routing: a name of `list_routers()`, a router module, or a function `(votes, activation) -> Routed`.
-        bias: a learned `[J, D]` vector added inside every iteration (0.1 at the start, as in the authors' code).
-        init_std: standard deviation of the weights; see `LinearVotes`.
-        routing_options: passed to the router of that name, e.g. `iterations=2`.
+        routing: see `RoutedLayer`, and for its `routing_options`, e.g. `iterations=2`.
+        bias: a learned `[J, D]` vector added inside every iteration; see `LinearVotes`, and for `init_std`.
 
     Shapes:
         input Capsules (or their pose) `[batch, I, in_dim]`; output Capsules with pose `[batch, J, D]` and activation
@@ -71,19 +69,18 @@ class ConvCaps(RoutedLayer):
 
     The matrices are shared over positions, like the kernel of a convolution.
 
+    Other arguments are those of `CapsuleLinear`; `init_std` of `MatrixVotes` where poses are matrices.
+
     Args:
         in_types: B, capsule types of the map.
         out_types: C, parent types.
         kernel_size: K.
         stride: positions from one window to the next.
         padding: rows and columns of absent children on each side of the map, below K.
-        routing: see `CapsuleLinear`.
         pose_size: P, where poses are P x P matrices; or (in_dim, out_dim), where they are vectors.
         convention: which parents compete for a child: "all", "type", "space" or "patch"; see `functional.Windows`. By
             default as the routing was published: over all windows with a child for "em" and "dynamic".
         bias: a learned vector for each parent type's sum of votes.
-        init_std: standard deviation of the weights; see `MatrixVotes` and `LinearVotes`.
-        routing_options: passed to the router of that name, e.g. `iterations=2`.
 
     Shapes:
         input Capsules with pose `[batch, height, width, B, in_dim]`; output Capsules with pose
@@ -155,20 +152,16 @@ class ClassCaps(RoutedLayer):
     """Class capsules: every capsule of the map votes for every class, in one routing.
 
     The matrices belong to capsule types and are shared over positions; coordinate addition tells the votes where they
-    come from.
+    come from. Other arguments are those of `ConvCaps`.
 
     Args:
         in_types: D, capsule types of the map.
         classes: E.
-        routing: see `CapsuleLinear`.
-        pose_size: see `ConvCaps`.
         centres: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
             leaves coordinate addition out. See `functional.receptive_centres`.
         indices: which two elements of the flat vote; by default the first two of the right-hand column of a matrix, as
             in the paper: (3, 7) of 16; of a vector the first two.
         bias: a learned vector for each class's sum of votes.
-        init_std: see `ConvCaps`.
-        routing_options: passed to the router of that name, e.g. `iterations=2`.
 
     Shapes:
         input Capsules with pose `[batch, height, width, D, in_dim]`; output Capsules with pose `[batch, E, out_dim]`
@@ -189,10 +182,10 @@ class ClassCaps(RoutedLayer):
             check_range(name, value, low=1)
         places = None
         if centres is not None:
-            matrix = isinstance(pose_size, int)
-            indices = indices or ((pose_size - 1, 2 * pose_size - 1) if matrix else (0, 1))  # type: ignore[operator]
+            size = pose_size if isinstance(pose_size, int) else None
+            indices = indices or ((0, 1) if size is None else (size - 1, 2 * size - 1))
             rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
-            blank = torch.zeros(len(rows), len(columns), 1, 1, pose_size**2 if matrix else pose_size[1])  # type: ignore
+            blank = torch.zeros(len(rows), len(columns), 1, 1, _sizes(1, 1, pose_size).dim)
             places = coordinate_addition(blank, rows, columns, indices)
         votes = _votes(in_types, classes, pose_size, bias=bias, init_std=init_std, places=places)
         super().__init__(votes, routing, Everything, **routing_options)
@@ -218,16 +211,20 @@ class ClassCaps(RoutedLayer):
         return f"{self.in_types}, {self.votes.sizes.parents}, {added} coordinates, bias={self.bias is not None}"
 
 
+def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:
+    """Of poses that are P x P matrices, or vectors of these dimensions."""
+    in_dim, dim = (pose_size**2,) * 2 if isinstance(pose_size, int) else pose_size
+    for value in (pose_size,) if isinstance(pose_size, int) else pose_size:
+        check_range("pose_size", value, low=1)
+    return LayerSizes(children, in_dim, parents, dim)
+
+
 def _votes(
     children: int, parents: int, pose_size: int | tuple[int, int], *, init_std: float | None, windows: float = 1.0,
     **options: Any,
 ) -> LinearVotes:  # fmt: skip
     """P x P matrices, or vectors of these dimensions."""
+    sizes = _sizes(children, parents, pose_size)
     if isinstance(pose_size, int):
-        check_range("pose_size", pose_size, low=1)
-        noise = 0.1 if init_std is None else init_std
-        return MatrixVotes(LayerSizes(children, pose_size**2, parents, pose_size**2), init_std=noise, **options)
-    for value in pose_size:
-        check_range("pose_size", value, low=1)
-    sizes = LayerSizes(children, pose_size[0], parents, pose_size[1])
+        return MatrixVotes(sizes, init_std=0.1 if init_std is None else init_std, **options)
     return LinearVotes(sizes, init_std=init_std, windows=windows, **options)

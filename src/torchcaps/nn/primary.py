@@ -14,14 +14,11 @@ from torchcaps.types import Capsules
 
 
 class LargeKernelConv2d(nn.Conv2d):
-    """`nn.Conv2d` without padding, computed by `torchcaps.ops.conv2d`; parameters and their names are torch's.
+    """`nn.Conv2d` without padding, computed by `torchcaps.ops.conv2d`; arguments, parameters and names are torch's.
 
     Args:
-        in_channels: channels of the input map.
-        out_channels: channels of the output map.
         kernel_size: height and width of the kernel.
         stride: in pixels, both ways.
-        bias: whether to add a learned number to each output channel.
         impl: "auto", "reference" or "cpu"; see `torchcaps.ops.conv2d`.
     """
 

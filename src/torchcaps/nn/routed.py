@@ -129,12 +129,10 @@ class RoutedLayer(nn.Module):
             check_floating(children=children)
             children = Capsules(children, safe_norm(bounded(children, FACTOR)))
         self.check(children)
-        field = self.field(*children.pose.shape[1:-2])
-        sizes = self.votes.sizes
-        pose = children.pose.shape
-        if field.count(pose[-2]) % sizes.children:
+        field, pose, expected = self.field(*children.pose.shape[1:-2]), children.pose.shape, self.votes.sizes.children
+        if field.count(pose[-2]) % expected:
             raise ValueError(
-                f"children: expected {sizes.children} at each position of the parents (or a multiple, position after "
+                f"children: expected {expected} at each position of the parents (or a multiple, position after "
                 f"position), got {field.count(pose[-2])} from poses {list(pose)}"
             )
         votes: Votes = self.votes(children, field)
@@ -227,9 +225,10 @@ def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = 
     if not layers:
         raise ValueError(f"record_routing: {type(model).__name__} has no routed layer")
     before = {name: layer.recorder for name, layer in layers.items()}
-    record = RoutingRecord({name: _Recorder(detach, iterations) for name in layers})
+    recorders = {name: _Recorder(detach, iterations) for name in layers}
+    record = RoutingRecord(recorders)
     for name, layer in layers.items():
-        layer.recorder = record[name]  # type: ignore[assignment]
+        layer.recorder = recorders[name]
     try:
         yield record
     finally:

@@ -47,11 +47,8 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     if isinstance(routing, str):
         kind = plugins.find("routing", routing, _ROUTERS)
         known = list(inspect.signature(kind).parameters)
-        for option in options:
-            if option not in known:
-                raise TypeError(
-                    f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}"
-                )
+        for option in (name for name in options if name not in known):
+            raise TypeError(f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}")
         return kind(**options)
     if options:
         raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}")
@@ -169,8 +166,8 @@ class Router(nn.Module):
         check_range("iterations", iterations, low=1)
         if iterations >= self.passes:
             return self
-        copy = deepcopy(self)
-        copy.iterations = iterations  # type: ignore[assignment]
+        copy: Any = deepcopy(self)
+        copy.iterations = iterations
         return copy
 
     @property
@@ -181,6 +178,11 @@ class Router(nn.Module):
     def describe(self) -> str:
         """Name in words."""
         return next((name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__)
+
+    def extra_repr(self) -> str:
+        """The options, as the constructor takes them."""
+        options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        return ", ".join(f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float))
 
     def _ablated(self, fixed: tuple[int, float]) -> Router:
         copy = deepcopy(self)
@@ -212,38 +214,19 @@ class DynamicRouting(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
         del parents
-        iterations = self.iterations
-        if votes.equal:  # the first pass has equal couplings
-            votes.settled()
-            iterations = 1
+        iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"iterations={self.iterations}, leaky={self.leaky}, detach={self.detach}, impl={self.impl!r}"
 
 
 @register_router("uniform")
-class UniformRouting(Router):
+class UniformRouting(DynamicRouting):
     """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
 
-    Args:
-        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
+    Its only option is `impl`, as of `DynamicRouting`.
     """
 
-    operators = ("dynamic_routing",)
-    any_size = True
-
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
-        super().__init__()
-        self.impl = impl
-
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Averages of votes, squashed."""
-        del parents
-        if votes.equal:
-            votes.settled()
-        return ops.dynamic_routing(votes, 1, impl=self.impl)
+        super().__init__(1, impl=impl)
 
 
 @register_router("random")
@@ -253,7 +236,7 @@ class RandomRouting(Router):
     Args:
         seed: of the couplings, from 0 to 2^32 - 1. Layers of equal sizes and seeds have equal couplings.
         scale: standard deviation of their logits, at least 0; 0 is uniform.
-        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
+        impl: see `DynamicRouting`.
     """
 
     operators = ("dynamic_routing",)
@@ -274,15 +257,10 @@ class RandomRouting(Router):
         weight, count, many = votes.matrices, votes.count, votes.parents
         c = functional.random_coupling(count, many, self.seed, scale=self.scale, device=weight.device)
         scaled = weight * (many * c).to(weight.dtype)[:, :, None, None]  # then couplings may be equal
-        routed = ops.dynamic_routing(
-            ProductVotes(votes.children, votes.field, scaled, bias=votes.bias), 1, impl=self.impl
-        )
+        given = ProductVotes(votes.children, votes.field, scaled, bias=votes.bias)
+        routed = ops.dynamic_routing(given, 1, impl=self.impl)
         shape = (*routed.activation.shape[:-1], *c.shape)
         return routed._replace(coupling=c.to(routed.pose.dtype).expand(shape))
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"seed={self.seed}, scale={self.scale}, impl={self.impl!r}"
 
 
 class FunctionRouter(Router):

@@ -1,37 +1,34 @@
-"""The sections of the report on several runs, side by side."""
+"""Several runs side by side: the sections of their page, and two methods by their run folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
-from torchcaps.evaluation import compare_answers
+from torchcaps.errors import RunError
+from torchcaps.evaluation import Comparison, RunsComparison, compare_answers, compare_runs
+from torchcaps.report.epochs import best_epoch, score_of
+from torchcaps.report.finished import FinishedRun, open_finished
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
-from torchcaps.report.subject import Subject
-from torchcaps.report.words import duration, percent, setting, telling
+from torchcaps.report.words import duration, figure, numbers, percent, setting
 
-Runs = Mapping[str, Subject]
-
-FIGURES: dict[str, Callable[[Subject], str]] = {
-    "Model": lambda run: run.config.model,
-    "Test accuracy": lambda run: percent(run.accuracy),
-    "Test error": lambda run: percent(run.figures["error"]),
-    "Test images": lambda run: f"{run.figures['num_samples']:,}",
-    "Test loss": lambda run: "–" if run.several else f"{run.figures['loss']:.4f}",
-    "Calibration error": lambda run: "–" if run.several else percent(run.figures["calibration_error"]),
-    "Parameters": lambda run: f"{run.parameters:,}",
-    "Epochs": lambda run: str(len(run.epochs)),
-    "Best epoch": lambda run: str(run.best_epoch),
-    "Training time": lambda run: "–" if run.seconds is None else duration(run.seconds),
-    "Seed": lambda run: str(run.config.seed),
-}
+Runs = Mapping[str, FinishedRun]
+ALL_IMAGES = 2**62
 
 
-def named(runs: Sequence[Subject]) -> dict[str, Subject]:
-    """The runs by the shortest ends of their paths that tell them apart."""
-    return dict(zip(telling([run.path for run in runs]), runs, strict=True))
+def check_same_task(runs: Sequence[FinishedRun]) -> None:
+    """Raise RunError unless all of them were trained for the same task."""
+    for run in runs[1:]:
+        if run.task.name != runs[0].task.name:
+            raise RunError(
+                f"{run.path}: was trained for the task {run.task.name}, and {runs[0].path} for {runs[0].task.name}; "
+                "only runs of the same task are compared"
+            )
 
 
 def lead(runs: Runs) -> Html:
@@ -39,15 +36,40 @@ def lead(runs: Runs) -> Html:
     return paragraph(Html(f"{len(runs)} runs side by side: {', '.join(name(key) for key in runs)}."))
 
 
+def sections_of(runs: Runs) -> list[Section]:
+    """All of them, in their order; those on right answers only where classes are parts apart."""
+    parts = all(run.tells_classes for run in runs.values())
+    return [figures(runs), *([difference(runs)] if parts else []), curves(runs), *([classes(runs)] if parts else []),
+            settings(runs)]  # fmt: skip
+
+
 def figures(runs: Runs) -> Section:
-    """Accuracy, error, size, time."""
-    rows = [(text(label), *(name(value(run)) for run in runs.values())) for label, value in FIGURES.items()]
+    """Model, figures of test images, size, time."""
+    found = [_facts(run) for run in runs.values()]
+    labels = dict.fromkeys(label for one in found for label in one)
+    rows = [(label, *(name(one.get(label, "–")) for one in found)) for label in labels]
     about = (
         "Accuracy is the share of images with all of their classes found. " * any(run.several for run in runs.values())
         + "Times are those of training steps alone, on the machine of each run."
     )
-    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(text(about)))
+    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(about))
     return Section("figures", "Side by side", body)
+
+
+def _facts(run: FinishedRun) -> dict[str, str]:
+    figures = run.figures
+    own = {label: figure(label, value) for label, value in numbers(figures).items()}
+    if run.tells_classes:
+        own = {"Test accuracy": percent(run.accuracy), "Test error": percent(figures["error"])}
+        if not run.several:
+            own |= {"Margin loss": f"{figures['loss']:.4f}"}
+            own |= {"Calibration error": percent(figures["calibration_error"])}
+    return {"Model": run.config.model.name} | own | {
+        "Test images": f"{figures['num_samples']:,}", "Parameters": f"{run.parameters:,}",
+        "Loss in training": run.task.loss.replace("_", " "), "Epochs": str(len(run.epochs)),
+        "Best epoch": str(best_epoch(run.epochs)), "Seed": str(run.config.run.seed),
+        "Training time": "–" if run.seconds is None else duration(run.seconds),
+    }  # fmt: skip
 
 
 def difference(runs: Runs) -> Section:
@@ -61,8 +83,8 @@ def difference(runs: Runs) -> Section:
         found = compare_answers(run.right, base.right)
         low, high = (f"{100 * bound:+.2f}" for bound in found.interval)
         rows.append((
-            name(key), text(f"{100 * found.difference:+.2f}"), text(f"{low} to {high}"), text(f"{found.only_first:,}"),
-            text(f"{found.only_second:,}"), text(f"{found.p_value:.2g}"),
+            name(key), f"{100 * found.difference:+.2f}", f"{low} to {high}", f"{found.only_first:,}",
+            f"{found.only_second:,}", f"{found.p_value:.2g}",
         ))  # fmt: skip
         verdict = found.verdict.replace("The first model", "This run").replace("The second model", "The reference")
         verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: {text(verdict)}")))
@@ -73,41 +95,44 @@ def difference(runs: Runs) -> Section:
         "One run a model is one seed a model: a difference between two trainings is not yet one between two methods. "
         "Several runs of each are compared by <code>torchcaps compare</code>."
     )
-    heads = [text(t) for t in ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")]
+    heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
     counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
-    told = [table(counted, heads, rows, kind="figures")] if rows else []
-    return Section("difference", "Is one better?", join(paragraph(about), *told, *verdicts))
+    parts = [table(counted, heads, rows, kind="figures")] if rows else []
+    return Section("difference", "Is one better?", join(paragraph(about), *parts, *verdicts))
 
 
-def same_images(one: Subject, other: Subject) -> bool:
+def same_images(one: FinishedRun, other: FinishedRun) -> bool:
     """Whether both were tested on the same images in the same order; of other sizes, those of the same data set."""
     if one.images.classes != other.images.classes or not torch.equal(one.labels, other.labels):
         return False
     first, second = one.images.images.cpu(), other.images.images.cpu()
     if first.shape == second.shape:
         return torch.equal(first, second)
-    return one.config.data == other.config.data and one.images.name == other.images.name
+    return one.config.data.name == other.config.data.name and one.images.name == other.images.name
 
 
 def curves(runs: Runs) -> Section:
-    """Validation loss and accuracy of all of them in one picture."""
+    """Validation loss and score of all of them in one picture."""
     from torchcaps import viz
 
-    figure = viz.overlaid_curves({key: run.epochs for key, run in runs.items()})
-    ends = ", ".join(f"{key} ends at {percent(run.epochs[-1]['val_accuracy'])}" for key, run in runs.items())
-    alt = f"Validation loss and accuracy over epochs, a line for each run: {ends}."
-    return Section("curves", "Training", picture(figure, alt))
+    score, losses = score_of(next(iter(runs.values())).epochs), {run.task.loss for run in runs.values()}
+    drawn = viz.overlaid_curves({key: run.epochs for key, run in runs.items()}, score=score)
+    lasts = {key: run.epochs[-1].get(f"val_{score}") for key, run in runs.items()}
+    ends = ", ".join(f"{key} ends at {figure(score, last)}" for key, last in lasts.items() if last is not None)
+    alt = f"Validation loss and {score.replace('_', ' ')} over epochs, a line for each run: {ends}."
+    other = "" if len(losses) == 1 else "The runs were trained with different losses: these lines cannot be compared."
+    return Section("curves", "Training", join(picture(drawn, alt), *([paragraph(other)] if other else [])))
 
 
 def classes(runs: Runs) -> Section:
     """Accuracy of each class, a column for each run."""
     title, base = "Class by class", next(iter(runs.values()))
     if any(run.several for run in runs.values()):
-        return Section("classes", title, paragraph(text("A comparison by class needs one class an image.")))
+        return Section("classes", title, paragraph("A comparison by class needs one class an image."))
     if any(run.classes != base.classes for run in runs.values()):
-        return Section("classes", title, paragraph(text("The runs do not have the same classes.")))
+        return Section("classes", title, paragraph("The runs do not have the same classes."))
     rows = [
-        (name(label), *(text(percent(run.figures["per_class"][index]["accuracy"])) for run in runs.values()))
+        (name(label), *(percent(run.figures["per_class"][index]["accuracy"]) for run in runs.values()))
         for index, label in enumerate(base.classes)
     ]
     return Section("classes", title, table("Accuracy by class", _heads("Class", runs), rows, kind="figures"))
@@ -117,20 +142,82 @@ def settings(runs: Runs) -> Section:
     """Settings and machines, where they differ."""
     parts = []
     for caption, heading, values in (
-        ("Settings that differ", "Setting", [run.config.to_dict() for run in runs.values()]),
+        ("Settings that differ", "Setting", [run.config.flat() for run in runs.values()]),
         ("Environments that differ", "What", [run.environment for run in runs.values()]),
     ):
         rows = _differing(values)
-        told = table(caption, _heads(heading, runs), rows, kind="words")
-        parts.append(told if rows else paragraph(text(f"{caption}: none.")))
+        shown = table(caption, _heads(heading, runs), rows, kind="words")
+        parts.append(shown if rows else paragraph(f"{caption}: none."))
     return Section("settings", "What differs", join(*parts))
 
 
-def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[Html, ...]]:
+def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     keys = dict.fromkeys(key for one in values for key in one)
     rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
-    return [(text(key), *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    return [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
 
 
-def _heads(first: str, runs: Runs) -> list[Html]:
-    return [text(first), *(name(key) for key in runs)]
+def _heads(first: str, runs: Runs) -> list[str]:
+    return [first, *map(name, runs)]
+
+
+def compare_folders(
+    first: Sequence[str | Path],
+    second: Sequence[str | Path],
+    *,
+    paired: bool = False,
+    margin: float = 0.01,
+    root: str | None = None,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison | RunsComparison:
+    """Run the models of finished runs over all of their test images and compare the two methods.
+
+    Args:
+        first: run folders of the method in question, which differ in their seeds.
+        second: the same of the baseline; one run of each is a comparison of two models, two or more of each
+            one of two methods.
+        paired: whether runs of the same seed belong together; see `compare_runs`.
+        margin: the smallest difference in accuracy that matters, in (0, 1).
+        root: where a named data set is looked for first; by default as for the run.
+        device: where to compute; see `TrainConfig`.
+        progress: called with (images done, images in all) for each run.
+
+    Raises:
+        RunError: for no run, one that is not finished or damaged, runs of different tasks or of one without right
+            answers, runs that were not tested on the same images, two of one method with the same seed, or, if paired,
+            other seeds for the second method.
+        DataError: if the test images cannot be had.
+        ValueError: as for `compare_runs`.
+    """
+    how: dict[str, Any] = {"root": root, "device": device, "most_images": ALL_IMAGES, "progress": progress}
+    (ours, base), (theirs, other) = _answers(first, **how), _answers(second, **how)
+    check_same_task([base, other])
+    if not same_images(base, other):
+        raise RunError(f"{other.path}: was not tested on the same images as {base.path}")
+    if len(ours) == len(theirs) == 1:
+        [one], [two] = ours.values(), theirs.values()
+        return compare_answers(one, two, margin=margin)
+    if paired and ours.keys() != theirs.keys():
+        seeds, others = (", ".join(map(str, runs)) for runs in (ours, theirs))
+        raise RunError(f"paired: expected runs of the same seeds of both methods, got {seeds} and {others}")
+    one, two = (torch.stack(list(runs.values())) for runs in (ours, theirs))
+    return compare_runs(one, two, paired=paired, margin=margin)
+
+
+def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Tensor, " n"]], FinishedRun]:
+    """Which images each run of one method is right on, by the seeds in their order; and the first run."""
+    opened = (open_finished(run, **how) for run in runs)
+    base = next(opened)
+    if not base.tells_classes:
+        raise RunError(f"{base.path}: the task {base.task.name} gives no right and wrong answers to compare")
+    right = {base.config.run.seed: base.right}
+    for run in opened:  # one at a time: each holds its model and its images
+        check_same_task([base, run])
+        seed = run.config.run.seed
+        if seed in right:
+            raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
+        if not same_images(base, run):
+            raise RunError(f"{run.path}: was not tested on the same images as {base.path}")
+        right[seed] = run.right
+    return dict(sorted(right.items())), base

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torchcaps
 from torchcaps.errors import check_range
-from torchcaps.report import comparison, sections
+from torchcaps.report import classes as classes  # registers its sections
+from torchcaps.report import comparison
+from torchcaps.report.finished import FinishedRun, open_finished
 from torchcaps.report.markup import page
-from torchcaps.report.plots import can_plot
-from torchcaps.report.subject import Subject, open_subject
-from torchcaps.report.transforming import is_transforming, transforming_parts
-from torchcaps.training import RunFolder
+from torchcaps.report.run import can_plot
+from torchcaps.report.sections import lead, sections_of
+from torchcaps.report.words import telling
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder
 
@@ -37,12 +38,12 @@ def write_report(
     from running the model over its test images once more; nothing is chosen by them.
 
     Args:
-        run: a finished run folder of a classifier or of a transforming auto-encoder; the report on the latter measures
-            all of its test images on the CPU, and `device`, `images` and `diagnose` have no part in it.
+        run: a finished run folder, of any task.
         output: the file; by default report.html in the run folder.
         root: where a named data set is looked for first; by default as for the run.
         device: where to compute; see `TrainConfig`.
-        images: of more test images, so many evenly spread ones are looked at.
+        images: of more test images, so many evenly spread ones are looked at; a task that tells no classes apart
+            measures all of them.
         diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
         progress: called with (images done, images in all).
 
@@ -55,14 +56,9 @@ def write_report(
         ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
     _check(images, diagnose)
-    folder = RunFolder.open(run)
-    if is_transforming(folder):
-        title, foot = f"Report on {folder.path.resolve().name}", _foot([])
-        content = page(title, *transforming_parts(folder, root=root), foot)
-        return _write(content, folder.path / REPORT if output is None else Path(output))
-    subject = open_subject(run, root=root, device=device, most_images=images, progress=progress)
-    content = page(f"Report on {subject.name}", sections.lead(subject), _of_one(subject, diagnose), _foot([subject]))
-    return _write(content, subject.path / REPORT if output is None else Path(output))
+    found = open_finished(run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress)
+    content = page(f"Report on {found.path.resolve().name}", lead(found), sections_of(found), _foot([found]))
+    return _write(content, found.path / REPORT if output is None else Path(output))
 
 
 def write_comparison(
@@ -77,12 +73,13 @@ def write_comparison(
     """Write several finished runs side by side as one HTML file; the first is the reference of the others.
 
     Args:
-        runs: at least two different run folders of classifiers.
+        runs: at least two different run folders of the same task.
         output: the file; by default comparison.html in the first run folder.
         root, device, images, progress: as for `write_report`.
 
     Raises:
-        ValueError: for fewer than two runs, or one that is named twice. Otherwise as `write_report`.
+        ValueError: for fewer than two runs, or one that is named twice. RunError: for runs of different tasks.
+            Otherwise as `write_report`.
     """
     _check(images, 0)
     check_range("number of runs", len(runs), low=2)
@@ -90,24 +87,12 @@ def write_comparison(
     twice = next((run for run, path in zip(runs, paths, strict=True) if paths.count(path) > 1), None)
     if twice is not None:
         raise ValueError(f"runs: expected different run folders, got {twice} twice")
-    found = [open_subject(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
-    named = comparison.named(found)
-    parts = [
-        part(named)
-        for part in (
-            comparison.figures, comparison.difference, comparison.curves, comparison.classes, comparison.settings,
-        )
-    ]  # fmt: skip
-    content = page(f"Comparison of {len(found)} runs", comparison.lead(named), parts, _foot(found))
+    found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
+    comparison.check_same_task(found)
+    named = dict(zip(telling([run.path for run in found]), found, strict=True))
+    title, sections = f"Comparison of {len(found)} runs", comparison.sections_of(named)
+    content = page(title, comparison.lead(named), sections, _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
-
-
-def _of_one(run: Subject, diagnose: int) -> list[sections.Section]:
-    parts = (
-        sections.summary, sections.curves, sections.classes, sections.calibration, sections.mistakes, sections.drawings,
-        sections.dimensions, sections.maps,
-    )  # fmt: skip
-    return [*(part(run) for part in parts), sections.routing(run, diagnose), sections.configuration(run)]
 
 
 def _check(images: int, diagnose: int) -> None:
@@ -118,11 +103,12 @@ def _check(images: int, diagnose: int) -> None:
         check_range("diagnose", diagnose, low=2)
 
 
-def _foot(runs: Sequence[Subject]) -> str:
+def _foot(runs: Sequence[FinishedRun]) -> str:
     written = f"Written by torchcaps {torchcaps.__version__}."
-    kinds = {"lengths" if run.has_lengths else "numbers" for run in runs if run.has_capsules}
-    told = f" Activations of class capsules are {' or '.join(sorted(kinds))} in [0, 1], not probabilities."
-    return written + told if kinds else written
+    specs = [run.task.spec for run in runs if run.tells_classes]
+    kinds = sorted({"lengths" if spec.activation == "length" else "numbers" for spec in specs if spec.pose})
+    note = f" Activations of class capsules are {' or '.join(kinds)} in [0, 1], not probabilities."
+    return written + note if kinds else written
 
 
 def _write(content: str, path: Path) -> Path:

@@ -9,19 +9,21 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Html = NewType("Html", str)
+
+class Html(str):
+    """Text that is part of a page as it is."""
+
 
 PIXELS_PER_INCH = 96  # of CSS
 PHONE = 500  # CSS pixels of a picture that is still read when it is made as narrow as a phone
+MOST_MARKS = 2500  # of a drawing; a matrix of fifty classes has as many
 DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may hold these
 
@@ -41,7 +43,9 @@ class Section(NamedTuple):
 
 
 def text(value: object) -> Html:
-    """Any text, escaped for use between tags and in attributes."""
+    """Any text, escaped for use between tags and in attributes; what is `Html` already stays."""
+    if isinstance(value, Html):
+        return value
     return Html(escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True))
 
 
@@ -55,28 +59,23 @@ def join(*parts: Html) -> Html:
     return Html("\n".join(parts))
 
 
-def paragraph(content: Html) -> Html:
+def paragraph(content: str) -> Html:
     """A paragraph."""
-    return Html(f"<p>{content}</p>")
+    return Html(f"<p>{text(content)}</p>")
 
 
-def heading(title: str) -> Html:
-    """A heading below that of a section."""
-    return Html(f"<h3>{text(title)}</h3>")
-
-
-def table(caption: str, heads: Sequence[Html], rows: Sequence[Sequence[Html]], *, kind: str = "") -> Html:
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "") -> Html:
     """A table whose first column names its rows.
 
     Args:
-        caption: plain text above it.
+        caption: above it.
         heads: of the columns.
         rows: as many cells each as there are heads.
         kind: a class of the style sheet: "figures" sets all columns but the first to the right.
     """
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    top = "".join(f'<th scope="col">{text(head)}</th>' for head in heads)
     body = "\n".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>'
         for first, *cells in rows
     )
     return Html(
@@ -86,51 +85,35 @@ def table(caption: str, heads: Sequence[Html], rows: Sequence[Sequence[Html]], *
     )
 
 
-def picture(figure: Figure, alt: str, *, kind: Literal["svg", "webp"] = "svg") -> Html:
-    """A matplotlib figure on a white card: "svg" for lines and bars, "webp" for what is made of pixels.
+def picture(figure: Figure, alt: str) -> Html:
+    """A matplotlib figure on a white card: drawn again at any size, or as pixels where it has very many marks.
 
     Args:
         figure: drawn into the page.
         alt: what it shows, for those who do not see it.
-        kind: of the embedded picture.
     """
     from matplotlib import rc_context
 
-    stream = io.BytesIO()
+    stream, mime = io.BytesIO(), "image/svg+xml"
     with rc_context({"svg.hashsalt": "torchcaps"}):  # the same figure is the same page, byte for byte
-        if kind == "svg":
+        if _marks(figure) <= MOST_MARKS:
             figure.savefig(stream, format="svg", metadata={"Date": None})
         else:
+            mime = "image/webp"
             figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
     width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
-    kinds = "card broad" if width > PHONE else "card"
-    mime = "image/svg+xml" if kind == "svg" else "image/webp"
+    kinds, content = "card broad" if width > PHONE else "card", base64.b64encode(stream.getvalue()).decode("ascii")
     return Html(
-        f'<figure class="{kinds}"><img src="{_address(mime, stream.getvalue())}" alt="{text(alt)}" width="{width}" '
+        f'<figure class="{kinds}"><img src="data:{mime};base64,{content}" alt="{text(alt)}" width="{width}" '
         f'height="{height}" style="--natural:{width}px"></figure>'
     )
 
 
-def thumbnail(pixels: NDArray[np.uint8], alt: str) -> Html:
-    """A small image `[height, width, 3]`, its pixels kept as squares."""
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format="png")
-    height, width = pixels.shape[:2]
-    scale = 96 / max(height, width)
-    return Html(
-        f'<img class="pixels" src="{_address("image/png", stream.getvalue())}" alt="{text(alt)}" '
-        f'width="{round(width * scale)}" height="{round(height * scale)}">'
-    )
-
-
-def lengths(rows: Sequence[tuple[str, float, str]]) -> Html:
-    """Lengths in [0, 1] as bars: (name, length, kind), where kind is "true", "wrong" or "" for the colour."""
-    lines = "\n".join(
-        f'<tr><th scope="row">{name(label)}</th><td class="track"><span class="bar {text(kind)}" '
-        f'style="width:{100 * min(max(value, 0.0), 1.0):.1f}%"></span></td><td>{value:.3f}</td></tr>'
-        for label, value, kind in rows
-    )
-    return Html(f'<table class="lengths"><tbody>\n{lines}\n</tbody></table>')
+def _marks(figure: Figure) -> int:
+    """Pixels of images, and points."""
+    marks = [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
+    marks += [np.asarray(points.get_offsets())[:, 0] for axes in figure.axes for points in axes.collections]
+    return sum(array.size for array in marks)
 
 
 def page(title: str, lead: Html, sections: Sequence[Section], foot: str) -> str:
@@ -150,7 +133,3 @@ def page(title: str, lead: Html, sections: Sequence[Section], foot: str) -> str:
         for one in sections
     )
     return template.substitute(title=text(title), lead=lead, contents=contents, body=body, foot=text(foot))
-
-
-def _address(mime: str, content: bytes) -> str:
-    return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"

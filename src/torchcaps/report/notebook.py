@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from torchcaps.errors import RunError, read_text
 from torchcaps.models.notebook import card, facts, plain
-from torchcaps.report.run import EVALUATION, training_seconds
-from torchcaps.report.words import counted, duration, percent
-from torchcaps.training import RunFolder, TrainConfig, TransformingConfig, load, load_transforming
-from torchcaps.training.transforming_run import transforming_config
+from torchcaps.report.epochs import best_epoch, epochs_of, is_finished, score_of, training_seconds
+from torchcaps.report.run import read_figures
+from torchcaps.report.words import counted, duration, figure, numbers, percent
+from torchcaps.training import RunFolder, load
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 130, 46, 12, 24  # of the curve, in pixels
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 130, 46, 12, 12, 24  # of the curve and its margins, in pixels
+MOST_DOTS, MOST_FIGURES = 40, 3
 
 
 class Run:
@@ -26,7 +25,7 @@ class Run:
     The folder is read anew whenever it is asked for anything, so that the same object follows a training.
 
     Args:
-        path: the run folder, of a classifier or of a transforming auto-encoder.
+        path: the run folder, of any task.
 
     Attributes:
         folder: its files.
@@ -43,7 +42,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder.open(path)
-        self.config = _config(self.folder)
+        self.config = self.folder.config()
 
     @property
     def name(self) -> str:
@@ -53,8 +52,7 @@ class Run:
     @property
     def about(self) -> str:
         """`capsnet on digits`."""
-        model = self.config.model if isinstance(self.config, TrainConfig) else "transforming auto-encoder"
-        return f"{model} on {self.config.data}"
+        return f"{self.config.model.name} on {self.config.data.name}"
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
@@ -63,29 +61,22 @@ class Run:
         Raises:
             RunError: if they are damaged.
         """
-        return [row for row in self.folder.rows() if row["kind"] == "epoch"]
+        return epochs_of(self.folder)
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or the accuracy that ends the training was reached."""
-        rows, stop_at = self.epochs, getattr(self.config, "stop_at", None)
-        reached = stop_at is not None and any(row["val_accuracy"] >= stop_at for row in rows)
-        return bool(rows) and (reached or rows[-1]["epoch"] >= self.config.epochs)
+        """Whether all epochs are done, or the score that ends the training was reached."""
+        return is_finished(self.config, self.epochs)
 
     @property
     def best_epoch(self) -> int | None:
-        """Whose model is kept, counted from 1: the best by validation, or without one the last; None before the first.
-
-        A transforming auto-encoder has no validation.
-        """
-        rows = self.epochs
-        best = [row for row in rows if row.get("best")] or rows
-        return int(best[-1]["epoch"]) if best else None
+        """Whose model is kept, counted from 1: the best by validation, or the last; None before the first."""
+        return best_epoch(self.epochs)
 
     @property
     def seconds(self) -> float | None:
         """Time in training steps; None where that was not recorded."""
-        return training_seconds(self.epochs, self.config.batch_size)
+        return training_seconds(self.epochs, self.config.run.batch_size)
 
     @property
     def figures(self) -> dict[str, Any] | None:
@@ -94,16 +85,7 @@ class Run:
         Raises:
             RunError: if it is damaged.
         """
-        file = self.folder.path / EVALUATION
-        if not file.exists():
-            return None
-        try:
-            found = json.loads(read_text(file))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file}: is no readable evaluation ({error})") from error
-        if not isinstance(found, dict):
-            raise RunError(f"{file}: is no evaluation, which is a JSON object")
-        return found
+        return read_figures(self.folder.path)
 
     def load(self, device: str = "cpu") -> nn.Module:
         """Its model, in evaluation mode.
@@ -111,35 +93,32 @@ class Run:
         Raises:
             RunError: if there is none yet, or it is damaged.
         """
-        if isinstance(self.config, TrainConfig):
-            return load(self.folder.path, device=device)
-        return load_transforming(self.folder.path, device=device)
+        return load(self.folder.path, device=device)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder.path)!r}: {', '.join((self.about, *self._state()))})"
+        rows, total, state = self.epochs, self.config.run.epochs, [self._result() or "not evaluated yet"]
+        if not rows:
+            state.append(f"no epoch of {total} done")
+        elif not self.finished:
+            state.append(f"epoch {rows[-1]['epoch']} of {total} done")
+        if any(row.get("best") for row in rows):
+            state.append(f"best epoch {best_epoch(rows)} of {total}")
+        if self.seconds is not None:
+            state.append(duration(self.seconds))
+        return f"Run({str(self.folder.path)!r}: {', '.join((self.about, *state))})"
 
     def _repr_html_(self) -> str:
         lines = {"folder": str(self.folder.path), "test images": self._result(), "training": self._progress()}
-        rows = self.epochs
-        key, what = ("val_accuracy", "validation accuracy (%)") if isinstance(self.config, TrainConfig) else (
-            "train_loss", "training loss")  # fmt: skip
-        if any(key in row for row in rows):
-            values = [float(row[key]) for row in rows if key in row]
-            lines[what.removesuffix(" (%)")] = self._span(values, key)
+        rows, best = self.epochs, self.best_epoch
+        key, what = f"val_{score_of(rows)}", f"validation {score_of(rows).replace('_', ' ')}"
+        values = [float(row[key]) for row in rows if key in row]
+        if values:
+            top, last = figure(key, max(values)), figure(key, values[-1])
+            lines[what] = f"{top} at the best epoch, {best}; {last} after the last"
+        else:  # a run of an early version without validation
+            key, what = "train_loss", "training loss"
         known = [(name, value) for name, value in lines.items() if value]
-        return card(self.name, self.about, facts(known), curve(rows, key, what, best=self.best_epoch))
-
-    def _state(self) -> list[str]:
-        parts = [self._result() or "not evaluated yet"]
-        if self.best_epoch is None:
-            return [*parts, f"no epoch of {self.config.epochs} done"]
-        if not self.finished:
-            parts.append(f"epoch {self.epochs[-1]['epoch']} of {self.config.epochs} done")
-        parts.append(f"best epoch {self.best_epoch} of {self.config.epochs}" if self._validated() else "")
-        return [part for part in (*parts, "" if self.seconds is None else duration(self.seconds)) if part]
-
-    def _validated(self) -> bool:
-        return any("val_accuracy" in row for row in self.epochs)
+        return card(self.name, self.about, facts(known), curve(rows, key, what, best=best))
 
     def _result(self) -> str:
         """`98.50 % of 1,000 test images right`; empty before they were looked at."""
@@ -147,25 +126,20 @@ class Run:
         if found is None:
             return ""
         of = f"of {found.get('num_samples', 0):,} test images"
-        if "correlation" in found:
-            pairs = ", ".join(f"{name} {value:.3f}" for name, value in found["correlation"].items())
-            return f"correlation of predicted and true {pairs}"
         if "exact" in found:
             return f"{percent(found['exact'])} {of} with all their classes found"
-        return f"{percent(found.get('accuracy'))} {of} right"
+        if "accuracy" in found:
+            return f"{percent(found['accuracy'])} {of} right"
+        named = [f"{name} {figure(name, value)}" for name, value in numbers(found).items()]
+        return f"{', '.join(named[:MOST_FIGURES])} {of}"
 
     def _progress(self) -> str:
-        rows, total = self.epochs, self.config.epochs
+        rows, total = self.epochs, self.config.run.epochs
         if not rows:
             return f"no epoch of {total} done"
         took = "" if self.seconds is None else f", {duration(self.seconds)} in training steps"
         done = f"{counted(total, 'epoch')}" if rows[-1]["epoch"] == total else f"{rows[-1]['epoch']} of {total} epochs"
         return f"{done}{took}" + ("" if self.finished else "; not finished")
-
-    def _span(self, values: Sequence[float], key: str) -> str:
-        if key == "val_accuracy":
-            return f"{percent(max(values))} at the best epoch, {self.best_epoch}; {percent(values[-1])} after the last"
-        return f"{values[0]:.4g} after the first epoch, {values[-1]:.4g} after the last"
 
 
 def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int | None = None) -> str:
@@ -177,46 +151,33 @@ def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int |
         what: its name, plain text.
         best: an epoch to mark.
     """
-    scale = 100.0 if key.endswith("accuracy") else 1.0
-    points = [(int(row["epoch"]), scale * float(row[key])) for row in rows if isfinite(row.get(key, float("nan")))]
-    if not points:
+    percents = key.endswith("accuracy")
+    points = [(int(row["epoch"]), float(row.get(key, nan)) * (100 if percents else 1)) for row in rows]
+    epochs, values = [epoch for epoch, value in points if isfinite(value)], [v for _, v in points if isfinite(v)]
+    if not values:
         return ""
-    (first, last), values = (points[0][0], points[-1][0]), [value for _, value in points]
-    low, high = min(values), max(values)
-
-    def place(epoch: int, value: float) -> tuple[float, float]:
-        across = (epoch - first) / (last - first) if last > first else 0.5
-        up = (value - low) / (high - low) if high > low else 0.5
-        return round(LEFT + across * (WIDTH - LEFT - 12), 1), round(HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM), 1)
-
-    places = {epoch: place(epoch, value) for epoch, value in points}
-    line = " ".join(f"{x},{y}" for x, y in places.values())
+    across, up = _places(epochs, LEFT, WIDTH - RIGHT), _places(values, HEIGHT - BOTTOM, TOP)
     dots = "".join(
         f'<circle cx="{x}" cy="{y}" r="{4 if epoch == best else 2}" fill="currentColor"/>'
-        for epoch, (x, y) in places.items() if len(places) <= 40 or epoch == best
+        for epoch, x, y in zip(epochs, across, up, strict=True) if len(values) <= MOST_DOTS or epoch == best
     )  # fmt: skip
-    marks = [(LEFT - 6, places_y, "end", f"{value:.4g}") for value, places_y in {low: place(first, low)[1],
-             high: place(first, high)[1]}.items()]  # fmt: skip
-    ends = [(places[epoch][0], HEIGHT - BOTTOM + 14, "middle", str(epoch)) for epoch in dict.fromkeys((first, last))]
-    texts = "".join(
-        f'<text x="{x}" y="{y + 4}" text-anchor="{anchor}">{plain(text)}</text>' for x, y, anchor, text in marks + ends
-    )
-    middle = (LEFT + WIDTH - 12) / 2
+    what = plain(f"{what} (%)" if percents else what)
+    marks = [(LEFT - 6.0, up[values.index(value)], "end", f"{value:.4g}") for value in {min(values), max(values)}]
+    marks += [(across[epochs.index(k)], HEIGHT - 10.0, "middle", str(k)) for k in {epochs[0], epochs[-1]}]
+    marks += [((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 9.0, "middle", f"{what} by epoch")]
+    texts = "".join(f'<text x="{x}" y="{y + 4}" text-anchor="{anchor}">{word}</text>' for x, y, anchor, word in marks)
+    line = " ".join(f"{x},{y}" for x, y in zip(across, up, strict=True))
     return (
         f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{plain(what)} by epoch, from {values[0]:.4g} to {values[-1]:.4g}" '
+        f'aria-label="{what} by epoch, from {values[0]:.4g} to {values[-1]:.4g}" '
         'style="display:block;max-width:100%;height:auto;margin:0.4em 0;font:11px sans-serif">'
-        f'<g fill="currentColor" opacity="0.75">{texts}'
-        f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{plain(what)} by epoch</text></g>'
+        f'<g fill="currentColor" opacity="0.75">{texts}</g>'
         f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>{dots}</svg>'
     )
 
 
-def _config(folder: RunFolder) -> TrainConfig | TransformingConfig:
-    try:
-        return folder.config()
-    except RunError as error:
-        try:
-            return transforming_config(folder)
-        except RunError:
-            raise error from None
+def _places(values: Sequence[float], start: float, end: float) -> list[float]:
+    """Where on the page values stand, the smallest at `start` and the largest at `end`; equal ones in the middle."""
+    low, high = min(values), max(values)
+    shares = [(value - low) / (high - low) if high > low else 0.5 for value in values]
+    return [round(start + share * (end - start), 1) for share in shares]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.report.plots import PLOTS, drawable, evenly, reconstruction_figure, save_figure
-from torchcaps.report.run import open_run
+from torchcaps.report.run import PLOTS, evaluation_folder, open_run, save_figure
+from torchcaps.tasks.exhibits import evenly
 from torchcaps.training import load
+from torchcaps.types import spec_of
 
 MOST_PAIRS = 80
 
@@ -43,11 +45,17 @@ def reconstruct_run(
     Raises:
         RunError: if the model has no decoder. RunError, DataError: as `open_run`.
     """
-    model, pictures, labels, _ = _chosen(run, images, data, root, per_class, seed)
-    _check_decoder(run, model)
-    some = evenly(torch.arange(len(pictures)), MOST_PAIRS)
-    figure = reconstruction_figure(model, pictures[some], None if labels is None else labels[some])
-    return save_figure(figure, _plots(run) / "reconstructions.png" if output is None else Path(output))
+    from torchcaps import viz
+
+    chosen = _chosen(run, images, data, root, per_class, seed)
+    some = evenly(torch.arange(len(chosen.images)), MOST_PAIRS)
+    drawn = evaluation.reconstructions(chosen.model, chosen.images[some])
+    truth = drawn.predictions if chosen.labels is None else chosen.labels[some]
+    classes, path = viz.names.drawable(chosen.model.classes), evaluation_folder(run) / PLOTS / "reconstructions.png"
+    figure = viz.reconstructions(
+        chosen.images[some], drawn.images, truth, predictions=drawn.predictions, classes=classes
+    )
+    return save_figure(figure, path if output is None else output)
 
 
 def perturb_run(
@@ -80,44 +88,47 @@ def perturb_run(
     """
     from torchcaps import viz
 
-    model, pictures, labels, names = _chosen(run, images, data, root, 1, seed)
-    _check_decoder(run, model)
-    folder = _plots(run) if output is None else Path(output)
-    classes = drawable(model.classes)  # type: ignore[arg-type]
-    written = []
-    for index, name in enumerate(names):
-        one = slice(index, index + 1)
-        found = evaluation.perturb(
-            model, pictures[one], None if labels is None else labels[one], span=span, steps=steps
-        )
+    chosen = _chosen(run, images, data, root, 1, seed)
+    folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
+    classes, written = viz.names.drawable(chosen.model.classes), []
+    for index, name in enumerate(chosen.names):
+        label = None if chosen.labels is None else chosen.labels[index : index + 1]
+        found = evaluation.perturb(chosen.model, chosen.images[index : index + 1], label, span=span, steps=steps)
         title = f"pose of class capsule {classes[int(found.shown)]!r}, one dimension at a time"
         figure = viz.perturbations(found.reconstructions[0], found.offsets, title=title)
         written.append(save_figure(figure, folder / f"perturb_{name}.png"))
     return written
 
 
+class _Chosen(NamedTuple):
+    """A model with a decoder of class capsules, images, their labels where they are known, and a name for each."""
+
+    model: Any
+    images: Tensor
+    labels: Tensor | None
+    names: list[str]
+
+
 def _chosen(
     run: str | Path, images: Sequence[str | Path], data: str | None, root: str | None, per_class: int, seed: int
-) -> tuple[nn.Module, Tensor, Tensor | None, list[str]]:
-    """Model, images, their labels if known, and a name for each."""
+) -> _Chosen:
     if images:
-        model, files = load(run), images_in(images)
-        pictures = [model.preprocess(file) for file in files]  # type: ignore[operator]
-        return model, torch.stack(pictures), None, _file_names([file.stem for file in files])
-    model, test = open_run(run, data=data, root=root, device="cpu")
-    chosen = example_indices(test.labels, per_class, seed)
-    labels = test.labels[chosen]
-    return model, test.float_images(chosen), labels, _file_names([test.classes[k] for k in labels.tolist()])
+        model = _with_decoder(run, load(run))
+        files = images_in(images)
+        pictures = torch.stack([model.preprocess(file) for file in files])
+        return _Chosen(model, pictures, None, _file_names([file.stem for file in files]))
+    task, test = open_run(run, data=data, root=root, device="cpu")
+    model = _with_decoder(run, task.model)
+    first = test.labels.view(len(test), -1)[:, 0]
+    some = example_indices(first, per_class, seed)
+    names = _file_names([test.classes[k] for k in first[some].tolist()])
+    return _Chosen(model, test.float_images(some), first[some], names)
 
 
-def _check_decoder(run: str | Path, model: nn.Module) -> None:
-    if getattr(model, "decoder", model) is None:
-        raise RunError(f"{run}: this model has no decoder, so there is nothing that could draw its capsules")
-
-
-def _plots(run: str | Path) -> Path:
-    path = Path(run)
-    return (path if path.is_dir() else path.parent) / PLOTS
+def _with_decoder(run: str | Path, model: Any) -> Any:
+    if not (spec_of(model).decoder and model.classes):
+        raise RunError(f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them")
+    return model
 
 
 def _file_names(texts: Sequence[str]) -> list[str]:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from torchcaps.data import ImageSet, PairSet, load_dataset
-from torchcaps.errors import DataError, RunError
-from torchcaps.evaluation import Evaluation, MultiLabel, evaluate, evaluate_multilabel
-from torchcaps.report.plots import can_plot, plot_evaluation, plot_overlaps, plot_training
+from torchcaps.data import ImageSet, load_dataset
+from torchcaps.errors import DataError, RunError, read_text
+from torchcaps.ranks import first_alone, joined
+from torchcaps.report.epochs import Rows, epochs_of, score_of
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Found, Task, create_task
 from torchcaps.training import RunFolder, load
-from torchcaps.training.checkpoint import write_json
+from torchcaps.training.checkpoint import atomic, write_json
 from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped
 
-EVALUATION = "evaluation.json"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EVALUATION, PLOTS = "evaluation.json", "plots"
 
 
 def open_run(
     run: str | Path, *, data: str | None = None, root: str | None = None, split: str = "test", device: str = "auto"
-) -> tuple[nn.Module, ImageSet]:
-    """The model of a run and images for it.
+) -> tuple[Task, ImageSet]:
+    """The trained model of a run within its task, and images for it.
 
     Args:
         run: a run folder, or a model file (then `data` is needed).
@@ -37,36 +41,26 @@ def open_run(
         RunError: if there is no such run, or the data set's classes are not the model's.
         DataError: if the data cannot be had.
     """
-    model = load(run, device=resolve_device(device))
-    path, max_bytes = Path(run), None
-    if data is None:
-        if not path.is_dir():
-            raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
+    model: Any = load(run, device=resolve_device(device))
+    path, config = Path(run), TrainConfig()
+    if path.is_dir():
         config = RunFolder.open(path).config()
-        data, root, max_bytes = config.data, root or config.root, config.max_bytes
-    size, channels = model.preprocess.img_size, model.preprocess.in_chans  # type: ignore[union-attr]
-    images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)  # type: ignore[arg-type]
-    if images.classes != model.classes:
+    elif data is None:
+        raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
+    max_bytes = config.data.max_bytes if data is None else None
+    if data is None:
+        data, root = config.data.name, root or config.data.root
+    size, channels = model.preprocess.img_size, model.preprocess.in_chans
+    with first_alone():
+        images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
+    images = cropped(images, model.preprocess.crop)
+    task = create_task(model, config, images)
+    if task.labelled and images.classes != model.classes:
         raise RunError(
             f"{data}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
-            f"{len(model.classes)} ({_few(model.classes)})"  # type: ignore[arg-type]
+            f"{len(model.classes)} ({_few(model.classes)})"
         )
-    return model, cropped(images, model.preprocess.crop)  # type: ignore[union-attr, arg-type]
-
-
-def measure(
-    model: nn.Module, images: ImageSet, progress: Callable[[int, int], None] | None = None
-) -> Evaluation | MultiLabel:
-    """The figures of a model on labelled images; `MultiLabel` where each image shows several classes.
-
-    Args:
-        model: a classifier with the images' classes.
-        images: what to measure it with.
-        progress: called with (images done, images in all).
-    """
-    if isinstance(images, PairSet):
-        return evaluate_multilabel(model, images, groups=images.chosen[:, 0], progress=progress)
-    return evaluate(model, images, progress=progress)
+    return task, images
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -77,7 +71,7 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
 
 
-def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Evaluation | MultiLabel:
+def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Found:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
     Args:
@@ -90,46 +84,88 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
         DataError: if the test images cannot be had; the trained model stays.
     """
     try:
-        model, images = open_run(run.path, root=root, device=device or run.config().device)
+        task, images = open_run(run.path, root=root, device=device or run.config().run.device)
     except DataError as error:
         raise DataError(f"{error}; the model is trained and kept in {run.model}, but not evaluated") from error
-    found = measure(model, images)
-    write_evaluation(run.path, found, model, images)
-    if can_plot():
-        plot_training(run)
+    found = task.evaluate(images)
+    if joined().main:
+        write_evaluation(run.path, found, task, images)
+        if can_plot():
+            plot_training(run, task.loss)
     return found
 
 
-def write_evaluation(folder: str | Path, found: Evaluation | MultiLabel, model: nn.Module, images: ImageSet) -> None:
-    """Write evaluation.json and, where matplotlib is installed, plots/; see `plot_evaluation` and `plot_overlaps`.
+def write_evaluation(folder: str | Path, found: Found, task: Task, images: ImageSet) -> None:
+    """Write evaluation.json and, where matplotlib is installed, plots/.
 
     Raises:
         RunError, TrainingError: if the folder cannot be written to.
     """
     make_folder(Path(folder))
     write_json(Path(folder) / EVALUATION, found.to_dict())
-    if not can_plot():
-        return
-    if isinstance(found, Evaluation):
-        plot_evaluation(folder, found, model, images)
-    elif isinstance(images, PairSet) and getattr(model, "decoder", None) is not None:
-        plot_overlaps(folder, model, images)
+    if can_plot():
+        for shown in task.exhibits(found, images):
+            if shown.figure is not None:
+                save_figure(shown.figure, Path(folder) / PLOTS / f"{shown.key}.png")
 
 
-def training_seconds(epochs: Sequence[Mapping[str, Any]], batch_size: int | None) -> float | None:
-    """Time in training steps, from the images per second of each epoch; None where that was not recorded.
+def can_plot() -> bool:
+    """Whether matplotlib is installed; without it a run has its figures, but no plots."""
+    return find_spec("matplotlib") is not None
 
-    Args:
-        epochs: the metrics of the epochs of a run, in their order.
-        batch_size: images per step; only runs of early versions, which do not count their images, need it.
+
+def plot_training(run: RunFolder, loss: str) -> Path:
+    """Write curves of a task's loss (by its name) and of the score over epochs.
+
+    Raises:
+        RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
     """
-    total, before = 0.0, 0
-    for row in epochs:
-        count, speed = row.get("images", (row["step"] - before) * (batch_size or 0)), row.get("images_per_second")
-        if not (count and speed):
-            return None
-        total, before = total + count / speed, row["step"]
-    return total if epochs else None
+    return save_figure(training_figure(epochs_of(run), loss), run.path / PLOTS / "curves.png")
+
+
+def training_figure(epochs: Rows, loss: str) -> Figure:
+    """Curves of a loss and of the score; parts of the loss that are measured in training alone are left out."""
+    from torchcaps import viz
+
+    # The part of the loss that "val_loss" is of; early versions called every one "margin".
+    keys = (f"train_{loss}", "train_margin", "train_loss")
+    rows = [{**row, "train_loss": next((row[key] for key in keys if key in row), None)} for row in epochs]
+    return viz.curves(rows, loss=loss, score=score_of(epochs))
+
+
+def read_figures(folder: str | Path) -> dict[str, Any] | None:
+    """What a folder's evaluation.json says of the test images; None before they were looked at, RunError if it is
+    damaged."""
+    file = Path(folder) / EVALUATION
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(read_text(file))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{file}: is no readable evaluation ({error}); write it anew with: torchcaps evaluate {folder}"
+        ) from error
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically, in the format that the ending of `path` names (PNG without one); folders are made.
+
+    Raises:
+        ValueError: for an ending that is no picture format.
+        RunError, TrainingError: if it cannot be written.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"output: expected a file ending in one of {', '.join(sorted(known))}, got {path.name}")
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        figure.savefig(partial, format=kind, dpi=120)
+    return path
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,23 @@ from typing import Any
 def percent(share: float | None) -> str:
     """`99.43 %` for 0.9943, and a dash for what is not known."""
     return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def figure(key: str, value: float) -> str:
+    """A figure by its name: accuracies in percent, others as they are."""
+    return percent(value) if key.endswith("accuracy") else f"{value:.4g}"
+
+
+def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that are numbers, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
+    found: dict[str, float] = {}
+    for key, value in figures.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            found |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
+        elif isinstance(value, int | float) and key != "num_samples":
+            found[name] = value
+    return found
 
 
 def duration(seconds: float) -> str:

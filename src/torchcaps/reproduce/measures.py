@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchcaps import evaluation
-from torchcaps.data import ImageSet, PairSet, load_dataset
+from torchcaps import evaluation, plugins
+from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import NoAblationError
 from torchcaps.report import open_run
+from torchcaps.tasks import Task
 from torchcaps.training import RunFolder, TrainConfig, load
 from torchcaps.training.sampling import cropped, split
-from torchcaps.training.validation import validate
 
 UNKNOWN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # data set -> one of the same size and other classes
 SOME = 512  # test images that slow measures look at
@@ -35,14 +36,29 @@ class Trained:
     Attributes:
         run: its folder.
         config: what was run.
-        model: the best by validation, in evaluation mode.
+        task: around the best model by validation, in evaluation mode.
         images: the test images, as the model takes them.
     """
 
     run: RunFolder
     config: TrainConfig
-    model: nn.Module
+    task: Task
     images: ImageSet
+
+    @property
+    def model(self) -> nn.Module:
+        """The best by validation."""
+        return self.task.model
+
+    @property
+    def one_class(self) -> bool:
+        """Whether it tells which one class an image shows, as most measures need."""
+        return "classes" in self.task.offers and self.images.labels.dim() == 1
+
+    @property
+    def routed(self) -> bool:
+        """Whether there are couplings to look at besides."""
+        return self.one_class and self.task.spec.pose
 
     def some(self, count: int = SOME) -> ImageSet:
         """Random test images, always the same ones."""
@@ -50,16 +66,19 @@ class Trained:
 
     def other(self, data: str, split: str = "test") -> ImageSet:
         """Images of another named set, as the model takes them."""
-        found = load_dataset(
-            data, split, self.config.root, img_size=self.config.img_size, in_chans=self.images.in_chans
-        )
-        return cropped(found, self.config.crop)
+        ours = self.config.data
+        found = load_dataset(data, split, ours.root, img_size=ours.img_size, in_chans=self.images.in_chans)
+        return cropped(found, ours.crop)
 
     def held_out(self) -> ImageSet:
         """The training images that the model was chosen with."""
-        config = self.config
-        whole = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
+        ours = self.config.data
+        whole = load_dataset(ours.name, "train", ours.root, img_size=ours.img_size, max_bytes=ours.max_bytes)
         return split(whole, self.config, torch.device("cpu"))[1]
+
+    def error(self, images: ImageSet) -> float:
+        """Share of these that are wrong."""
+        return float(self.task.evaluate(images).to_dict()["error"])
 
 
 Figures = dict[str, Any]
@@ -70,13 +89,12 @@ MEASURES: dict[str, Measure] = {}
 def register_measure(measure: Measure) -> Measure:
     """Decorate a function that measures a finished run: a recipe names it among its `measures`.
 
+    It is given a `Trained`, and returns figures by name: none where the task or the model cannot be measured so.
+
     Raises:
         ValueError: the name is taken.
     """
-    name = measure.__name__
-    if name in MEASURES:
-        raise ValueError(f"measure {name!r} is registered twice")
-    MEASURES[name] = measure
+    plugins.add("measure", measure.__name__, measure, MEASURES)
     return measure
 
 
@@ -87,10 +105,11 @@ def segmentation(trained: Trained) -> Figures:
     `ink_absent` is the mean brightness of a class that is not there, over that of the labelled ones.
     """
     pairs = trained.some()
-    if not isinstance(pairs, PairSet) or getattr(trained.model, "decoder", None) is None:
+    singles = pairs.singles(torch.arange(len(pairs)))
+    if singles is None or not trained.task.spec.decoder:
         return {}
     images, labels = pairs.float_images(), pairs.labels
-    singles = pairs.singles(torch.arange(len(pairs))).float() / 255
+    singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
     drawn = evaluation.segment(trained.model, images, labels)
     found = evaluation.score_segmentation(drawn.images, singles)
     # The next class that is neither of the two.
@@ -106,20 +125,19 @@ def segmentation(trained: Trained) -> Figures:
 @register_measure
 def placed(trained: Trained) -> Figures:
     """Error on digits at random places, which the experiment compares models at equal values of: its "clean" error."""
-    base = trained.config.data.removeprefix("affine-")
-    found = evaluation.evaluate(trained.model, trained.other(f"placed-{base}"))
-    return {"clean_error": found.error}
+    if not trained.one_class:
+        return {}
+    return {"clean_error": trained.error(trained.other(f"placed-{trained.config.data.name.removeprefix('affine-')}"))}
 
 
 @register_measure
 def viewpoints(trained: Trained) -> Figures:
     """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
-    familiar, novel = trained.other(f"{trained.config.data}-familiar"), trained.images
-    figures: Figures = {
-        "familiar_error": evaluation.evaluate(trained.model, familiar).error,
-        "novel_error": evaluation.evaluate(trained.model, novel).error,
-    }
-    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.epochs + 1)]
+    if not trained.one_class:
+        return {}
+    familiar, novel = trained.other(f"{trained.config.data.name}-familiar"), trained.images
+    figures: Figures = {"familiar_error": trained.error(familiar), "novel_error": trained.error(novel)}
+    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.run.epochs + 1)]
     models = [load(path) for path in kept if path.exists()]
     if models:
         views = {"familiar": _some(familiar, CURVE), "novel": _some(novel, CURVE)}
@@ -131,8 +149,8 @@ def viewpoints(trained: Trained) -> Figures:
 
 @register_measure
 def ablation(trained: Trained) -> Figures:
-    """The trained model with uniform and with random couplings at test time; empty for a network without routing."""
-    if not _routed(trained.model):
+    """The trained model with uniform and with random couplings at test time."""
+    if not trained.routed:
         return {}
     some = trained.some(ABLATED)
     try:
@@ -145,21 +163,21 @@ def ablation(trained: Trained) -> Figures:
 @register_measure
 def diagnostics(trained: Trained) -> Figures:
     """Every measure of routing (docs/diagnostics.md); the table shows couplings and dead capsules of the last layer."""
-    if not _routed(trained.model):
+    if not trained.routed:
         return {}
     found = evaluation.diagnose(trained.model, trained.images)
     last = found.layers[-1]
     shares: Figures = {}
     if last.entropy is not None and last.dynamics is not None:
         shares = {"coupling_entropy": last.entropy.mean, "coupling_std": last.dynamics.mean}
-    return shares | {
-        "diagnosis": found.to_dict(),
-    }  # fmt: skip
+    return shares | {"diagnosis": found.to_dict()}
 
 
 @register_measure
 def robustness(trained: Trained) -> Figures:
     """Affine changes, attacks through the gradient, detection by reconstruction, and images of no class."""
+    if not trained.one_class:
+        return {}
     some, model = trained.some(), trained.model
     images, labels = some.float_images(), some.labels
     sweep = evaluation.affine_sweep(
@@ -174,17 +192,17 @@ def robustness(trained: Trained) -> Figures:
     inverted = evaluation.reject_by_length(model, images, 1 - images)
     noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(0))
     figures: Figures = {
-        "affine_accuracy": _mean([value for curve in sweep.curves.values() for value in curve.accuracy]),
+        "affine_accuracy": mean(value for curve in sweep.curves.values() for value in curve.accuracy),
         **{f"{name}_accuracy": found["mean"] for name, found in attacks.items()},
         "auroc_inverted": inverted.auroc,
         "auroc_noise": evaluation.reject_by_length(model, images, noise).auroc,
         "calibration_error": evaluation.evaluate(model, some).calibration.length.error,
         "affine": sweep.to_dict(), "attacks": attacks,
     }  # fmt: skip
-    if trained.config.data in UNKNOWN:
-        other = trained.other(UNKNOWN[trained.config.data]).float_images()[:SOME]
+    if trained.config.data.name in UNKNOWN:
+        other = trained.other(UNKNOWN[trained.config.data.name]).float_images()[:SOME]
         figures["auroc_unknown"] = evaluation.reject_by_length(model, images, other).auroc
-    if getattr(model, "decoder", None) is not None:
+    if trained.task.spec.decoder:
         held = trained.held_out().float_images()[:SOME]
         threshold = evaluation.detection_threshold(evaluation.reconstruction_distances(model, held))
         changed = evaluation.pgd(model, few, truth, 0.2)
@@ -195,24 +213,17 @@ def robustness(trained: Trained) -> Figures:
 
 @register_measure
 def validation(trained: Trained) -> Figures:
-    """Accuracy on the images that the model was chosen with."""
-    return {"validation_error": 1 - validate(trained.model, trained.held_out(), bf16=False).accuracy}
+    """The score on the images that the model was chosen with; of an accuracy, the error."""
+    score = trained.task.score
+    value = trained.task.figures(trained.task.outcomes(trained.held_out()))[score]
+    return {"validation_error": 1 - value} if score == "accuracy" else {f"validation_{score}": value}
 
 
 def finished(run: RunFolder, config: TrainConfig) -> Trained:
     """A run whose training is done, with its test images."""
-    model, images = open_run(run.path, root=config.root, device=config.device)
-    return Trained(run, config, model, images)
+    return Trained(run, config, *open_run(run.path, root=config.data.root, device=config.run.device))
 
 
 def _some(images: ImageSet, count: int) -> ImageSet:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images.subset(order[:count])
-
-
-def _routed(model: nn.Module) -> bool:
-    return getattr(model, "has_capsules", True)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

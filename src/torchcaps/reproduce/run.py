@@ -10,18 +10,11 @@ from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_range, read_text
-from torchcaps.models.cnn import parameter_count
-from torchcaps.report import finish_run, finish_transforming
+from torchcaps.report import finish_run
+from torchcaps.report.epochs import epochs_of, training_seconds
 from torchcaps.reproduce.measures import MEASURES, finished
-from torchcaps.training import (
-    Recipe,
-    RunFolder,
-    TrainConfig,
-    TransformingConfig,
-    load_transforming,
-    run_transforming,
-    train,
-)
+from torchcaps.settings import NAMES
+from torchcaps.training import Recipe, RunFolder, TrainConfig, train
 from torchcaps.training.checkpoint import write_json
 from torchcaps.training.environment import environment
 from torchcaps.training.loop import Listener
@@ -29,8 +22,8 @@ from torchcaps.training.recipes import Row
 from torchcaps.training.run_folder import CONFIG, MOVABLE
 
 RESULT = "result.json"
-LEFT_TO_RULES = (("batch_size", None), ("clip", "auto"))
-Config = TrainConfig | TransformingConfig
+OPEN = (None, "auto")  # settings of these values are filled in by the task and the loop, but for those of the data
+FIXED = ("stop_at",)  # for which None is a value
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ def _chosen(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 
 def _one(
-    recipe: Recipe, row: Row, budget: str, config: Config, run: RunFolder, listener: Listener | None,
+    recipe: Recipe, row: Row, budget: str, config: TrainConfig, run: RunFolder, listener: Listener | None,
     should_stop: Callable[[], bool] | None,
 ) -> Result:  # fmt: skip
     file = run.path / RESULT
@@ -150,57 +143,40 @@ def _one(
     started = (run.path / CONFIG).exists()
     if started:
         _check_same(run, config)
-    if isinstance(config, TransformingConfig):
-        run_transforming(config, run.path, resume=started, listener=listener, should_stop=should_stop)
-        parameters, figures = parameter_count(load_transforming(run.path)), _transforming(run, config)
-    else:
-        train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
-        parameters, figures = _measured(recipe, config, run)
-    epochs = [entry for entry in run.rows() if entry["kind"] == "epoch"]
-    facts = run.environment()
+    train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
+    parameters, figures = _measured(recipe, config, run)
+    epochs, facts = epochs_of(run), run.environment()
     speeds = [entry["images_per_second"] for entry in epochs]
     result = Result(
-        recipe=recipe.name, row=row.name, budget=budget, seed=config.seed, figures=figures,
+        recipe=recipe.name, row=row.name, budget=budget, seed=config.run.seed, figures=figures,
         shown=[*recipe.figures], published=row.published, parameters=parameters,
         epochs=len(epochs), images_per_second=sum(speeds) / len(speeds) if speeds else None,
-        seconds=sum(entry["images"] / entry["images_per_second"] for entry in epochs),
+        seconds=training_seconds(epochs, config.run.batch_size) or 0.0,
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
         torch=str(facts.get("torch", environment()["torch"])),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.seed + 1}{plugins.flags()}",
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.run.seed + 1}{plugins.flags()}",
     )  # fmt: skip
     write_json(file, asdict(result))
     return result
 
 
 def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int, dict[str, Any]]:
-    """Number of parameters, and the figures of the evaluation and of the recipe's measures."""
-    found = finish_run(run, device=config.device, root=config.root)
+    """Number of parameters, and the figures of the task and of the recipe's measures."""
+    figures: dict[str, Any] = finish_run(run, device=config.run.device, root=config.data.root).to_dict()
     trained = finished(run, config)
-    figures: dict[str, Any] = {"error": found.error} | found.to_dict()
     for name in recipe.measures:
         figures |= MEASURES[name](trained)
-    return parameter_count(trained.model), figures
+    return sum(p.numel() for p in trained.model.parameters()), figures
 
 
-def _transforming(run: RunFolder, config: TransformingConfig) -> dict[str, Any]:
-    """The figures of a transforming auto-encoder, with the correlation of each number of a transformation by name."""
-    found = finish_transforming(run, root=config.root)
-    named = {f"correlation_{name}": value for name, value in found.correlation.items()}
-    return found.to_dict() | named | {"pixel_mse": found.error}
-
-
-def _check_same(run: RunFolder, config: Config) -> None:
-    """A folder that was started with other settings is another experiment's."""
-    try:
-        kept = dict(json.loads(read_text(run.path / CONFIG)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{run.path / CONFIG}: is no readable configuration ({error})") from error
-    wanted = json.loads(json.dumps(config.to_dict()))
-    for name, value in wanted.items():
-        ruled = (name, value) in LEFT_TO_RULES  # the folder holds the number that the rule gave
-        if name not in MOVABLE and not ruled and kept.get(name) != value:
+def _check_same(run: RunFolder, config: TrainConfig) -> None:
+    """Raise RunError for a folder that was started with other settings, which is another experiment's."""
+    kept = run.config().flat()
+    for name, value in config.flat().items():
+        ruled = value in OPEN and NAMES[name][0] != "data" and name not in FIXED
+        if name not in MOVABLE and not ruled and kept[name] != value:
             raise RunError(
-                f"{run.path}: was started with {name} {kept.get(name)!r}, and the recipe has {value!r} now; "
+                f"{run.path}: was started with {name} {kept[name]!r}, and the recipe has {value!r} now; "
                 "remove the folder, or give another output"
             )
 

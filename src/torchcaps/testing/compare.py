@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
 
 from torchcaps.types import Routed
 
@@ -31,7 +35,7 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless the two have one shape and a relative RMS error of at most `tolerance`.
+    """Raise PropertyError unless both have one shape and a relative RMS error of at most `tolerance`.
 
     Args:
         name: what the tensor is, for the message.
@@ -62,15 +66,36 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
 
 
 def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless two routings agree in pose, activation and coupling.
+    """Raise PropertyError unless two routings agree in pose, activation and, where both have one, coupling.
 
-    Args:
-        actual: of the implementation in question.
-        expected: of the reference; where either has no coupling, couplings are not compared.
-        tolerance: of the relative RMS error.
-        floor: see `relative_rms`.
+    `tolerance` is of the relative RMS error; for `floor` see there.
     """
     assert_close("pose", actual.pose, expected.pose, tolerance, floor)
     assert_close("activation", actual.activation, expected.activation, tolerance, floor)
     if actual.coupling is not None and expected.coupling is not None:
         assert_close("coupling", actual.coupling, expected.coupling, tolerance, floor)
+
+
+def assert_gradients(
+    module: nn.Module, inputs: Sequence[Tensor], given: Callable[..., Any], found: Callable[[Any], tuple[Tensor, ...]]
+) -> None:
+    """Raise PropertyError unless in float64 the gradients of inputs and parameters equal finite differences.
+
+    Args:
+        module: small; it becomes float64.
+        inputs: what `given` makes the module's argument of.
+        given: takes the inputs.
+        found: takes the module's outcome and gives its tensors.
+    """
+    module, count = module.double(), len(inputs)
+    names = [name for name, _ in module.named_parameters()]
+    leaves = [x.detach().double().requires_grad_() for x in (*inputs, *module.parameters())]
+
+    def outcome(*tensors: Tensor) -> tuple[Tensor, ...]:
+        parameters = dict(zip(names, tensors[count:], strict=True))
+        return found(torch.func.functional_call(module, parameters, (given(*tensors[:count]),)))
+
+    try:
+        torch.autograd.gradcheck(outcome, leaves, atol=1e-6)
+    except GradcheckError as error:
+        raise PropertyError(f"gradient against finite differences: {error}") from None

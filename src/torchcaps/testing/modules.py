@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
 
-from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite
+from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.types import Capsules
 
 Inputs = Tensor | Capsules
@@ -35,10 +34,8 @@ def check_module(module: nn.Module, inputs: Inputs, *, unused: Collection[str] =
         >>> from torchcaps.testing import check_module, random_capsules
         >>> check_module(CapsuleLinear(6, 4, 5, 3), random_capsules(3, 6, 4))
     """
-    check_module_rows(module, inputs)
-    check_module_copies(module, inputs)
-    check_module_zeros(module, inputs)
-    check_module_precision(module, inputs)
+    for check in (check_module_rows, check_module_copies, check_module_zeros, check_module_precision):
+        check(module, inputs)
     check_module_parameters(module, inputs, unused=unused)
 
 
@@ -77,9 +74,7 @@ def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
     outputs = _outputs(module, zeros)
     for name, tensor in outputs:
         assert_finite(f"{name} of an input of zeros", tensor)
-    leaves = [*_tensors(zeros), *module.parameters()]
-    gradients = torch.autograd.grad(_loss(outputs), leaves, allow_unused=True)
-    for gradient in gradients:
+    for gradient in torch.autograd.grad(_loss(outputs), [*_tensors(zeros), *module.parameters()], allow_unused=True):
         if gradient is not None:
             assert_finite("gradient at an input of zeros", gradient)
 
@@ -88,10 +83,8 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
     """float64 and bfloat16 weights, and bfloat16 autocast, give what float32 gives; autocast gives it in float32."""
     expected = _outputs(copy.deepcopy(module).eval(), inputs)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.bfloat16, ROUNDED)):
-        other = copy.deepcopy(module).eval().to(dtype)
-        _same(
-            f"{dtype}: ", _outputs(other, _map(functools.partial(Tensor.to, dtype=dtype), inputs)), expected, tolerance
-        )
+        other, given = copy.deepcopy(module).eval().to(dtype), _map(functools.partial(Tensor.to, dtype=dtype), inputs)
+        _same(f"{dtype}: ", _outputs(other, given), expected, tolerance)
     with torch.autocast("cpu", torch.bfloat16):
         cast = _outputs(copy.deepcopy(module).eval(), inputs)
     _same("under autocast: ", cast, expected, ROUNDED)
@@ -114,20 +107,8 @@ def check_module_parameters(module: nn.Module, inputs: Inputs, *, unused: Collec
 
 def check_module_gradients(module: nn.Module, inputs: Inputs) -> None:
     """In float64 the gradients of inputs and parameters equal finite differences: for modules of few numbers."""
-    module = copy.deepcopy(module).eval().double()
-    names = [name for name, _ in module.named_parameters()]
-    leaves = [x.detach().double().requires_grad_() for x in (*_tensors(inputs), *module.parameters())]
-
-    def outcome(*tensors: Tensor) -> tuple[Tensor, ...]:
-        count = len(_tensors(inputs))
-        given = Capsules(*tensors[:count]) if isinstance(inputs, Capsules) else tensors[0]
-        parameters = dict(zip(names, tensors[count:], strict=True))
-        return _tensors(torch.func.functional_call(module, parameters, (given,)))
-
-    try:
-        torch.autograd.gradcheck(outcome, leaves, atol=1e-6)
-    except GradcheckError as error:
-        raise PropertyError(f"gradient against finite differences: {error}") from None
+    given = Capsules if isinstance(inputs, Capsules) else Tensor.clone
+    assert_gradients(copy.deepcopy(module).eval(), _tensors(inputs), given, _tensors)
 
 
 def _map(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:

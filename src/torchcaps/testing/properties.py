@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
 
 from torchcaps.errors import NoAblationError
 from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.nn.votes import LinearVotes
-from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_same_routing
+from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
@@ -69,10 +68,8 @@ def check_ranges(routing: Routing, **options: Any) -> None:
         share = _coupling(routed).sum(dim=-1)
         if router.coupling == "shares":
             assert_between("coupling", _coupling(routed), 0.0, 1.0, slack=1e-6)
-            if getattr(router, "leaky", False):
-                assert_between("sum of couplings over parents", share, 0.0, 1.0, slack=1e-6)
-            else:
-                assert_close("sum of couplings over parents", share, torch.ones_like(share), 1e-6)
+            low = 0.0 if getattr(router, "leaky", False) else 1.0
+            assert_between("sum of couplings over parents", share, low, 1.0, slack=1e-6)
         if router.activation != "none":
             assert_between("activation", routed.activation, 0.0, 1.0, slack=1e-6)
         if router.activation == "length":
@@ -85,7 +82,7 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         routed = _route(router, inputs)
         for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
             order = _order(inputs.votes.shape[axis])
-            moved = _route(router, inputs.map(lambda x, axis=axis, order=order: x.index_select(axis, order)))  # type: ignore[misc]
+            moved = _route(router, _Inputs(*(x.index_select(axis, order) for x in inputs)))
             _same(f"{name}: ", moved, Routed(*(t.index_select(axis, order) for t in _whole(routed))))
         if not router.exchangeable:
             continue
@@ -94,8 +91,7 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         moved = _route(router, inputs._replace(votes=inputs.votes[..., order, :]))
         _same("parents: ", moved, Routed(pose[..., order, :], length[..., order], coupling[..., order]))
         order = _order(inputs.votes.shape[-3])
-        votes, activation, poses = inputs.votes[..., order, :, :], inputs.activation[..., order], inputs.pose
-        moved = _route(router, _Inputs(votes, activation, poses[..., order, :]))
+        moved = _route(router, _Inputs(*(x.index_select(3, order) for x in inputs)))
         _same("children: ", moved, Routed(pose, length, coupling[..., order, :]))
 
 
@@ -112,7 +108,7 @@ def check_purity(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options):
         before = inputs.map(Tensor.clone)
         first = _route(router, inputs)
-        for name, now, then in zip(("votes", "activation", "pose"), inputs, before, strict=True):
+        for name, now, then in zip(_Inputs._fields, inputs, before, strict=True):
             assert_close(f"{name} after the call", now, then, 0.0)
         _route(router, inputs._replace(votes=inputs.votes.flip(0) * 3.0))
         _same("second call: ", _route(router, inputs), first)
@@ -139,19 +135,7 @@ def check_gradients(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options, batch=2, most=3):
         if getattr(router, "detach", False):
             return
-        router = router.double()
-        names = [name for name, _ in router.named_parameters()]
-        leaves = [x.detach().double().requires_grad_() for x in (*inputs, *router.parameters())]
-
-        def outcome(*tensors: Tensor, router: Router = router, names: list[str] = names) -> tuple[Tensor, ...]:
-            parameters = dict(zip(names, tensors[3:], strict=True))
-            routed = torch.func.functional_call(router, parameters, (GivenVotes(*tensors[:3]),))
-            return _whole(routed)
-
-        try:
-            torch.autograd.gradcheck(outcome, leaves, atol=1e-6)
-        except GradcheckError as error:
-            raise PropertyError(f"gradient against finite differences: {error}") from None
+        assert_gradients(router, inputs, GivenVotes, _whole)
 
 
 def check_precision(routing: Routing, **options: Any) -> None:
@@ -227,22 +211,20 @@ def _inputs(sizes: LayerSizes, batch: int = 3, space: tuple[int, ...] = ()) -> _
 
 
 def _route(router: Router, inputs: _Inputs) -> Routed:
-    routed: Routed = router(GivenVotes(*inputs))
-    return routed
+    return router(GivenVotes(*inputs))
 
 
 def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
     leaves = inputs.map(lambda x: x.detach().clone().requires_grad_())
     routed = _route(router, leaves)
-    for name, tensor in zip(("pose", "activation", "coupling"), _whole(routed), strict=True):
+    for name, tensor in zip(Routed._fields, _whole(routed), strict=True):
         assert_finite(f"{name} {what}", tensor)
     if router.activation != "none":
         assert_between(f"activation {what}", routed.activation, 0.0, 1.0, slack=1e-6)
     upstream = torch.rand(_coupling(routed).shape, generator=seeded(2))  # the sum of couplings alone is constant
     outcome = routed.pose.sum() + routed.activation.sum() + (_coupling(routed) * upstream).sum()
-    for name, gradient in zip(
-        ("votes", "activation", "pose"), torch.autograd.grad(outcome, leaves, allow_unused=True), strict=True
-    ):
+    gradients = torch.autograd.grad(outcome, leaves, allow_unused=True)
+    for name, gradient in zip(_Inputs._fields, gradients, strict=True):
         if gradient is not None:
             assert_finite(f"gradient by {name} {what}", gradient)
 
@@ -267,6 +249,6 @@ def _same(what: str, actual: Routed, expected: Routed) -> None:
         for name, tensor, truth in zip(Routed._fields, _whole(actual), _whole(expected), strict=True):
             if tensor.dtype != truth.dtype:
                 raise PropertyError(f"{name}: expected {truth.dtype}, got {tensor.dtype}")
-        assert_same_routing(actual, expected, 1e-5, floor=1e-6)
+            assert_close(name, tensor, truth, 1e-5, floor=1e-6)
     except PropertyError as error:
         raise PropertyError(f"{what}{error}") from None

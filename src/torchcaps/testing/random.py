@@ -16,16 +16,9 @@ def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator
 
 
 def random_capsules(
-    batch: int = 2,
-    capsules: int = 6,
-    dim: int = 8,
-    *,
-    space: tuple[int, ...] = (),
-    scale: float = 1.0,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Capsules:
+    batch: int = 2, capsules: int = 6, dim: int = 8, *, space: tuple[int, ...] = (), scale: float = 1.0,
+    generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> Capsules:  # fmt: skip
     """Vector capsules in random directions: squashed normal vectors, and their lengths.
 
     Args:
@@ -52,32 +45,13 @@ def random_capsules(
 
 
 def random_votes(
-    batch: int = 2,
-    children: int = 6,
-    parents: int = 5,
-    dim: int = 4,
-    *,
-    space: tuple[int, ...] = (),
-    scale: float = 1.0,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    batch: int = 2, children: int = 6, parents: int = 5, dim: int = 4, *, space: tuple[int, ...] = (),
+    scale: float = 1.0, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> Float[Tensor, "batch *space children parents dim"]:
-    """Normal votes.
+) -> Float[Tensor, "batch *space children parents dim"]:  # fmt: skip
+    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`.
 
-    Args:
-        batch: samples.
-        children: capsules that vote.
-        parents: capsules voted for.
-        dim: dimensions of a parent's pose.
-        space: () or (height, width).
-        scale: standard deviation.
-        generator: source of randomness; None stands for a fresh one with seed 0.
-        dtype: of the votes.
-        device: of the votes.
-
-    Returns:
-        `[batch, *space, children, parents, dim]`.
+    The other arguments are those of `random_capsules`.
 
     Example:
         >>> from torchcaps.testing import random_votes

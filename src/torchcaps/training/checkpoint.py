@@ -30,6 +30,7 @@ from torchcaps.training.description import (
     check_numbers,
     read_header,
 )
+from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
@@ -175,14 +176,15 @@ def _digits(checksum: int) -> bytes:
 
 
 def describe_model(
-    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess
+    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str = "classify"
 ) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
-    return {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
+    about = {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
+    return about | {"task": task}
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
-    """A fresh model of this description, with `.classes` (names) and `.preprocess` (what `predict` applies).
+    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
 
     Raises:
         OptionError: for an option that the model does not take. ValueError: for sizes or values that it refuses.
@@ -198,9 +200,13 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
         raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
-    model.classes = tuple(about["classes"])  # type: ignore[assignment]
-    model.preprocess = preprocess  # type: ignore[assignment]
+    name_model(model, tuple(about["classes"]), preprocess, about.get("task", spec_of(model).task))
     return model
+
+
+def name_model(model: Any, classes: tuple[str, ...], preprocess: Preprocess, task: str) -> None:
+    """Give a model what a trained one carries: names of classes, what `predict` applies, and its task."""
+    model.classes, model.preprocess, model.task = classes, preprocess, task
 
 
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
@@ -228,13 +234,18 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
     shapes, about = read_header(path)
     if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    if "kind" in about:  # such as a transforming auto-encoder
-        raise RunError(
-            f"{path}: holds a {one_line(str(about['kind'])).replace('_', ' ')}, not a classifier; see its own page"
-        )
+    about = _described_now(about)
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
     return restored(path, shapes, lambda: build_model(about)).to(device).eval()
+
+
+def _described_now(about: dict[str, Any]) -> dict[str, Any]:
+    """The description of a model that an early version wrote by its "kind", as it is written now."""
+    if "kind" not in about:
+        return about
+    preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
+    return {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
 
 
 def restored(path: Path, shapes: Shapes, build: Callable[[], nn.Module]) -> nn.Module:

@@ -54,7 +54,7 @@ def check_description(about: dict[str, Any]) -> None:
         json.dumps(options, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"options: expected finite numbers ({error})") from None
-    if not isinstance(classes, list | tuple) or not classes or not all(isinstance(name, str) for name in classes):
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise ValueError(f"classes: expected a list of names, got {one_line(repr(classes))}")
 
 

@@ -1,7 +1,7 @@
-"""The training loop: plain steps, reproducible from any of them.
+"""The training loop: plain steps of any task, reproducible from any of them, by one process or by several.
 
 Every random choice of a step comes from (seed, step) alone, so a checkpoint needs no state of random generators, and a
-run that was killed continues bit for bit.
+run that was killed continues bit for bit. Each process draws the whole batch and computes its share of it.
 """
 
 from __future__ import annotations
@@ -9,255 +9,245 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from torchcaps.data import Preprocess, load_dataset
+from torchcaps.data import ImageSet
 from torchcaps.errors import TrainingError
 from torchcaps.nn import drawn_from
-from torchcaps.training import defaults
-from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
-from torchcaps.training.collapse import stuck
-from torchcaps.training.config import TrainConfig
-from torchcaps.training.objective import create_objective
-from torchcaps.training.optim import learning_rate, resolve_device, resolve_precision
-from torchcaps.training.run_folder import RunFolder
-from torchcaps.training.sampling import chance, draw, order, split
-from torchcaps.training.state import Progress, check_finite, digest, diverged, load_state, save_state
-from torchcaps.training.validation import right, validate
+from torchcaps.ranks import counting, joined, parallel, synced
+from torchcaps.tasks import Task, mapped
+from torchcaps.training.optim import batch_size, create_optimiser, learning_rate, resolve_precision
+from torchcaps.training.sampling import chance, order
+from torchcaps.training.sinks import InMemory
+from torchcaps.training.state import Progress, check_finite
 
 Listener = Callable[[dict[str, Any]], None]
 LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
 PROBED_STEP, RESTART_RATE = 100, 0.1  # when a network that does not learn starts again, and with which share of lr
-SUMS = ("loss", "margin", "correct", "count")  # of an epoch, over its images
 
 
 class Interrupted(Exception):
     """Training was asked to stop: no error, its state is saved and `resume` continues it."""
 
 
-def train(
-    config: TrainConfig,
-    output: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> RunFolder:
-    """Train a model and leave a run folder.
+@dataclass(frozen=True)
+class Callbacks:
+    """Who is told what.
 
-    The model of the epoch with the best validation accuracy (then loss) becomes `model.safetensors`.
-
-    Args:
-        config: what to run; with `resume`, the folder's own configuration, and of this one only a device other than
-            "auto", a root and max_bytes.
-        output: the run folder; must not hold a run, unless `resume`.
-        resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
-        listener: is called with each row of the metrics, and after each step with {"kind": "tick", "step", "steps",
-            "loss"}; with {"kind": "note", "step", "text"} when it goes on from an older checkpoint than the newest, or
-            starts again because no class capsule learns.
+    Attributes:
+        listener: each row of the metrics; after each step {"kind": "tick", "step", "steps", "loss"}; {"kind": "note",
+            "step", "text"} when it goes on from an older checkpoint than the newest, or starts again.
+        on_step: (model, losses by name, and "step", the number of steps done) after each; gradients are still there.
+        on_epoch: (model, row of the metrics) after each epoch.
         should_stop: asked after each step; True saves the state and raises Interrupted.
-
-    Raises:
-        DataError, RunError, ValueError: for data, folders or settings that cannot be used; no folder is made then.
-        TrainingError: when the loss becomes non-finite or a file cannot be written; the last good checkpoint stays, and
-            a folder in which there is none yet is removed.
-        Interrupted: when `should_stop` says so.
     """
-    if resume:
-        run = RunFolder.open(output)
-        device = None if config.device == "auto" else config.device
-        with run.continued():
-            kept = run.config().updated(device=device, root=config.root, max_bytes=config.max_bytes)
-            return Trainer(kept, run, listener).run(should_stop)
-    run = RunFolder.fresh(output)
-    trainer = Trainer(config, run, listener)  # reads the data and builds the model, before a folder is made
-    with run.begun(trainer.config):
-        return trainer.run(should_stop)
+
+    listener: Listener | None = None
+    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None
+    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None
+    should_stop: Callable[[], bool] | None = None
 
 
 class Trainer:
-    """State of one training run; `train` is the way in."""
+    """One training: a task, images on the model's device, and where it leaves what it finds.
 
-    def __init__(self, config: TrainConfig, run: RunFolder, listener: Listener | None = None) -> None:
-        self.run_folder, self.listener = run, listener
-        self.device = resolve_device(config.device)
-        self.bf16 = resolve_precision(config.precision, self.device) == "bf16"
-        images = load_dataset(config.data, "train", config.root, img_size=config.img_size, max_bytes=config.max_bytes)
-        self.train_set, self.val_set = split(images, config, self.device)
-        self.epoch_size = config.epoch_size or len(self.train_set)
-        preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=config.crop)
-        self.about = describe_model(config.model, config.model_options, images.classes, preprocess)
-        self.model = self._fresh_model(config.seed)
-        self.drops = any(isinstance(module, _DropoutNd) for module in self.model.modules())
-        self.objective = create_objective(self.model, config.loss, config.reconstruction)
-        self.batch_size = config.batch_size or defaults.batch_size(config.epochs * self.epoch_size)
-        self.clip = defaults.clip(self.objective.loss) if config.clip == "auto" else config.clip
-        self.config = replace(config, batch_size=self.batch_size, clip=self.clip)
-        self.steps_per_epoch = math.ceil(self.epoch_size / self.batch_size)
-        self.total_steps = config.epochs * self.steps_per_epoch
-        self.optimiser, self.progress = self._fresh_optimiser(), Progress()
+    Args:
+        task: around the model, on its device.
+        images: to train on.
+        held: to choose the epoch by.
+        sink: where metrics, states and the best model go.
+        callbacks: see `Callbacks`.
+        fresh: the weights that the training began with, for a second start.
 
-    def _fresh_model(self, seed: int) -> nn.Module:
-        """The model as it starts, on the device."""
-        model = build_model(self.about, generator=torch.Generator().manual_seed(seed)).to(self.device)
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):  # not .to() on the whole: capsule weights have four axes too
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model
+    Attributes:
+        config: of the run, with all that the task and the number of images decide.
+        total: steps in all.
+    """
 
-    def _fresh_optimiser(self) -> torch.optim.Optimizer:
-        fused = self.device.type in ("cpu", "cuda")
-        return torch.optim.Adam(self.model.parameters(), lr=self.config.lr, fused=fused)
+    def __init__(
+        self, task: Task, images: ImageSet, held: ImageSet, sink: InMemory, callbacks: Callbacks,
+        fresh: Callable[[], dict[str, Tensor]],
+    ) -> None:  # fmt: skip
+        self.ranks = joined()
+        self.task, self.images, self.held, self.sink, self.callbacks = task, images, held, sink, callbacks
+        self.fresh, self.device = fresh, images.images.device
+        run = task.config.run
+        self.epoch_size = task.config.data.epoch_size or len(images)
+        size = run.batch_size or batch_size(run.epochs * self.epoch_size)
+        if size < self.ranks.world:
+            raise ValueError(f"batch_size: expected an image for each of {self.ranks.world} processes, got {size}")
+        clip = task.clip if task.config.optimiser.clip == "auto" else task.config.optimiser.clip
+        self.config = task.config.updated(batch_size=size, clip=float(clip))
+        self.per_epoch = math.ceil(self.epoch_size / size)
+        self.total = run.epochs * self.per_epoch
+        self.bf16 = resolve_precision(run.precision, self.device) == "bf16"
+        self.drops = any(isinstance(module, _DropoutNd) for module in task.modules())
+        convert_conv2d_weight_memory_format(task, torch.channels_last)  # not .to(): capsule weights have four axes too
+        synced(task.model, self.ranks)
+        self.stepped = parallel(task, self.ranks)
+        self.optimiser, self.progress = create_optimiser(task.parameters(), self.config), Progress()
+        self.last: dict[str, float] = {}  # what the newest step gave
 
-    def run(self, should_stop: Callable[[], bool] | None = None) -> RunFolder:
-        """Train from where the folder's newest checkpoint stands to the end."""
-        self._restore()
-        while self.progress.step < self.total_steps and not self._reached():
-            self._epoch(self.progress.step // self.steps_per_epoch, should_stop)
-        return self.run_folder
+    def run(self) -> None:
+        """Train from where the sink's newest state stands to the end."""
+        self.progress = self.sink.restore(self)
+        while self.progress.step < self.total and not self._reached():
+            self._epoch(self.progress.step // self.per_epoch)
+
+    def tell(self, row: dict[str, Any]) -> None:
+        """Give a row to the listener."""
+        if self.callbacks.listener is not None:
+            self.callbacks.listener(row)
 
     def _reached(self) -> bool:
-        """Whether an epoch ended with the accuracy to stop at."""
-        return self.config.stop_at is not None and self.progress.best_accuracy >= self.config.stop_at
+        """Whether an epoch ended with the score to stop at."""
+        return self.config.run.stop_at is not None and self.progress.best_score >= self.config.run.stop_at
 
-    def _epoch(self, epoch: int, should_stop: Callable[[], bool] | None) -> None:
+    def _epoch(self, epoch: int) -> None:
         """What is left of an epoch, counted from 0."""
-        batches = order(self.config, epoch, len(self.train_set)).to(self.device).split(self.batch_size)
-        started, since = time.perf_counter(), self.progress.step
-        while self.progress.step < (epoch + 1) * self.steps_per_epoch:
-            activation = self._step(batches[self.progress.step % self.steps_per_epoch])
-            if self._failed_to_start(activation):
+        size = self.config.run.batch_size or 1
+        batches = order(self.config, epoch, len(self.images)).to(self.device).split(size)
+        started, since, mine = time.perf_counter(), self.progress.step, 0
+        while self.progress.step < (epoch + 1) * self.per_epoch:
+            indices = batches[self.progress.step % self.per_epoch]
+            losses, stop = self._step(indices)
+            mine += len(range(len(indices))[self.ranks.rows(len(indices))])
+            again = self._failed_to_start(losses)
+            if again:
+                self.sink.save(self)
+            elif self.progress.step % self.per_epoch == 0:
+                self._finish_epoch(epoch + 1, self.progress.step - since, time.perf_counter() - started, mine)
+            elif self.progress.step % self.config.run.checkpoint_every == 0:
+                self.sink.save(self)
+            if stop:
+                self.sink.save(self)
+                raise Interrupted(f"stopped after step {self.progress.step} of {self.total}; the state is saved")
+            if again:
                 return
-            if self.progress.step % self.steps_per_epoch == 0:
-                steps_per_second = (self.progress.step - since) / (time.perf_counter() - started)
-                self._finish_epoch(epoch + 1, steps_per_second)
-            elif self.progress.step % self.config.checkpoint_every == 0:
-                self._save()
-            if should_stop is not None and should_stop():
-                self._save()
-                raise Interrupted(f"stopped after step {self.progress.step} of {self.total_steps}; the state is saved")
 
-    def _step(self, batch: Tensor) -> Tensor:
-        """One step; returns the activations `[batch, classes]` that its loss was made from."""
+    def _step(self, indices: Tensor) -> tuple[dict[str, Tensor], bool]:
+        """One step: what the task gave for this process's share, and whether to stop after it."""
         config, step = self.config, self.progress.step
-        drawn = draw(self.train_set, batch, config, step)
-        rate = self.progress.rate * learning_rate(config, step, self.total_steps)
+        generator = torch.Generator().manual_seed(chance(config, step))
+        self.task.train()
+        batch = self.task.batch(self.images, indices, generator)
+        rows = self.ranks.rows(len(indices))
+        count = len(range(len(indices))[rows])
+        rate = self.progress.rate * learning_rate(config, step, self.total)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        self.objective.train()
-        self.objective.progress = step / self.total_steps
         self.optimiser.zero_grad(set_to_none=True)
         # Casts are not kept from one use of a weight to the next: torch keeps them for all threads together.
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
-        with drawn_from(chance(config, step, self.device)) if self.drops else nullcontext(), autocast:
-            losses = self.objective(*drawn)
-        losses.total.backward()
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self._count(losses.total, losses.margin, losses.activation, drawn.labels, rate)
+        with self._dropping(), autocast, counting(count):
+            mine = rows if count else slice(0, 1)  # an image that does not count, where there are too few
+            losses = self.stepped(mapped(batch, lambda x: x[mine]), step / self.total)
+        loss = losses["loss"]
+        if self.ranks.world > 1:  # gradients of processes are averaged: by the number of their images
+            loss = loss * (self.ranks.world * count / len(indices))
+        loss.backward()
+        stop = self._count(losses, count, rate)
+        if self.config.optimiser.clip:
+            torch.nn.utils.clip_grad_norm_(self.task.parameters(), float(self.config.optimiser.clip))
         self.optimiser.step()
-        return losses.activation
+        self._stepped()
+        return losses, stop
 
-    def _failed_to_start(self, activation: Tensor) -> bool:
-        """Whether the network was dead or saturated at step 100 (in the middle of a shorter run) and starts again."""
-        at = min(PROBED_STEP, self.total_steps // 2)
-        if self.progress.step != at or self.progress.rate < 1 or self.objective.loss == "cross_entropy":
+    def _dropping(self) -> AbstractContextManager[None]:
+        """What a model drops out in this step comes from a generator of its own, other ones in other processes."""
+        if not self.drops:
+            return nullcontext()
+        stream = f"2.{self.ranks.rank}" if self.ranks.rank else "2"
+        seed = chance(self.config, self.progress.step, stream)
+        return drawn_from(torch.Generator(self.device).manual_seed(seed))
+
+    def _count(self, losses: dict[str, Tensor], count: int, rate: float) -> bool:
+        """Add a step to the sums of its epoch; whether a process was asked to stop.
+
+        Raises:
+            TrainingError: for a loss that is not finite, before the weights take it in.
+        """
+        names = [name for name, value in losses.items() if value.dim() == 0]
+        values = torch.stack([losses[name].detach().double() for name in names]).cpu()
+        stop = self.callbacks.should_stop is not None and self.callbacks.should_stop()
+        values = torch.cat([values * count, torch.tensor([count, stop], dtype=torch.float64)])
+        *sums, total, stops = self.ranks.sum(values).tolist()
+        self.last = {name: value / total for name, value in zip(names, sums, strict=True)}
+        self._check_loss(self.last["loss"], "loss")
+        for name, added in zip([*names, "count"], [*sums, total], strict=True):
+            self.progress.sums[name] = self.progress.sums.get(name, 0.0) + added
+        self.last["lr"] = rate
+        return stops > 0
+
+    def _stepped(self) -> None:
+        """Tell of a step that is done."""
+        self.progress.step += 1
+        step, figures = self.progress.step, self.last
+        if self.callbacks.on_step is not None:
+            self.callbacks.on_step(self.task.model, {"step": step, **figures})
+        self.tell({"kind": "tick", "step": step, "steps": self.total, "loss": figures["loss"]})
+        if step % LOG_EVERY == 0:
+            self._log({"kind": "step", "step": step, **figures})
+
+    def _failed_to_start(self, losses: dict[str, Tensor]) -> bool:
+        """Whether the network does not learn at step 100 (in the middle of a shorter run) and starts again, once."""
+        at = min(PROBED_STEP, self.total // 2)
+        if self.progress.step != at or self.progress.rate < 1:
             return False
-        state = stuck(activation)
-        if state is not None:
-            self._start_again(state)
-        return state is not None
-
-    def _start_again(self, state: str) -> None:
-        """The training from its first step, at a tenth of the rate."""
+        state = self.task.stuck({n: self.ranks.cat(v.detach()) for n, v in losses.items() if v.dim()})
+        if state is None:
+            return False
+        rate = self.config.optimiser.lr or 0.0
         text = (
             f"every class capsule was {state} after step {self.progress.step}; the training starts again, once, with a "
-            f"tenth of the learning rate ({self.config.lr * RESTART_RATE:g})"
+            f"tenth of the learning rate ({rate * RESTART_RATE:g})"
         )
         self.progress = Progress(rate=RESTART_RATE)
-        self.model.load_state_dict(self._fresh_model(self.config.seed).state_dict())
-        self.optimiser = self._fresh_optimiser()
-        self.run_folder.rewind(-1)
+        self.task.model.load_state_dict(self.fresh())
+        self.optimiser = create_optimiser(self.task.parameters(), self.config)
+        self.sink.clear()
         self._log({"kind": "note", "step": 0, "text": text})
-        self._save()
-
-    def _count(self, loss: Tensor, margin: Tensor, activation: Tensor, labels: Tensor, rate: float) -> None:
-        """Add a step to the sums of its epoch; stop at a non-finite loss, before the weights take it in."""
-        value, count = loss.item(), len(labels)
-        self._check_loss(value, "loss")
-        correct = right(activation, labels).sum().item()
-        new = zip(SUMS, (value * count, margin.item() * count, correct, count), strict=True)
-        self.progress.sums = {key: self.progress.sums.get(key, 0.0) + added for key, added in new}
-        self.progress.step += 1
-        self._tell({"kind": "tick", "step": self.progress.step, "steps": self.total_steps, "loss": value})
-        if self.progress.step % LOG_EVERY == 0:
-            self._log({
-                "kind": "step", "step": self.progress.step, "loss": value, "accuracy": correct / count, "lr": rate,
-            })  # fmt: skip
+        return True
 
     def _check_loss(self, value: float, what: str) -> None:
         if not math.isfinite(value):
-            left = diverged(self.run_folder.last)
-            raise TrainingError(f"the {what} became {value} after step {self.progress.step}; {left}")
+            raise TrainingError(f"the {what} became {value} after step {self.progress.step}; {self.sink.left()}")
 
-    def _finish_epoch(self, epoch: int, steps_per_second: float) -> None:
+    def _finish_epoch(self, epoch: int, steps: int, seconds: float, mine: int) -> None:
         sums, self.progress.sums = self.progress.sums, {}
-        check_finite(self.model, self.run_folder.last)
-        accuracy, loss, warnings = validate(self.model, self.val_set, self.bf16)
-        self._check_loss(loss, "validation loss")
-        better = (accuracy, -loss) > (self.progress.best_accuracy, -self.progress.best_loss)
-        if better:
-            self.progress.best_accuracy, self.progress.best_loss, self.progress.best_epoch = accuracy, loss, epoch
-            save_tensors(self.run_folder.model, self.model.state_dict(), self.about)
-        if self.config.keep_epochs:
-            save_tensors(self.run_folder.epoch_model(epoch), self.model.state_dict(), self.about)
-        self._log({
-            "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.epochs,
-            "train_loss": sums["loss"] / sums["count"], "train_margin": sums["margin"] / sums["count"],
-            "train_accuracy": sums["correct"] / sums["count"], "val_loss": loss, "val_accuracy": accuracy,
-            "best": better, "warnings": warnings, "images": sums["count"],
-            "images_per_second": round(steps_per_second * self.epoch_size / self.steps_per_epoch, 1),
-        })  # fmt: skip
-        self._save()
+        count = sums.pop("count")
+        check_finite(self.task.model, self.sink.left())
+        outcomes = self.task.outcomes(self.held, precision="bf16" if self.bf16 else "fp32")
+        figures = self.task.figures(outcomes)
+        for name, value in figures.items():
+            self._check_loss(value, f"validation {name}")
+        rank = (figures[self.task.score], -figures["loss"])
+        best = rank > (self.progress.best_score, -self.progress.best_loss)
+        if best:
+            self.progress.best_score, self.progress.best_loss = rank[0], figures["loss"]
+            self.progress.best_epoch = epoch
+        self.sink.keep(self.task.model, epoch, best)
+        row = {
+            "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.run.epochs,
+            **{f"train_{name}": value / count for name, value in sums.items()},
+            **{f"val_{name}": value for name, value in figures.items()}, "score": self.task.score,
+            "best": best, "warnings": self.task.warnings(outcomes), "images": count,
+            "images_per_second": round(steps / seconds * self.epoch_size / self.per_epoch, 1),
+        }  # fmt: skip
+        if self.ranks.world > 1:
+            row["ranks"] = self.ranks.gather({"images": mine, "seconds": round(seconds, 2)})
+        self._log(row)
+        if self.callbacks.on_epoch is not None:
+            self.callbacks.on_epoch(self.task.model, row)
+        self.sink.save(self)
 
     def _log(self, row: dict[str, Any]) -> None:
-        self.run_folder.append(row)
-        self._tell(row)
-
-    def _tell(self, row: dict[str, Any]) -> None:
-        if self.listener is not None:
-            self.listener(row)
-
-    def _save(self) -> None:
-        save_state(self.run_folder.last, self.model, self.optimiser, self.progress, self._unchanging)
-
-    def _restore(self) -> None:
-        """Take up the newest whole checkpoint, if there is one."""
-        self.progress, text = load_state(
-            self.run_folder.last, self.model, self.optimiser, self._unchanging, steps=self.total_steps, sums=SUMS
-        )
-        self.run_folder.rewind(self.progress.step)
-        if text:
-            self._tell({"kind": "note", "step": self.progress.step, "text": text})
-
-    @cached_property
-    def _unchanging(self) -> dict[str, Any]:
-        """What must not change between a stop and the continuation."""
-        train, held = self.train_set, self.val_set
-        return self.run_folder.unchanging(self.config) | {
-            "data": {
-                "train": len(train),
-                "held out": len(held),
-                "classes": train.num_classes,
-                "channels": train.in_chans,
-            },
-            "digest": digest(train.images, train.labels, held.images, held.labels),
-        }
+        self.sink.log(row)
+        self.tell(row)

@@ -1,31 +1,100 @@
-"""Learning-rate schedules and hardware precision."""
+"""Optimisers, learning-rate schedules, sizes of batches, and hardware precision."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
+from torch import nn
 
+from torchcaps import plugins
 from torchcaps.errors import RunError
-from torchcaps.training.config import TrainConfig
+from torchcaps.settings import OptimiserSettings, TrainConfig
 
 WARM_UP, WARM_UP_STEPS = 0.05, 40
 PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR, PAPER_RISE = 0.96, 2000, 1e-6, 1000
+LARGEST_BATCH, SMALLEST_BATCH = 128, 8
+ENOUGH_STEPS = 100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
+Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
+_OPTIMISERS: dict[str, Make] = {}
+
+
+def register_optimiser(make: Make) -> Make:
+    """Decorate a function `(parameters, lr, settings) -> optimiser`: its name is one that a run may name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    plugins.add("optimiser", make.__name__, make, _OPTIMISERS)
+    return make
+
+
+@register_optimiser
+def adam(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    """Adam; weight decay adds to the gradient."""
+    return torch.optim.Adam(parameters, lr, weight_decay=settings.weight_decay, fused=_fused(parameters))
+
+
+@register_optimiser
+def adamw(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay."""
+    return torch.optim.AdamW(parameters, lr, weight_decay=settings.weight_decay, fused=_fused(parameters))
+
+
+@register_optimiser
+def sgd(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(
+        parameters, lr, momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov,
+        fused=_fused(parameters),
+    )  # fmt: skip
+
+
+def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimiser of a run.
+
+    Raises:
+        UnknownNameError: (a ValueError) there is none of this name.
+    """
+    make = plugins.find("optimiser", config.optimiser.name, _OPTIMISERS)
+    return make(list(parameters), config.optimiser.lr or 0.0, config.optimiser)
+
+
+def _fused(parameters: list[nn.Parameter]) -> bool:
+    return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+
+
+def batch_size(images: int) -> int:
+    """Images per step of a run that takes `images` images in all: the largest power of two that leaves 100 steps.
+
+    From 8 to 128. Steps, not images, bring a capsule network off the ground.
+    """
+    size = LARGEST_BATCH
+    while size > SMALLEST_BATCH and images < ENOUGH_STEPS * size:
+        size //= 2
+    return size
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Learning rate of step `step`, counted from 0, of `total_steps`."""
+    rate, schedule = config.optimiser.lr or 0.0, config.schedule
     # Adam's first steps move every weight by the whole rate: a shorter rise leaves every capsule saturated.
     rise = max(1, round(WARM_UP * total_steps), min(WARM_UP_STEPS, total_steps // 2))
-    if config.schedule == "paper":
+    if schedule.name == "paper":
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
-        fallen = max(PAPER_FLOOR, config.lr * PAPER_DECAY ** (step / PAPER_STEPS))
+        fallen = max(PAPER_FLOOR, rate * PAPER_DECAY ** (step / PAPER_STEPS))
         return fallen * min(1.0, (step + 1) / min(rise, PAPER_RISE))
+    if schedule.name == "steps":
+        done = step * config.run.epochs // total_steps
+        return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
+    if schedule.name == "cosine":
+        rise = 0
     if step < rise:
-        return config.lr * (step + 1) / rise
-    if config.schedule == "constant":
-        return config.lr
-    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
+        return rate * (step + 1) / rise
+    if schedule.name == "constant":
+        return rate
+    return rate * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
 
 
 def resolve_device(name: str) -> torch.device:

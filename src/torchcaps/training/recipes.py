@@ -12,10 +12,7 @@ from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, read_text
-from torchcaps.training.config import TrainConfig
-from torchcaps.training.transforming_run import KIND, TransformingConfig
-
-Config = TrainConfig | TransformingConfig
+from torchcaps.settings import TrainConfig, flattened
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Recipe:
     name: str
     title: str
     published: str
-    config: Config
+    config: TrainConfig
     rows: tuple[Row, ...]
     budgets: dict[str, Budget]
     measures: tuple[str, ...] = ()
@@ -82,7 +79,7 @@ class Recipe:
             raise UnknownNameError(f"budget of {self.name}", budget, self.budgets)
         return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
 
-    def resolve(self, row: Row, budget: str, **changes: Any) -> Config:
+    def resolve(self, row: Row, budget: str, **changes: Any) -> TrainConfig:
         """The run of a row within a budget, with further changes (those that are not None).
 
         Raises:
@@ -92,9 +89,9 @@ class Recipe:
             raise UnknownNameError(
                 f"row of {self.name} within {budget}", row.name, [r.name for r in self.rows_of(budget)]
             )
-        settings = self.config.to_dict() | self.budgets[budget].changes | row.changes
-        settings |= {name: value for name, value in changes.items() if value is not None}
-        return type(self.config).from_dict(settings)
+        parts = (self.config.flat(), self.budgets[budget].changes, row.changes)
+        settings = {name: value for part in parts for name, value in flattened(part).items()}
+        return TrainConfig.from_dict(settings).updated(**changes)
 
 
 _ADDED: dict[str, Recipe | Path] = {}
@@ -162,12 +159,10 @@ def _refusing(where: object) -> Iterator[None]:
 
 
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
-    run = content["run"]
-    other = isinstance(run, dict) and run.get("kind") == KIND
-    config = (TransformingConfig if other else TrainConfig).from_dict(run)
+    config = TrainConfig.from_dict(content["run"])
     rows = tuple(
         Row(row["name"], row.get("published", {}), row.get("run", {}), tuple(row.get("budgets", ())))
-        for row in content.get("rows", [{"name": run.get("model", KIND)}])
+        for row in content.get("rows", [{"name": config.model.name}])
     )
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
     recipe = Recipe(

@@ -9,23 +9,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchcaps.errors import RunError, TrainingError, read_text
+from torchcaps.settings import TrainConfig
 from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, PREVIOUS_FILE, atomic, load_tensors, write_json
-from torchcaps.training.config import TrainConfig
 from torchcaps.training.environment import check_threads, environment
 from torchcaps.training.lock import LOCK, exclusive, holder, in_use, is_alive, make_folder
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 MOVABLE = ("device", "root", "max_bytes")  # settings that a run may be told anew when it goes on
-
-
-class Config(Protocol):
-    """What describes a run."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
 
 
 class RunFolder:
@@ -72,7 +65,7 @@ class RunFolder:
         return run
 
     @contextmanager
-    def begun(self, config: Config) -> Iterator[None]:
+    def begun(self, config: TrainConfig) -> Iterator[None]:
         """Hold the folder as that of a new run; what an error leaves without a checkpoint is removed.
 
         Raises:
@@ -103,7 +96,7 @@ class RunFolder:
                 write_json(self.path / ENVIRONMENT, environment() | known)
             yield
 
-    def start(self, config: Config) -> None:
+    def start(self, config: TrainConfig) -> None:
         """Make the folder and write the environment and the configuration, which makes it a run.
 
         Raises:
@@ -178,9 +171,9 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"{self.path / ENVIRONMENT}: {error}") from error
 
-    def unchanging(self, config: Config) -> dict[str, Any]:
+    def unchanging(self, config: TrainConfig) -> dict[str, Any]:
         """What a checkpoint of this run keeps of its configuration and environment, to compare with when it goes on."""
-        settings = {name: value for name, value in config.to_dict().items() if name not in MOVABLE}
+        settings = {name: value for name, value in config.flat().items() if name not in MOVABLE}
         threads = self.threads()
         return {"settings": settings} | ({} if threads is None else {"threads": threads})
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class Progress:
 
     step: int = 0
     rate: float = 1.0
-    best_accuracy: float = -1.0
+    best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -49,15 +48,15 @@ def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Pro
     Raises:
         TrainingError: when a weight is not finite, or the file cannot be written; the file is then as it was.
     """
-    check_finite(model, path)
+    check_finite(model, diverged(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in state.items()}
+        tensors |= {f"optimiser.{index}.{n}": tensor for n, tensor in state.items() if isinstance(tensor, Tensor)}
     save_tensors(path, tensors, about | {"progress": asdict(progress)}, before=path.with_name(PREVIOUS_FILE))
 
 
 def load_state(
-    path: Path, model: nn.Module, optimiser: Optimizer, about: dict[str, Any], *, steps: int, sums: Collection[str]
+    path: Path, model: nn.Module, optimiser: Optimizer, about: dict[str, Any], *, steps: int
 ) -> tuple[Progress, str]:
     """Take up what `save_state` wrote, into `model` and `optimiser`; where it is damaged, the state before it.
 
@@ -67,7 +66,6 @@ def load_state(
         optimiser: as it was saved.
         about: as it was saved, but a key that the file lacks may be new.
         steps: of the whole training.
-        sums: the names that the sums of an unfinished epoch have.
 
     Returns:
         The progress, and a sentence if it is not that of `path`.
@@ -85,7 +83,7 @@ def load_state(
             continue
         _check_unchanged(file, found, about)
         progress = _take_up(file, tensors, found["progress"], model, optimiser)
-        _check_progress(file, progress, steps, sums)
+        _check_progress(file, progress, steps)
         if file == path:
             return progress, ""
         move(file, path)  # the next state must not put the damaged one in the place of the whole one
@@ -114,11 +112,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
     """Raise RunError for the first thing that the file knows to have been otherwise."""
+    if "kind" in found.get("settings", {}):  # another loop wrote it, which held no images out
+        raise RunError(f"{path}: was written by an early version; its model is kept, but this training cannot go on")
     now = json.loads(json.dumps(about))
     values = now.pop("settings") | {f" {key}": value for key, value in now.items()}  # a setting may have the same name
     before = found.get("settings", {}) | {f" {key}": value for key, value in found.items()}
     for name, value in values.items():
         was = before.get(name, value)
+        if was == "auto":  # early versions wrote down what was asked, not what was chosen
+            continue
         if was != value and name == " digest":
             raise RunError(f"{path}: the images or labels are not those that were there when the run was stopped")
         if was != value:
@@ -133,16 +135,26 @@ def _take_up(
         groups = optimiser.state_dict()["param_groups"]
         state = _optimiser_state(tensors, list(model.parameters()))
         optimiser.load_state_dict({"state": state, "param_groups": groups})
-        return Progress(**progress)
+        return Progress(**_names_now(progress))
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{path}: is not the state of this training ({str(error).splitlines()[-1].strip()})") from error
 
 
-def _check_progress(path: Path, progress: Progress, steps: int, sums: Collection[str]) -> None:
+def _names_now(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress of an early version, whose score was the accuracy and whose loss of the classes was "margin"."""
+    if "best_accuracy" not in progress:
+        return progress
+    found = {("best_score" if name == "best_accuracy" else name): value for name, value in progress.items()}
+    if isinstance(found.get("sums"), dict) and "correct" in found["sums"]:
+        found["sums"] = {("accuracy" if n == "correct" else n): value for n, value in found["sums"].items()}
+    return found
+
+
+def _check_progress(path: Path, progress: Progress, steps: int) -> None:
     """Raise RunError for the first value that is not of its kind or out of its range."""
     values, kinds = asdict(progress), {name: type(value) for name, value in asdict(Progress()).items()}
-    if not isinstance(progress.sums, dict) or progress.sums.keys() not in (set(), set(sums)):
-        raise RunError(f"{path}: sums: expected none, or those of {', '.join(sums)}, got {progress.sums!r}")
+    if not isinstance(progress.sums, dict) or (progress.sums and not {"loss", "count"} <= progress.sums.keys()):
+        raise RunError(f"{path}: sums: expected none, or loss and count among them, got {progress.sums!r}")
     for name, value in (values | progress.sums).items():
         kind = kinds.get(name, float)
         if not _fits(value, kind):
@@ -159,11 +171,11 @@ def _fits(value: object, kind: type) -> bool:
     return type(value) is kind
 
 
-def check_finite(model: nn.Module, kept: Path) -> None:
-    """Raise TrainingError, naming the last good file `kept`, unless every weight of `model` is a finite number."""
+def check_finite(model: nn.Module, left: str) -> None:
+    """Raise TrainingError, which ends with what is `left`, unless every weight of `model` is a finite number."""
     for name, weight in model.state_dict().items():
         if not torch.isfinite(weight).all():
-            raise TrainingError(f"the weights {name} became infinite or NaN; {diverged(kept)}")
+            raise TrainingError(f"the weights {name} became infinite or NaN; {left}")
 
 
 def diverged(kept: Path) -> str:

@@ -4,24 +4,25 @@ Every figure is a `matplotlib.figure.Figure`: save it with `figure.savefig(path)
 may be anything that `numpy.asarray` takes, CPU tensors included.
 """
 
-from torchcaps.viz.activations import activation_bars as activation_bars
+from torchcaps.viz import canvas as _canvas  # first: it says what is missing where there is no matplotlib
 from torchcaps.viz.bench import latency_curves as latency_curves
 from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars
 from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
+from torchcaps.viz.calibration import calibration as calibration
+from torchcaps.viz.classes import activation_bars as activation_bars
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
-from torchcaps.viz.coupling_map import coupling_map as coupling_map
 from torchcaps.viz.diagnosis import diagnosis as diagnosis
-from torchcaps.viz.diagram import calibration as calibration
 from torchcaps.viz.history import curves as curves
-from torchcaps.viz.overlaid import overlaid_curves as overlaid_curves
-from torchcaps.viz.pictures import perturbations as perturbations
-from torchcaps.viz.pictures import reconstructions as reconstructions
+from torchcaps.viz.history import overlaid_curves as overlaid_curves
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
-from torchcaps.viz.segmentation import overlaps as overlaps
-from torchcaps.viz.transforming import generation_weights as generation_weights
-from torchcaps.viz.transforming import predicted_transformations as predicted_transformations
-from torchcaps.viz.transforming import transformed as transformed
+from torchcaps.viz.tiles import coupling_map as coupling_map
+from torchcaps.viz.tiles import overlaps as overlaps
+from torchcaps.viz.tiles import perturbations as perturbations
+from torchcaps.viz.tiles import reconstructions as reconstructions
+from torchcaps.viz.transformations import generation_weights as generation_weights
+from torchcaps.viz.transformations import predicted_transformations as predicted_transformations
+from torchcaps.viz.transformations import transformed as transformed

@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from torchcaps.viz.canvas import BLUE, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
+from torchcaps.viz.canvas import SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
 Rows = Sequence[Mapping[str, Any]]
-COLOURS, MARKERS = (BLUE, ORANGE, SKY, RED), ("o", "s", "^", "D")
 
 
 def throughput_bars(rows: Rows) -> Figure:
@@ -75,12 +75,11 @@ def scaling_curves(rows: Rows) -> Figure:
     panels = list(figure.subplots(height, columns, squeeze=False).flat)
     for axes, name in zip(panels, names, strict=False):
         lines = [row for row in rows if row["against"] == name]
-        for row, colour, marker in zip(lines, cycle(COLOURS), cycle(MARKERS), strict=False):
+        for row, style in zip(lines, cycle(STYLES), strict=False):
             label = f"{short(str(row['impl']), 18)}: exponent {row['exponent']:.2f}"
-            axes.plot(row["sizes"], row["ms"], color=colour, marker=marker, ms=4, lw=1.4, label=label)
+            line(axes, row["sizes"], row["ms"], style, label)
         _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
-        axes.set_title(name, fontsize=TEXT, loc="left")
-        axes.set_ylabel("ms", fontsize=SMALL)
+        plain(axes, name, ylabel="ms")
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)  # below: hides no line
     for axes in panels[len(names) :]:
         axes.set_visible(False)
@@ -99,14 +98,13 @@ def latency_curves(rows: Rows) -> Figure:
     figure = new_figure(5.4, 3.4)
     axes = figure.subplots()
     names = dict.fromkeys(str(row["precision"]) for row in _some(rows))
-    for name, colour, marker in zip(names, cycle(COLOURS), cycle(MARKERS), strict=False):
+    for name, style in zip(names, cycle(STYLES), strict=False):
         lines = [row for row in rows if row["precision"] == name]
         batches = [row["batch"] for row in lines]
-        axes.plot(batches, [r["median ms"] for r in lines], color=colour, marker=marker, ms=4, lw=1.4, label=name)
-        axes.plot(batches, [r["95 % ms"] for r in lines], color=colour, lw=1.0, ls="--")
+        line(axes, batches, [r["median ms"] for r in lines], style, name)
+        line(axes, batches, [r["95 % ms"] for r in lines], (style[0], ""), "", lw=1.0, ls="--")
     _logarithmic(axes, sorted({row["batch"] for row in rows}))
-    axes.set_title("time of an answer, ms (dashed: 95th percentile)", fontsize=TEXT, loc="left")
-    axes.set_xlabel("images at once", fontsize=SMALL)
+    plain(axes, "time of an answer, ms (dashed: 95th percentile)", xlabel="images at once")
     figure.legend(loc="outside lower center", ncols=len(names), fontsize=SMALL, frameon=False)
     return figure
 
@@ -121,11 +119,11 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     """Horizontal bars with their values: a group for each name, and in it a bar for each series."""
     names = list(dict.fromkeys(name for values in series.values() for name in values))
     figure = new_figure(7.0, 0.9 + 0.22 * len(names) * len(series) + 0.1 * len(names))
-    axes = plain(figure.subplots())
+    axes = plain(figure.subplots(), title)
     thick = 0.84 / len(series)
     for n, (label, values) in enumerate(series.items()):
         places = [names.index(name) + (n - (len(series) - 1) / 2) * thick for name in values]
-        axes.barh(places, list(values.values()), height=0.92 * thick, color=COLOURS[n % len(COLOURS)], label=label)
+        axes.barh(places, list(values.values()), height=0.92 * thick, color=STYLES[n % len(STYLES)][0], label=label)
         for place, value in zip(places, values.values(), strict=True):
             axes.annotate(
                 f"{value:.3g}" if value < 1000 else f"{value:.0f}", (value, place), (3, 0),
@@ -134,14 +132,13 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))
-    axes.set_title(title, fontsize=TEXT, loc="left")
     figure.legend(loc="outside lower center", ncols=len(series), fontsize=SMALL, frameon=False)
     return figure
 
 
 def _logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
     """Both axes logarithmic and written in plain numbers, with ticks at the sizes that were measured."""
-    plain(axes).set_xscale("log")
+    axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())

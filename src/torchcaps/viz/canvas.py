@@ -1,11 +1,11 @@
-"""What all figures share: size limits, colours, names that fit."""
+"""What all figures share: size limits, colours, lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 try:
     from matplotlib.axes import Axes as Axes
@@ -15,6 +15,8 @@ except ImportError as error:
 
 # Okabe and Ito's palette, told apart with every common colour blindness.
 BLUE, SKY, ORANGE, RED, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D0D0D0"
+# Colours and markers of lines, which are told apart in grey print, too.
+STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
 # Points.
 TEXT, SMALL = 9.0, 7.5
 # Inches: no number of classes or examples makes a figure larger.
@@ -27,45 +29,20 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=size, dpi=130, layout="constrained", facecolor="white")
 
 
-def plain(axes: Axes) -> Axes:
-    """Small tick labels, and no frame above and to the right."""
+def plain(axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False) -> Axes:
+    """Small tick labels, no frame above and to the right; a title on the left, names of the axes, pale grid lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=SMALL)
+    axes.set_title(title, fontsize=TEXT, loc="left")
+    axes.set_xlabel(xlabel, fontsize=SMALL)
+    axes.set_ylabel(ylabel, fontsize=SMALL)
+    if grid:
+        axes.grid(True, color="#E5E5E5", lw=0.6)
     return axes
 
 
-def short(name: str, width: int) -> str:
-    """`name` on one line of at most `width` characters, its middle left out where needed; `$` starts no formula."""
-    text = " ".join(name.split())
-    if len(text) > width:
-        tail = (width - 1) // 2
-        text = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-    return text.replace("$", r"\$")
-
-
-def short_names(classes: Sequence[str], width: int) -> list[str]:
-    """All names shortened; where that makes two of them alike, every name is led by its index."""
-    names = [short(str(name), width) for name in classes]
-    if len(set(names)) < len(set(classes)):
-        names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
-    return names
-
-
-def check_length(argument: str, values: Sized, expected: int) -> None:
-    """Raise ValueError unless `values` holds `expected` entries."""
-    if len(values) != expected:
-        raise ValueError(f"{argument}: expected {expected} entries, got {len(values)}")
-
-
-def class_indices(argument: str, values: ArrayLike, count: int, classes: int) -> NDArray[np.int64]:
-    """`values` as an array of `count` indices of `classes` classes.
-
-    Raises:
-        ValueError: for another number of them, or an index that is no class.
-    """
-    indices = np.asarray(values)
-    check_length(argument, indices, count)
-    outside = indices[(indices < 0) | (indices >= classes)]
-    if len(outside):
-        raise ValueError(f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}")
-    return indices
+def line(axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: str, **options: Any) -> None:
+    """A line in this colour with this marker, which goes without markers from 41 points on."""
+    colour, marker = style
+    given: dict[str, Any] = {"color": colour, "marker": marker if np.size(x) <= 40 else "", "ms": 4, "lw": 1.5}
+    axes.plot(x, y, **(given | options), label=label)

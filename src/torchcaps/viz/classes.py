@@ -1,4 +1,4 @@
-"""Class by class: which are taken for which, and how many are recognised."""
+"""Class by class: which are taken for which, how many are recognised, and how long the capsules are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.viz.canvas import BLUE, RED, SMALL, TEXT, Axes, Figure, check_length, new_figure, plain, short_names
+from torchcaps.errors import check_range, check_shape
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain
+from torchcaps.viz.images import pictures, tile_size
+from torchcaps.viz.names import check_length, class_indices, short_names
 
 # The most class names on an axis, and the most bars.
 MOST = 60
+COLUMNS = 5
+MOST_IMAGES = 20
+# Up to so many classes, all have a bar; of more, the longest FEW.
+MOST_BARS, FEW = 10, 5
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
@@ -72,33 +79,85 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
     percent = np.array([np.nan if share is None else 100 * share for share in accuracies])
     shown = np.sort(np.argsort(percent, kind="stable")[:MOST])  # NaN sorts last
     figure = new_figure(7.5, 1.1 + 0.21 * len(shown))
-    axes = plain(figure.subplots())
+    axes = figure.subplots()
     axes.barh(range(len(shown)), np.nan_to_num(percent[shown]), height=0.72, color=BLUE)
     for row, index in enumerate(shown):
         text = "no samples" if np.isnan(percent[index]) else f"{percent[index]:.1f} % of {counts[index]:,}"
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
     names = short_names(classes, 26)
     title = "accuracy by class" if len(shown) == len(percent) else f"the {MOST} lowest of {len(percent)} classes"
-    _dress_bars(axes, [names[index] for index in shown], title, _overall(percent, np.asarray(counts)))
+    known = ~np.isnan(percent)
+    if total := np.asarray(counts)[known].sum():
+        overall = float((percent * counts)[known].sum() / total)
+        axes.axvline(overall, color=RED, lw=1.2, ls="--")
+        title += f"; over all samples {overall:.2f} % (dashed)"
+    plain(axes, title, xlabel="accuracy (%)")
+    axes.set_yticks(range(len(shown)), [names[index] for index in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
     return figure
 
 
-def _overall(percent: NDArray[np.float64], counts: NDArray[np.int64]) -> float | None:
-    """Accuracy over all samples, in percent; None without samples."""
-    known = ~np.isnan(percent)
-    total = counts[known].sum()
-    return float((percent[known] * counts[known]).sum() / total) if total else None
+def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]) -> Figure:
+    """Example images with the lengths of their class capsules as bars under each.
+
+    Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class
+    in place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction
+    orange; images may show several classes each.
+
+    Args:
+        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 20.
+        activations: `[n, classes]` lengths in [0, 1].
+        labels: `[n]` or `[n, k]` indices of the true classes.
+        classes: names; long ones are shortened in the middle.
+
+    Raises:
+        ValueError: for shapes that do not fit, or more than 20 images.
+    """
+    shown = pictures("images", images)
+    lengths = np.asarray(activations)
+    check_range("number of images", len(shown), high=MOST_IMAGES)
+    check_shape("activations", lengths, ("n", "classes"), n=len(shown), classes=len(classes))
+    given = np.asarray(labels)
+    axes = {"n": len(shown)} if given.ndim == 1 else {"n": len(shown), "k": given.shape[-1]}
+    true = class_indices("labels", given, len(classes), **axes).reshape(len(shown), -1).tolist()
+    bars = len(classes) if len(classes) <= MOST_BARS else FEW
+    height, _ = tile_size(shown.shape[1:3], 1.1)
+    rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
+    figure = new_figure(max(2.1 * columns, 3.6), rows * (height + 0.17 * bars + 0.55) + 0.4)
+    grid = figure.add_gridspec(2 * rows, columns, height_ratios=[height + 0.2, 0.17 * bars + 0.2] * rows)
+    names = short_names(classes, 22)
+    for i, image in enumerate(shown):
+        row, column = 2 * (i // COLUMNS), i % COLUMNS
+        above, below = figure.add_subplot(grid[row, column]), figure.add_subplot(grid[row + 1, column])
+        above.imshow(image, interpolation="antialiased")
+        above.set_axis_off()
+        above.set_title(" + ".join(names[k] for k in true[i]), fontsize=SMALL)
+        _draw_bars(below, lengths[i], true[i], names)
+    figure.suptitle("activations; blue: true class, orange: wrong answer", fontsize=TEXT)
+    return figure
 
 
-def _dress_bars(axes: Axes, names: list[str], title: str, overall: float | None) -> None:
-    if overall is not None:
-        axes.axvline(overall, color=RED, lw=1.2, ls="--")
-        title += f"; over all samples {overall:.2f} % (dashed)"
-    axes.set_title(title, fontsize=TEXT, loc="left")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("accuracy (%)", fontsize=SMALL)
+def _chosen(lengths: NDArray[np.float64], true: list[int]) -> list[int]:
+    """Which classes have a bar, from top to bottom."""
+    if len(lengths) <= MOST_BARS:
+        return list(range(len(lengths)))
+    longest = [int(i) for i in np.argsort(-lengths, kind="stable")[:FEW]]
+    missing = [k for k in true if k not in longest]
+    return [*longest[: FEW - len(missing)], *missing]
+
+
+def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
+    chosen, predicted = _chosen(lengths, true), np.argsort(-lengths, kind="stable")[: len(true)]
+    colours = [SKY if i in true else ORANGE if i in predicted else GREY for i in chosen]
+    plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colours)
+    for row, index in enumerate(chosen):
+        axes.text(0.02, row, names[index], va="center", fontsize=SMALL)
+        axes.text(1.03, row, f"{lengths[index]:.2f}", va="center", fontsize=SMALL)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(chosen) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
 
 
 def _name_cells(axes: Axes, names: list[str]) -> None:

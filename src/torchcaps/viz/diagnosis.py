@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.evaluation import CapsuleActivity, Diagnosis
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
-from torchcaps.viz.robustness import STYLES
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
 SLANTED = 4  # sets of capsules from which on their names are written aslant
 
@@ -33,12 +33,9 @@ def diagnosis(found: Diagnosis) -> Figure:
 
 def _entropy(axes: Axes, found: Diagnosis) -> None:
     for place, (name, values) in enumerate(found.iterations.entropy.items()):
-        colour, marker = STYLES[place % len(STYLES)]
-        steps = range(1, len(values) + 1)
-        axes.plot(steps, values, color=colour, marker=marker, ms=4, lw=1.5, label=short(name, 18))
+        line(axes, range(1, len(values) + 1), values, STYLES[place % len(STYLES)], short(name, 18))
     axes.axhline(1, color=GREY, ls="--", lw=1.2, zorder=0)
-    _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
-    axes.set_xlabel("routing iterations", fontsize=SMALL)
+    _dress(axes, "coupling entropy; 1: uniform, 0: a tree", xlabel="routing iterations")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if found.iterations.entropy:
         axes.legend(fontsize=SMALL, frameon=False, ncols=2)
@@ -46,12 +43,8 @@ def _entropy(axes: Axes, found: Diagnosis) -> None:
 
 def _activations(axes: Axes, found: Diagnosis) -> None:
     names = [short(name, 18) for name in found.decay.layers]
-    places = range(len(names))
-    for values, colour, marker, label in (
-        (found.decay.strongest, BLUE, "o", "largest of an image, mean"),
-        (found.decay.median, ORANGE, "s", "median"),
-    ):
-        axes.plot(places, values, color=colour, marker=marker, ms=4, lw=1.5, label=label)
+    line(axes, range(len(names)), found.decay.strongest, (BLUE, "o"), "largest of an image, mean")
+    line(axes, range(len(names)), found.decay.median, (ORANGE, "s"), "median")
     _dress(axes, "activation, from input to output")
     _name(axes, names)
     axes.legend(fontsize=SMALL, frameon=False)
@@ -61,20 +54,12 @@ def _idle(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
     sets: list[CapsuleActivity | None] = [found.children, *(layer.parents for layer in found.layers)]
     dead, constant = ([nan if one is None else getattr(one, what) for one in sets] for what in ("dead", "constant"))
     starved = [layer.starvation.starved for layer in found.layers]
-    kinds = (
-        ("never active", BLUE, dead),
-        ("constant", SKY, constant),
-        ("starved of gradient", ORANGE, starved),
-    )
+    kinds = (("never active", BLUE, dead), ("constant", SKY, constant), ("starved of gradient", ORANGE, starved))
     for step, (label, colour, heights) in enumerate(kinds):
         bars = axes.bar(np.arange(len(heights)) + 0.27 * (step - 1), heights, width=0.25, color=colour, label=label)
         if len(sets) <= SLANTED:
-            axes.bar_label(
-                bars,
-                ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights],
-                fontsize=SMALL,
-                padding=1,
-            )
+            texts = ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights]
+            axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
     _dress(axes, "share of capsules out of use")
     _name(axes, names)
     axes.legend(fontsize=SMALL, frameon=False)
@@ -101,8 +86,8 @@ def _name(axes: Axes, names: Sequence[str]) -> None:
         axes.tick_params(axis="x", rotation=30)
 
 
-def _dress(axes: Axes, title: str) -> None:
-    plain(axes).set_title(title, fontsize=TEXT, loc="left")
+def _dress(axes: Axes, title: str, xlabel: str = "") -> None:
+    plain(axes, title, xlabel=xlabel, grid=True)
+    axes.grid(False, axis="x")
     axes.set_ylim(-0.03, 1.1)
-    axes.grid(True, axis="y", color="#E5E5E5", lw=0.6)
     axes.set_axisbelow(True)

@@ -1,32 +1,40 @@
-"""How a training went."""
+"""How trainings went: one, or several beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.viz.canvas import BLUE, RED, SMALL, TEXT, Axes, Figure, new_figure, plain
+from torchcaps.errors import check_range
+from torchcaps.viz.canvas import BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short_names
 
 Metrics = Sequence[Mapping[str, float | None]]
 
-# Key, name in the legend, colour, marker; the markers tell the lines apart in grey print too.
-SERIES = (("train", "training", BLUE, "o"), ("val", "validation", RED, "s"))
+# Key, name in the legend, style.
+SERIES = (("train", "training", (BLUE, "o")), ("val", "validation", (RED, "s")))
+DASHES = ("-", "--", ":", "-.")  # a second round of colours is told apart by these
+MOST_RUNS = 4 * len(STYLES)
 
 
-def curves(metrics: Metrics) -> Figure:
-    """Loss and accuracy over epochs, training beside validation, with the best epoch of each in the legend.
+def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figure:
+    """Loss and score over epochs, training beside validation, with the best epoch of each in the legend.
 
     A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
 
     Args:
-        metrics: one row an epoch, with any of `train_loss`, `val_loss`, `train_accuracy`, `val_accuracy` (accuracies in
-            [0, 1]) and `epoch`; rows without `epoch` count from 1. Absent and None values are passed over; NaN and
-            infinity leave a gap. Other keys are ignored.
+        metrics: one row an epoch, with any of `train_loss`, `val_loss`, `train_<score>`, `val_<score>` and `epoch`;
+            rows without `epoch` count from 1. Absent and None values are passed over; NaN and infinity leave a gap.
+            Other keys are ignored.
+        loss: its name, such as "margin"; by default it is called "loss".
+        score: the name of a figure of which more is better. One that ends in "accuracy" is in [0, 1] and shown in
+            percent.
 
     Returns:
-        A figure of two panels, loss and accuracy.
+        A figure of two panels, loss and score.
 
     Raises:
         ValueError: for no rows.
@@ -34,58 +42,92 @@ def curves(metrics: Metrics) -> Figure:
     if not metrics:
         raise ValueError("metrics: expected at least one row, got none")
     figure = new_figure(9.0, 3.6)
-    loss, accuracy = figure.subplots(1, 2)
-    drawn = _panel(loss, metrics, "loss", scale=1.0)
-    _panel(accuracy, metrics, "accuracy", scale=100.0)
-    if drawn and 0 < 20 * min(drawn) <= max(drawn):
-        loss.set_yscale("log")
+    panels = figure.subplots(1, 2)
+    known = [_epoch(row, i) for i, row in enumerate(metrics)]
+    for axes, measure, title in zip(panels, ("loss", score), (f"{_words(loss)} loss".strip(), ""), strict=True):
+        for prefix, name, style in SERIES:
+            _best_line(axes, metrics, f"{prefix}_{measure}", name, style)
+        _epoch_axis(axes, title or _words(score) + _unit(score))
+        margin = max(0.03 * (max(known) - min(known)), 0.3)
+        axes.set_xlim(min(known) - margin, max(known) + margin)
+        if axes.lines:
+            axes.legend(fontsize=SMALL, frameon=False)
+        else:
+            axes.text(0.5, 0.5, "not recorded", ha="center", va="center", fontsize=TEXT, transform=axes.transAxes)
+            axes.set_yticks([])
+    _scale_loss(panels[0])
     return figure
 
 
-def _panel(axes: Axes, metrics: Metrics, measure: str, *, scale: float) -> list[float]:
-    """Draw one measure of training and validation; returns the finite values drawn."""
-    drawn: list[float] = []
-    for prefix, name, colour, marker in SERIES:
-        epochs, values = _series(metrics, f"{prefix}_{measure}", scale)
-        finite = [value for value in values if isfinite(value)]
-        if finite:
-            best = min(finite) if measure == "loss" else max(finite)
-            label = f"{name}: {_best(measure, best)} at epoch {epochs[values.index(best)]:g}"
-            # A line of one point shows only by its marker.
-            axes.plot(
-                epochs, values, color=colour, marker=marker if len(values) <= 40 else "", ms=4, lw=1.5, label=label
-            )
-        drawn += finite
-    _dress(axes, measure, epochs=[_epoch(row, i) for i, row in enumerate(metrics)])
-    return drawn
+def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> Figure:
+    """Validation loss and score over epochs, a line a run.
+
+    A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
+
+    Args:
+        runs: name -> one row an epoch, with any of `epoch`, `val_loss`, `val_<score>`; rows without `epoch` count from
+            1; absent values are passed over; NaN and infinity leave a gap.
+        score: as for `curves`.
+
+    Raises:
+        ValueError: for no run, or more than can be told apart.
+    """
+    check_range("number of runs", len(runs), low=1, high=MOST_RUNS)
+    figure = new_figure(9.0, 3.6 + 0.16 * len(runs))
+    panels = figure.subplots(1, 2)
+    for axes, measure in zip(panels, ("loss", score), strict=True):
+        for index, (name, rows) in enumerate(runs.items()):
+            dashes = DASHES[index // len(STYLES)]
+            values = _series(rows, f"val_{measure}")
+            line(axes, *values, STYLES[index % len(STYLES)], name.lstrip("_") or "run", ls=dashes)
+        _epoch_axis(axes, f"validation {_words(measure)}{_unit(measure)}")
+    _scale_loss(panels[0])
+    lines, _ = panels[0].get_legend_handles_labels()
+    names = short_names(list(runs), 70)
+    figure.legend(lines, names, loc="outside lower center", fontsize=SMALL, frameon=False)
+    return figure
 
 
-def _dress(axes: Axes, measure: str, *, epochs: list[float]) -> None:
-    unit = " (%)" if measure == "accuracy" else ""
-    plain(axes).set_title(measure + unit, fontsize=TEXT, loc="left")
-    axes.set_xlabel("epoch", fontsize=SMALL)
+def _best_line(axes: Axes, metrics: Metrics, key: str, name: str, style: tuple[str, str]) -> None:
+    """One measure of training or validation, with its best value in the legend."""
+    epochs, values = _series(metrics, key)
+    finite = [value for value in values if isfinite(value)]
+    if finite:
+        best = min(finite) if key.endswith("loss") else max(finite)
+        value_text = f"{best:.2f} %" if _unit(key) else f"{best:.3g}"
+        kind = "lowest" if key.endswith("loss") else "highest"
+        line(axes, epochs, values, style, f"{name}: {kind} {value_text} at epoch {epochs[values.index(best)]:g}")
+
+
+def _words(measure: str) -> str:
+    return measure.replace("_", " ")
+
+
+def _unit(measure: str) -> str:
+    """Of an axis: accuracies are shown in percent."""
+    return " (%)" if measure.endswith("accuracy") else ""
+
+
+def _epoch_axis(axes: Axes, title: str) -> None:
+    plain(axes, title, xlabel="epoch", grid=True)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    margin = max(0.03 * (max(epochs) - min(epochs)), 0.3)
-    axes.set_xlim(min(epochs) - margin, max(epochs) + margin)
-    axes.grid(True, color="#E5E5E5", lw=0.6)
-    if axes.lines:
-        axes.legend(fontsize=SMALL, frameon=False)
-    else:
-        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", fontsize=TEXT, transform=axes.transAxes)
-        axes.set_yticks([])
 
 
-def _series(metrics: Metrics, key: str, scale: float) -> tuple[list[float], list[float]]:
+def _scale_loss(axes: Axes) -> None:
+    """A logarithmic axis for a loss that spans a factor of 20 or more."""
+    drawn = np.concatenate([[], *(np.asarray(one.get_ydata(), float) for one in axes.lines)])
+    finite = drawn[np.isfinite(drawn)]
+    if finite.size and 0 < 20 * finite.min() <= finite.max():
+        axes.set_yscale("log")
+
+
+def _series(metrics: Metrics, key: str) -> tuple[list[float], list[float]]:
     """Epochs and values of one key; values that are not finite become NaN, which a line leaves out."""
-    rows = [(_epoch(row, i), row[key]) for i, row in enumerate(metrics) if row.get(key) is not None]
-    values = [float(value) * scale for _, value in rows if value is not None]
-    return [epoch for epoch, _ in rows], [value if isfinite(value) else nan for value in values]
+    scale = 100.0 if _unit(key) else 1.0
+    rows = [(_epoch(row, i), value) for i, row in enumerate(metrics) if (value := row.get(key)) is not None]
+    return [epoch for epoch, _ in rows], [scale * value if isfinite(value) else nan for _, value in rows]
 
 
 def _epoch(row: Mapping[str, float | None], index: int) -> float:
     epoch = row.get("epoch")
     return float(index + 1 if epoch is None else epoch)
-
-
-def _best(measure: str, value: float) -> str:
-    return f"lowest {value:.3g}" if measure == "loss" else f"highest {value:.2f} %"

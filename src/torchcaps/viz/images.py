@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import named_shape
 from torchcaps.viz.canvas import Axes
 
-GAP = 0.06
+GAP = 0.06  # inches between images
 
 
 class Box(NamedTuple):
@@ -43,9 +44,8 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
 
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
     """Height and width in inches of an image of `size` pixels whose longer side takes `longest` inches."""
-    height, width = size
     scale = longest / max(size)
-    return height * scale, width * scale
+    return size[0] * scale, size[1] * scale
 
 
 def board(axes: Axes, width: float, height: float) -> Axes:
@@ -63,3 +63,9 @@ def place(axes: Axes, image: NDArray[np.uint8], box: Box) -> None:
     extent = (box.left, box.left + box.width, box.top + box.height, box.top)
     axes.set_autoscale_on(False)
     axes.imshow(image, extent=extent, interpolation="antialiased")
+
+
+def frame(axes: Axes, box: Box, colour: str) -> None:
+    """A frame in this colour around `box`."""
+    corner = (box.left, box.top)
+    axes.add_patch(Rectangle(corner, *box[2:], fill=False, edgecolor=colour, linewidth=2, clip_on=False))

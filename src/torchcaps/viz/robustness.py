@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain, short
+from torchcaps.viz.canvas import GREY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.names import short
 
-# Colours and markers: lines are told apart in grey print too.
-STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
 Curve = tuple[ArrayLike, ArrayLike]
 LEGEND = 2.9  # inches that a name takes below the panels
 
@@ -35,11 +34,10 @@ def accuracy_curves(
     check_range("number of curves", len(curves), low=1, high=len(STYLES))
     figure = new_figure(5.6, 3.6)
     axes = figure.subplots()
-    _panel(axes, curves, xlabel, chance)
+    _panel(axes, curves, xlabel, chance, title=short(title, 70))
     if log:
         axes.set_xscale("log")
     axes.legend(fontsize=SMALL, frameon=False)
-    axes.set_title(short(title, 70), fontsize=TEXT, loc="left")
     return figure
 
 
@@ -73,7 +71,7 @@ def affine_curves(
     for panel in panels[len(kinds) :]:
         panel.set_axis_off()
     named = (*models, "chance")
-    handles = {line.get_label(): line for panel in panels for line in panel.lines if line.get_label() in named}
+    handles = {one.get_label(): one for panel in panels for one in panel.lines if one.get_label() in named}
     figure.legend(
         list(handles.values()), [short(str(name), 40) for name in handles], loc="outside lower center",
         ncols=across, fontsize=SMALL, frameon=False,
@@ -82,8 +80,9 @@ def affine_curves(
 
 
 def _panel(
-    axes: Axes, curves: Mapping[str, Curve], xlabel: str, chance: float | None, order: Sequence[str] | None = None
-) -> None:
+    axes: Axes, curves: Mapping[str, Curve], xlabel: str, chance: float | None, order: Sequence[str] | None = None,
+    title: str = "",
+) -> None:  # fmt: skip
     names = list(order or curves)
     for name, (amounts, accuracy) in curves.items():
         x, y = np.asarray(amounts, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
@@ -91,13 +90,10 @@ def _panel(
             raise ValueError(
                 f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}"
             )
-        colour, marker = STYLES[names.index(name)]
         ascending = np.argsort(x, kind="stable")
         label = name if order is not None else short(name, 40)
-        axes.plot(x[ascending], 100 * y[ascending], color=colour, marker=marker, ms=4, lw=1.5, label=label)
+        line(axes, x[ascending], 100 * y[ascending], STYLES[names.index(name)], label)
     if chance is not None:
         axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0, label="chance")
-    plain(axes).set_xlabel(xlabel, fontsize=SMALL)
-    axes.set_ylabel("accuracy (%)", fontsize=SMALL)
+    plain(axes, title, xlabel=xlabel, ylabel="accuracy (%)", grid=True)
     axes.set_ylim(-2, 102)
-    axes.grid(True, color="#E5E5E5", lw=0.6)

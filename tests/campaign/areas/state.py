@@ -112,7 +112,9 @@ def two_threads(folder: Path) -> None:
 
     def run(name: str, seed: int) -> None:
         try:
-            config = TrainConfig(data="bars.npz", model_options=runs.OPTIONS, seed=seed, **runs.SETTINGS)
+            config = TrainConfig.of(
+                model="capsnet", data="bars.npz", model_options=runs.OPTIONS, seed=seed, **runs.SETTINGS
+            )
             train(config, folder / name)
         except BaseException as error:
             failures.append(repr(error))

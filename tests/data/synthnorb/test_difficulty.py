@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchcaps.data import centre_crop, random_crop, relight, render_synthnorb
-from torchcaps.data.viewpoint import FAMILIAR
+from torchcaps.data.sets.smallnorb import FAMILIAR
 from torchcaps.functional import standardise
 
 EPOCHS, BATCH = 12, 64

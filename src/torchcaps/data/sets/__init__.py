@@ -2,13 +2,13 @@
 
 from torchcaps.data.sets import (
     affnist,
-    canvas,
     cifar10,
     digits,
     fashion_mnist,
     gtsrb,
     mnist,
     multi,
+    placed,
     smallnorb,
     svhn,
     synthnorb,

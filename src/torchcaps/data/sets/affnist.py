@@ -1,17 +1,34 @@
-"""affNIST as published (Tieleman 2013): MNIST under small affine transformations, on 40 × 40."""
+"""affNIST as published: MATLAB files of a struct `affNISTdata` with 40 × 40 images (Tieleman 2013).
+
+Each file holds one version of every MNIST digit of its part; `transformed/test_batches/1.mat` to `32.mat` are the test
+set, `transformed/training_and_validation_batches/` the rest, and `just_centered/` has MNIST itself with a border.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from torchcaps.data._registry import Passport, register_dataset
-from torchcaps.data.affnist import CLASSES, SIDE, affnist_files, join_affnist
+import numpy as np
+import torch
+
+from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.entries import natural
+from torchcaps.data.mat import read_mat
+from torchcaps.errors import DataError
 
-PASSPORT = Passport(
+SIDE = 40
+PARTS = {
+    "train": ("training_and_validation_batches", "training_and_validation", "training_batches", "training"),
+    "test": ("test_batches", "test"),
+}
+INFO = DatasetInfo(
     name="affnist",
     title="affNIST, MNIST under affine transformations",
-    classes=CLASSES,
+    classes=tuple("0123456789"),
     image_shape=(1, SIDE, SIDE),
     train=1_920_000,
     test=320_000,
@@ -21,8 +38,75 @@ PASSPORT = Passport(
 )
 
 
-@register_dataset(PASSPORT)
-def read_named_affnist(folder: Path, split: str) -> ImageSet | None:
-    """affNIST from its unpacked `.mat` files, all that are there; None when there are none."""
-    files = affnist_files(folder, split)
-    return join_affnist(files, PASSPORT.name) if files else None
+def _files(folder: Path, split: str) -> list[Path]:
+    """The files of a split in `folder` or `folder/transformed`, in natural order."""
+    for base in (folder / "transformed", folder):
+        for part in PARTS[split]:
+            found = sorted((base / part).glob("*.mat"), key=lambda p: natural(p.name))
+            if found:
+                return found
+            if (base / f"{part}.mat").is_file():
+                return [base / f"{part}.mat"]
+    return []
+
+
+@door
+def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
+    """Read one file of affNIST.
+
+    Args:
+        path: a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]`, row after row of each image, and
+            `label_int` `[1, n]`, or `label_one_of_n` `[10, n]`.
+        name: the set's name.
+
+    Returns:
+        uint8 images `[n, 1, 40, 40]`, with the factor "original" where the file has `original_id`: the place of the
+        digit in its part of MNIST, from 0; it is the group.
+
+    Raises:
+        DataError: damaged, without this struct, or with fields of other shapes.
+    """
+    data = read_mat(path).get("affNISTdata")
+    if not isinstance(data, dict) or not isinstance(data.get("image"), np.ndarray):
+        raise DataError(f"{path}: expected a struct affNISTdata with a field image, which is not in it")
+    images = data["image"]
+    if images.ndim != 2 or images.shape[0] != SIDE * SIDE or images.dtype != np.uint8:
+        raise DataError(f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}")
+    count = images.shape[1]
+    labels = _labels(path, data, count)
+    pixels = np.require(images.T, requirements=["C", "W"]).reshape(count, 1, SIDE, SIDE)
+    found = ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels), INFO.classes, name)
+    ids = data.get("original_id")
+    if not isinstance(ids, np.ndarray) or ids.size != count:
+        return found
+    factors = {"original": torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)}
+    return replace(found, factors=factors, group="original")
+
+
+def _joined(folder: Path, split: str, name: str) -> ImageSet:
+    """All files of a split as one set; 3 GB for all of the training files."""
+    files = _files(folder, split)
+    if not files:
+        raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")
+    parts = [read_affnist(file, name) for file in files]
+    group = "original" if all(part.group for part in parts) else None
+    factors = {group: torch.cat([part.factors[group] for part in parts])} if group else {}
+    images, labels = (torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels"))
+    return replace(parts[0], images=images, labels=labels, factors=factors, group=group)
+
+
+def _labels(path: str | Path, data: dict[str, Any], count: int) -> np.ndarray:
+    single, one_of_n = data.get("label_int"), data.get("label_one_of_n")
+    if isinstance(single, np.ndarray) and single.size == count:
+        return single.reshape(-1).astype(np.int64)
+    if isinstance(one_of_n, np.ndarray) and one_of_n.shape == (len(INFO.classes), count):
+        return np.asarray(one_of_n.argmax(axis=0), dtype=np.int64)
+    raise DataError(f"{path}: expected label_int or label_one_of_n for {count} images in affNISTdata")
+
+
+register_layout(
+    INFO,
+    "a folder of affNIST's batches",
+    lambda folder: folder.is_dir() and any(_files(folder, split) for split in PARTS),
+    lambda folder, split, name, _: _joined(folder, split, name),
+)

@@ -1,22 +1,42 @@
-"""CIFAR-10: small colour photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images")."""
+"""CIFAR-10: small colour photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
+
+Its files are binary batches, or Python batches, which are read without running any code that they may carry.
+
+Binary: records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). Python: a pickled
+dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called on
+loading; the reader here puts stand-ins of its own in the place of what rebuilds a numpy array, and refuses the file on
+meeting anything else.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from torchcaps.data._registry import Archive, Passport, register_dataset
-from torchcaps.data.cifar import CLASSES, FOLDERS, SHAPE, holds_cifar, read_cifar
-from torchcaps.data.dataset import ImageSet
+import numpy as np
+import torch
+
+from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data.budget import door, read_bytes, spend
+from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.sources import Archive
 from torchcaps.data.tar import read_tar
+from torchcaps.errors import DataError
 
+RECORD = 1 + 3 * 32 * 32
+STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
+OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
+FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 JPEG_COPY = "cifar10-jpg"
-
-PASSPORT = Passport(
+INFO = DatasetInfo(
     name="cifar10",
     title="CIFAR-10 colour photographs",
-    classes=CLASSES,
-    image_shape=SHAPE,
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    image_shape=(3, 32, 32),
     train=50_000,
     test=10_000,
     licence="none stated; its authors ask that their technical report of 2009 be cited",
@@ -33,14 +53,165 @@ PASSPORT = Passport(
 )
 
 
-@register_dataset(PASSPORT)
-def read_cifar10(folder: Path, split: str) -> ImageSet | None:
-    """CIFAR-10 from its binary or Python batches, or from a copy of it as JPEGs, `cifar10-jpg.tar.gz`.
+def _batches(folder: Path, split: str) -> list[Path]:
+    """The batch files of a split in `folder`, in order: binary ones where there are any, otherwise Python ones."""
+    stem = STEMS[split]
+    return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
-    JPEG loses detail: the copy is not the canonical release, and the set read from it is named "cifar10-jpg".
-    None when neither is in the folder.
+
+@door
+def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
+    """Read `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
+
+    Args:
+        folder: holds the batches.
+        split: "train" or "test".
+        name: the set's name.
+
+    Returns:
+        uint8 images `[n, 3, 32, 32]`, with CIFAR-10's class names.
+
+    Raises:
+        DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
     """
-    if holds_cifar(folder):
-        return read_cifar(folder, split, PASSPORT.name)
-    copy = folder / f"{JPEG_COPY}.tar.gz"
-    return replace(read_tar(copy, split, in_chans=3), name=JPEG_COPY) if copy.is_file() else None
+    folder = Path(folder)
+    files = _batches(folder, split)
+    if not files:
+        raise DataError(f"{folder}: no {split} batch ({STEMS[split]}, with or without .bin) in it")
+    if split == "train" and files[-1].stem[-1] != str(len(files)):
+        raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
+    batches = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    for file, (held, _) in zip(files, batches, strict=True):
+        check_labels(str(file), torch.from_numpy(held.astype(np.int64)), INFO.classes)
+    labels = torch.from_numpy(np.concatenate([labels for labels, _ in batches]).astype(np.int64))
+    pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in batches]).reshape(-1, *INFO.image_shape))
+    return ImageSet(pixels, labels, INFO.classes, name)
+
+
+def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
+    if len(data) == 0 or len(data) % RECORD:
+        raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
+    records = data.reshape(-1, RECORD)
+    return records[:, 0], records[:, 1:]
+
+
+def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    data = io.BytesIO(read_bytes(path))
+    try:
+        batch = _ArraysOnly(data, encoding="bytes").load()
+        labels, pixels = _values(batch[b"labels"]), _values(batch[b"data"])
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})") from None
+    if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD - 1):
+        raise DataError(
+            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, "
+            f"got {list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        )
+    return labels, pixels
+
+
+def _values(value: object) -> np.ndarray:
+    if isinstance(value, _Array) and value.values is not None:
+        return value.values
+    if isinstance(value, list) and all(type(number) in (int, float) for number in value):
+        return np.asarray(value)
+    raise DataError("expected labels and data as arrays or lists of numbers")
+
+
+class _Sealed:
+    """What a pickle may name; it can be called, and nothing in it can be set."""
+
+    def __setstate__(self, state: object) -> None:
+        raise DataError(f"refused: the pickle asks to change {type(self).__name__.strip('_').lower()}")
+
+
+class _Text(_Sealed, bytes):
+    """`_codecs.encode`: bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
+
+    def __new__(cls, text: str, encoding: str) -> Self:
+        if encoding not in ("latin1", "latin-1"):
+            raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
+        spend("the pickle", len(text))
+        return super().__new__(cls, text.encode("latin1"))
+
+
+class _Dtype(_Sealed):
+    """`numpy.dtype`, of a number, and its byte order, the second part of its state."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        code = code.decode() if isinstance(code, bytes) else code
+        if not re.fullmatch("[|<>=]?[biuf][1248]", code):
+            raise DataError(f"refused: the pickle asks for the type {code!r}")
+        self.kind = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.kind = self.kind.newbyteorder(order)
+
+
+class _Array(_Sealed):
+    """A pickled array: its shape, type and bytes, kept as they are."""
+
+    def __init__(self, *_: object) -> None:
+        self.values: np.ndarray | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_column, data = state
+        self.values = np.frombuffer(data, kind.kind).reshape(shape, order="F" if by_column else "C")
+
+
+# Where pickles name an array's builder: its place differs between versions of numpy.
+BUILDERS = ("numpy.core.multiarray", "numpy._core.multiarray")
+ALLOWED: dict[tuple[str, str], type] = {
+    **{(module, "_reconstruct"): _Array for module in BUILDERS},
+    ("numpy", "ndarray"): _Sealed, ("numpy", "dtype"): _Dtype, ("_codecs", "encode"): _Text,
+}  # fmt: skip
+
+
+class _Opcodes(dict[int, Any]):
+    """What each opcode does; a look-up is an opcode met, and is counted."""
+
+    def __getitem__(self, code: int) -> Any:
+        spend("the pickle", OPCODE_COST)
+        if code == pickle.BYTEARRAY8[0]:  # makes room for as much as it says, before it looks at what is there
+            raise DataError("refused: the pickle holds a bytearray, which no batch needs")
+        return super().__getitem__(code)
+
+
+class _ArraysOnly(pickle._Unpickler):
+    """Loads plain containers and arrays of bytes; a pickle that names anything else is refused unexecuted.
+
+    Python's own unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there.
+    """
+
+    dispatch: ClassVar = _Opcodes(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise DataError(f"refused: the pickle asks for {module}.{name}, which is no part of an array")
+        return ALLOWED[module, name]
+
+
+def _base(folder: Path) -> Path | None:
+    """The folder that holds batches: `folder` itself, or one of the usual names in it."""
+    places = (folder, *(folder / name for name in FOLDERS))
+    return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
+
+
+def _read(folder: Path, split: str, name: str) -> ImageSet:
+    """From batches, or from a copy as JPEGs: these lose detail, so that the set is then called "cifar10-jpg"."""
+    base = _base(folder)
+    if base is None:
+        return replace(read_tar(folder / f"{JPEG_COPY}.tar.gz", split, in_chans=3), name=JPEG_COPY)
+    return read_cifar(base, split, name)
+
+
+register_layout(
+    INFO,
+    "a folder of CIFAR-10 batches",
+    lambda folder: _base(folder) is not None or (folder / f"{JPEG_COPY}.tar.gz").is_file(),
+    lambda folder, split, name, _: _read(folder, split, name),
+)

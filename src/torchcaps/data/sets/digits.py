@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from torchcaps.data._registry import Passport, register_dataset
+from torchcaps.data._registry import register_dataset
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.digits import FOLDER
 from torchcaps.data.idx import read_idx_set
-from torchcaps.data.sets.mnist import PASSPORT as MNIST
+from torchcaps.data.sets.mnist import INFO as MNIST
 
-PASSPORT = Passport(
+FOLDER = Path(__file__).parents[1] / "embedded"
+INFO = replace(
+    MNIST,
     name="digits",
     title="6,000 + 1,000 digits of MNIST, in the package",
-    classes=MNIST.classes,
-    image_shape=MNIST.image_shape,
     train=6_000,
     test=1_000,
-    licence=MNIST.licence,
-    source=MNIST.source,
     sha256={
         "train-images-idx3-ubyte": "276107be590759c3f0926df722c4de39cdda1227591a1ecd47a184690a8ebf06",
         "train-labels-idx1-ubyte": "68a5c4f7f395a30b3c9c1866520c6eee961a3d0347446a56e17e4f65c8dfbbc6",
         "t10k-images-idx3-ubyte": "08212e895b958225f959f761e33da53e35faa44cebc75e329dcaa7b477fbddc0",
         "t10k-labels-idx1-ubyte": "a8455fc3bf4f53a12fd7fac83ac10b16241e37d6ab97bdfad5c2ebdffb543bea",
     },
+    sources=(),
     embedded=FOLDER,
 )
 
 
-@register_dataset(PASSPORT)
-def read_digits(folder: Path, split: str) -> ImageSet | None:
-    """The embedded digits, from the package's own folder; any other folder is not theirs."""
-    return read_idx_set(folder, split, PASSPORT.name, PASSPORT.classes) if folder == FOLDER else None
+@register_dataset(INFO)
+def _read(folder: Path, split: str) -> ImageSet | None:
+    """Any folder but the package's own is not theirs."""
+    return read_idx_set(folder, split, INFO.name, INFO.classes) if folder == FOLDER else None

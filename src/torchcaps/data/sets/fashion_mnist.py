@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchcaps.data._registry import Mirror, Passport, register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets._idx_named import read_idx_named
+from torchcaps.data._registry import DatasetInfo
+from torchcaps.data.idx import register_idx
+from torchcaps.data.sources import Mirror
 
-PASSPORT = Passport(
+INFO = DatasetInfo(
     name="fashion-mnist",
     title="Fashion-MNIST articles of clothing",
-    classes=(
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    classes=("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     image_shape=(1, 28, 28),
     train=60_000,
     test=10_000,
@@ -38,8 +27,4 @@ PASSPORT = Passport(
     system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
 )
 
-
-@register_dataset(PASSPORT)
-def read_fashion_mnist(folder: Path, split: str) -> ImageSet | None:
-    """Fashion-MNIST from a folder of its four IDX files, plain or .gz; None when none of them is there."""
-    return read_idx_named(PASSPORT, folder, split)
+register_idx(INFO)

@@ -1,14 +1,43 @@
-"""GTSRB: German traffic signs, in tracks of frames from a driving car (Stallkamp et al. 2012)."""
+"""German Traffic Sign Recognition Benchmark (Stallkamp, Schlipsing, Salmen, Igel 2012): folders of tracks of frames.
+
+Training: a folder `00000`, `00001`, … for each class, with images TRACK_FRAME.ppm and a `GT-<class>.csv`; test: one
+folder with `GT-final_test.csv`. A track is one sign passed by a car, in some thirty frames: near and far, nearly alike.
+A split by frames leaks; here the track is the group of the set, and `split_off` holds out whole tracks.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.data._registry import Passport, register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.gtsrb import CLASSES, gtsrb_base, read_gtsrb
+import torch
+from torch import Tensor
 
-PASSPORT = Passport(
+from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data.budget import Source, door, reading, spend, text_lines
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.images import decode_image, opened
+from torchcaps.data.pixels import size_pair
+from torchcaps.data.split import TEST_FRACTION, holdout
+from torchcaps.errors import DataError
+
+CLASSES = (
+    "limit 20", "limit 30", "limit 50", "limit 60", "limit 70", "limit 80", "end of limit 80", "limit 100",
+    "limit 120", "no overtaking", "no overtaking by lorries", "right of way", "priority road", "give way", "stop",
+    "no vehicles", "no lorries", "no entry", "danger", "bend left", "bend right", "double bend", "uneven road",
+    "slippery road", "road narrows", "road works", "traffic signals", "pedestrians", "children", "bicycles", "ice",
+    "wild animals", "end of limits", "right only", "left only", "straight only", "straight or right",
+    "straight or left", "keep right", "keep left", "roundabout", "end of no overtaking",
+    "end of no overtaking by lorries",
+)  # fmt: skip
+COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
+TRAINING = ("Final_Training/Images", "Training", "Train", "")
+TESTING = ("Final_Test/Images", "Final_Test", "Test")
+MOST_DIGITS = 18  # of an int64
+TEST_TABLES = ("GT-final_test.csv", "../GT-final_test.csv")
+INFO = DatasetInfo(
     name="gtsrb",
     title="German Traffic Sign Recognition Benchmark",
     classes=CLASSES,
@@ -22,7 +51,133 @@ PASSPORT = Passport(
 )
 
 
-@register_dataset(PASSPORT)
-def read_named_gtsrb(folder: Path, split: str) -> ImageSet | None:
-    """GTSRB at 32 × 32 from its unpacked folders; None when they are not there."""
-    return read_gtsrb(folder, split, name=PASSPORT.name) if gtsrb_base(folder) is not None else None
+@dataclass(frozen=True)
+class _Sign:
+    """A row of a table: the image, its class, its box (left, top, right, bottom) as shares of the image, its track."""
+
+    file: Path
+    label: int
+    box: tuple[float, float, float, float]
+    track: int
+    frame: int
+
+
+def _base(folder: Path) -> Path | None:
+    """The folder that holds the training images' folder, `folder` itself or `GTSRB` in it; None when neither does."""
+    return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
+
+
+@door
+def read_gtsrb(
+    folder: str | Path,
+    split: str = "train",
+    *,
+    img_size: int | tuple[int, int] = 32,
+    roi: bool = False,
+    name: str = "gtsrb",
+) -> ImageSet:
+    """Read one split of GTSRB.
+
+    Args:
+        folder: holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
+            `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of
+            each class, are the test split, by `holdout` with seed 0.
+        split: "train" or "test".
+        img_size: (height, width), or one side of a square, to resize all images to.
+        roi: whether to cut out the sign by its box before resizing; boxes are given in pixels of the table's Width and
+            Height, and are scaled where the image has another size.
+        name: the set's name.
+
+    Returns:
+        uint8 images `[n, 3, height, width]`, with the factors "track" and "frame" (both -1 where unknown); the group is
+        the track, except for test images, whose tracks are not published.
+
+    Raises:
+        DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
+    """
+    base = _base(Path(folder))
+    if base is None:
+        raise DataError(f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables")
+    tables = (base / place / table for place in TESTING for table in TEST_TABLES)
+    table = next((path for path in tables if path.is_file()), None)
+    if split == "test" and table is not None:
+        return _read(_rows(table), img_size, roi, name)
+    signs = [sign for path in _class_tables(base) for sign in _rows(path)]
+    if table is None:
+        labels, tracks = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track"))
+        signs = [signs[i] for i in holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]]
+    return _read(signs, img_size, roi, name)
+
+
+def _class_tables(base: Path) -> list[Path]:
+    for place in TRAINING:
+        found = sorted((base / place).glob("[0-9]*/GT-*.csv"))
+        if found:
+            return found
+    return []
+
+
+def _rows(path: Path) -> list[_Sign]:
+    with reading(path, wrong="cannot be read as a table"), Source(path) as source:
+        reader = csv.DictReader(text_lines(source), delimiter=";")
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
+        found = [_sign(path, reader.line_num, row) for row in reader]
+    if not found:
+        raise DataError(f"{path}: no image in this table")
+    return found
+
+
+def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
+    where, file = f"{path} line {line}", _image(path, row["Filename"] or "")
+    try:
+        width, height, left, top, right, bottom, label = (int(row[column] or "") for column in COLUMNS[1:])
+    except ValueError:
+        raise DataError(f"{where}: expected whole numbers in {', '.join(COLUMNS[1:])}") from None
+    if not 0 <= label < len(CLASSES):
+        raise DataError(f"{where}: expected a ClassId from 0 to {len(CLASSES) - 1}, got {label}")
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise DataError(
+            f"{where}: the box {left}, {top} to {right}, {bottom} does not lie in {width} × {height} pixels"
+        )
+    if not file.is_file():
+        raise DataError(f"{where}: no such file {file}")
+    place = re.fullmatch(r"(\d+)_(\d+)", file.stem)
+    if place and max(map(len, place.groups())) > MOST_DIGITS:
+        raise DataError(f"{where}: expected a track and a frame of at most {MOST_DIGITS} digits, got {file.name}")
+    track, frame = (int(place[1]), int(place[2])) if place else (-1, -1)
+    return _Sign(file, label, (left / width, top / height, right / width, bottom / height), track, frame)
+
+
+def _image(path: Path, file: str) -> Path:
+    """Beside the table, or in `Images` beside it, where some copies have the test images."""
+    beside, inside = path.parent / file, path.parent / "Images" / file
+    return inside if inside.is_file() and not beside.is_file() else beside
+
+
+def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: str) -> ImageSet:
+    images = torch.cat([_pixels(sign, size_pair(img_size), roi) for sign in signs])
+    labels = torch.tensor([sign.label for sign in signs])
+    factors = {kind: torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("track", "frame")}
+    group = "track" if bool((factors["track"] >= 0).all()) else None
+    return ImageSet(images, labels, CLASSES, name, factors, group)
+
+
+def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
+    spend("the set", 0, sign.file)
+    with opened(sign.file) as image:
+        cut = image
+        if roi:  # at least one pixel either way
+            sides = zip(sign.box, 2 * image.size, strict=True)
+            left, top, right, bottom = (round(share * side) for share, side in sides)
+            cut = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        return decode_image(cut, size, 3, name=str(sign.file)).unsqueeze(0)
+
+
+register_layout(
+    INFO,
+    "a folder of GTSRB",
+    lambda folder: _base(folder) is not None,
+    lambda folder, split, name, size: read_gtsrb(folder, split, img_size=size or 32, name=name),
+)

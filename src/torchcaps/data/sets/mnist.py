@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from torchcaps.data._registry import DatasetInfo
+from torchcaps.data.idx import register_idx
+from torchcaps.data.sources import Mirror, NpmPackage
 
-from torchcaps.data._registry import Mirror, NpmPackage, Passport, register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets._idx_named import read_idx_named
-
-PASSPORT = Passport(
+INFO = DatasetInfo(
     name="mnist",
     title="MNIST handwritten digits",
     classes=tuple("0123456789"),
@@ -30,8 +28,4 @@ PASSPORT = Passport(
     ),
 )
 
-
-@register_dataset(PASSPORT)
-def read_mnist(folder: Path, split: str) -> ImageSet | None:
-    """MNIST from a folder of its four IDX files, plain or .gz; None when none of them is there."""
-    return read_idx_named(PASSPORT, folder, split)
+register_idx(INFO)

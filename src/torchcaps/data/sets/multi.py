@@ -6,35 +6,29 @@ each image, always the same ones. Shifts of up to 4 pixels, on a canvas that cut
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-from torchcaps.data._registry import Passport, dataset_reader, register_dataset
+from torchcaps.data._registry import register_made
+from torchcaps.data.dataset import ImageSet
 from torchcaps.data.pairs import PairSet, make_pairs
-from torchcaps.data.sets.digits import PASSPORT as DIGITS
-from torchcaps.data.sets.fashion_mnist import PASSPORT as FASHION
-from torchcaps.data.sets.mnist import PASSPORT as MNIST
+from torchcaps.data.sets.digits import INFO as DIGITS
+from torchcaps.data.sets.fashion_mnist import INFO as FASHION
+from torchcaps.data.sets.mnist import INFO as MNIST
 
 PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
 
 
-def _register(name: str, title: str, base: Passport) -> None:
-    channels, height, width = base.image_shape
-    passport = replace(
-        base, name=name, title=title, made_from=base.name,
-        image_shape=(channels, height + 2 * SHIFT, width + 2 * SHIFT),
-        train=base.train * PER_IMAGE["train"], test=base.test * PER_IMAGE["test"],
+def _make(source: ImageSet, split: str) -> PairSet:
+    # Train and test take their draws from different seeds: both count their images from 0.
+    return make_pairs(source, PER_IMAGE[split], SHIFT, seed=0 if split == "train" else 1)
+
+
+for _base, _name, _title in (
+    (MNIST, "multi-mnist", "MultiMNIST, made from MNIST"),
+    (DIGITS, "multi-digits", "pairs of the package's digits"),
+    (FASHION, "multi-fashion-mnist", "pairs of Fashion-MNIST's articles"),
+):
+    _channels, _height, _width = _base.image_shape
+    register_made(
+        _base, _make, name=_name, title=_title, image_shape=(_channels, _height + 2 * SHIFT, _width + 2 * SHIFT),
+        train=_base.train * PER_IMAGE["train"], test=_base.test * PER_IMAGE["test"],
     )  # fmt: skip
-
-    @register_dataset(passport)
-    def read(folder: Path, split: str) -> PairSet | None:
-        source = dataset_reader(base.name)(folder, split)
-        # Train and test take their draws from different seeds: both count their images from 0.
-        seed = 0 if split == "train" else 1
-        return None if source is None else make_pairs(source, PER_IMAGE[split], SHIFT, seed=seed, name=name)
-
-
-_register("multi-mnist", "MultiMNIST, made from MNIST", MNIST)
-_register("multi-digits", "pairs of the package's digits", DIGITS)
-_register("multi-fashion-mnist", "pairs of Fashion-MNIST's articles", FASHION)

@@ -1,18 +1,28 @@
-"""SVHN: digits of house numbers, photographed in the street (Netzer et al. 2011)."""
+"""Street View House Numbers, cropped digits (Netzer, Wang, Coates, Bissacco, Wu, Ng 2011): `*_32x32.mat`.
+
+`X` is uint8 `[32, 32, 3, n]`, `y` is `[n, 1]` with 10 for the digit 0. A photograph shows its digit with what stands
+beside it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torchcaps.data._registry import Mirror, Passport, register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.svhn import CLASSES, SHAPE, holds_svhn, read_svhn, svhn_file
+import numpy as np
+import torch
 
-PASSPORT = Passport(
+from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data.budget import door
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.mat import read_mat
+from torchcaps.data.sources import Mirror
+from torchcaps.errors import DataError
+
+INFO = DatasetInfo(
     name="svhn",
     title="Street View House Numbers, cropped digits",
-    classes=CLASSES,
-    image_shape=SHAPE,
+    classes=tuple("0123456789"),
+    image_shape=(3, 32, 32),
     train=73_257,
     test=26_032,
     licence="for non-commercial use only, as its authors state",
@@ -25,7 +35,39 @@ PASSPORT = Passport(
 )
 
 
-@register_dataset(PASSPORT)
-def read_named_svhn(folder: Path, split: str) -> ImageSet | None:
-    """SVHN from a folder of its `.mat` files; None when neither is there."""
-    return read_svhn(svhn_file(folder, split), PASSPORT.name) if holds_svhn(folder) else None
+@door
+def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
+    """Read one `*_32x32.mat`.
+
+    Args:
+        path: the file.
+        name: the set's name.
+
+    Returns:
+        uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
+
+    Raises:
+        DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside 1..10.
+    """
+    held = read_mat(path)
+    images, labels = held.get("X"), held.get("y")
+    if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
+        raise DataError(f"{path}: expected the arrays X and y of SVHN, got {', '.join(held) or 'none'}")
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
+        raise DataError(f"{path}: expected X [32, 32, 3, n] of uint8, got {list(images.shape)} of {images.dtype}")
+    if labels.size != images.shape[3] or labels.size == 0:
+        raise DataError(f"{path}: {labels.size} labels for {images.shape[3]} images")
+    digits = labels.reshape(-1).astype(np.int64)
+    if digits.min() < 1 or digits.max() > 10:
+        found = f"{digits.min()} to {digits.max()}"
+        raise DataError(f"{path}: expected labels from 1 to 10, where 10 is the digit 0, got {found}")
+    pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
+    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(digits % 10), INFO.classes, name)
+
+
+register_layout(
+    INFO,
+    "a folder of SVHN's *_32x32.mat",
+    lambda folder: any((folder / file).is_file() for file in INFO.sha256),
+    lambda folder, split, name, _: read_svhn(folder / f"{split}_32x32.mat", name),
+)

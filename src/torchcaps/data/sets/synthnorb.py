@@ -1,36 +1,147 @@
-"""synthNORB: rendered toys in smallNORB's layout; `fetch_dataset` renders it into the cache."""
+"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed.
+
+A stand-in with smallNORB's protocol, not smallNORB: figures on it are comparable among themselves only.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
-from torchcaps.data._registry import Passport, Rendering, register_dataset
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.data._registry import Progress
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.norb import CLASSES, holds_norb, read_norb
-from torchcaps.data.sets._views import register_views
-from torchcaps.data.synthnorb import write_synthnorb
-from torchcaps.data.synthnorb.make import NAMES
+from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
+from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
+from torchcaps.data.sources import Rendering, writing
+from torchcaps.data.synthnorb.render import LAMPS, photograph
+from torchcaps.data.synthnorb.solids import Body
+from torchcaps.data.synthnorb.toys import INSTANCES, make_toy
+from torchcaps.errors import DataError, check_range
 
-PASSPORT = Passport(
-    name="synthnorb",
-    title="rendered toys, a stand-in for smallNORB",
-    classes=CLASSES,
-    image_shape=(1, 48, 48),
-    train=24_300,
-    test=24_300,
-    licence="Apache-2.0, rendered by this package",
-    source="torchcaps.data.render_synthnorb",
-    # Rounding differs between processors, so that no digest holds everywhere.
-    sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
-    sources=(Rendering(write_synthnorb, "rendering"),),
+SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
+AZIMUTHS, ELEVATIONS, LIGHTINGS = tuple(range(0, 36, 2)), tuple(range(9)), tuple(range(6))
+PARALLAX = 3.0  # degrees by which each eye is off the middle
+NAMES = {"train": "synthnorb-5x46789x9x18x6x1x48x48-training", "test": "synthnorb-5x01235x9x18x6x1x48x48-testing"}
+
+
+def render_synthnorb(
+    split: str = "train",
+    *,
+    instances: Sequence[int] | None = None,
+    elevations: Sequence[int] = ELEVATIONS,
+    azimuths: Sequence[int] = AZIMUTHS,
+    lightings: Sequence[int] = LIGHTINGS,
+    size: int = 48,
+    stereo: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Render a split, or a part of it: every toy from every viewpoint under every lamp.
+
+    Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
+
+    Args:
+        split: "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5).
+        instances: toys, 0..9, in place of the split's own.
+        elevations: codes 0..8, for 30°, 35°, …, 70° above the table.
+        azimuths: codes 0..35; times 10°. smallNORB has the even ones.
+        lightings: codes 0..5.
+        size: side of the images in pixels; each pixel is the mean of four rays.
+        stereo: whether to render two channels, left eye first, 6° apart.
+        seed: of the toys' proportions and the order, 0 or more.
+        progress: called now and then as `progress("synthnorb train", images so far, images in all)`.
+
+    Returns:
+        uint8 images `[n, 1 or 2, size, size]` with the factors and the group that `read_norb` gives.
+
+    Raises:
+        DataError: another split, or nothing to render.
+        ValueError: a code or a size out of range.
+    """
+    if split not in SPLIT:
+        raise DataError(f"split: expected 'train' or 'test', got {split!r}")
+    toys = SPLIT[split] if instances is None else tuple(instances)
+    for name, codes, last in (
+        ("instances", toys, INSTANCES - 1), ("elevations", elevations, 8), ("azimuths", azimuths, 35),
+        ("lightings", lightings, len(LAMPS) - 1),
+    ):  # fmt: skip
+        if not len(codes):
+            raise DataError(f"{name}: expected at least one, got none")
+        for code in codes:
+            check_range(name, code, low=0, high=last)
+    check_range("size", size, low=4)
+    lamps = [LAMPS[i] for i in lightings]
+    views = list(product(range(len(SMALLNORB.classes)), toys, elevations, azimuths))
+    images = torch.empty(len(views), len(lamps), 2 if stereo else 1, size, size, dtype=torch.uint8)
+    for i, photographs in enumerate(_photographs(views, lamps, size, stereo, seed)):
+        images[i] = photographs
+        if progress and (i % 16 == 0 or i == len(views) - 1):
+            progress(f"synthnorb {split}", (i + 1) * len(lamps), images.shape[0] * images.shape[1])
+    known = torch.tensor([(*view, light) for view in views for light in lightings])
+    order = _order(known[:, 0], seed)
+    known = known[order]
+    factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
+    return ImageSet(images.flatten(0, 1)[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
+
+
+def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
+    """Render both splits, 24,300 grey images each, and write them into a folder as smallNORB's files; takes minutes.
+
+    Each file gets its name when it is whole, the photographs last. DataError where the folder cannot be written to.
+    """
+    for split, stem in NAMES.items():
+        images = render_synthnorb(split, progress=progress)
+        info = torch.stack([images.factors[name] for name in FACTORS], dim=1)
+        for kind, values in (
+            ("info", info.to(torch.int32)), ("cat", images.labels.to(torch.int32)), ("dat", images.images)
+        ):  # fmt: skip
+            path = Path(folder) / f"{stem}-{kind}.mat"
+            part = path.with_name(f"{path.name}.part")
+            with writing(part):
+                part.write_bytes(matrix_bytes(values.numpy()))
+                os.replace(part, path)
+
+
+def _photographs(
+    views: Sequence[tuple[int, int, int, int]], lamps: Sequence, size: int, stereo: bool, seed: int
+) -> Iterator[Tensor]:
+    """`[lamps, eyes, size, size]` of each view (category, toy, elevation, azimuth)."""
+    eyes = (-PARALLAX, PARALLAX) if stereo else (0.0,)
+    bodies: dict[tuple[int, int], tuple[Body, float]] = {}
+    for category, toy, elevation, azimuth in views:
+        if (category, toy) not in bodies:
+            paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
+            bodies[category, toy] = Body(make_toy(category, toy, seed)), paint
+        body, paint = bodies[category, toy]
+        angles = [10.0 * azimuth + eye for eye in eyes]
+        seen = [photograph(body, 30 + 5 * elevation, angle, lamps, size=size, albedo=paint) for angle in angles]
+        yield torch.stack(seen, dim=1)
+
+
+def _order(categories: Tensor, seed: int) -> Tensor:
+    """Shuffled, with the categories in turn."""
+    random = np.random.RandomState(seed)
+    places = [random.permutation(np.flatnonzero(categories.numpy() == c)) for c in range(len(SMALLNORB.classes))]
+    return torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+
+
+register_norb(
+    replace(
+        SMALLNORB,
+        name="synthnorb",
+        title="rendered toys, a stand-in for smallNORB",
+        image_shape=(1, 48, 48),
+        licence="Apache-2.0, rendered by this package",
+        source="torchcaps.data.render_synthnorb",
+        # Rounding differs between processors, so that no digest holds everywhere.
+        sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
+        sources=(Rendering(write_synthnorb, "rendering"),),
+    )
 )
-
-
-@register_dataset(PASSPORT)
-def read_synthnorb(folder: Path, split: str) -> ImageSet | None:
-    """synthNORB from the files that rendering it has left; None when none of them is there."""
-    stem = PASSPORT.name
-    return read_norb(folder, split, name=stem, stem=stem) if holds_norb(folder, stem) else None
-
-
-register_views(PASSPORT)

@@ -18,7 +18,7 @@ TABLE = 0.62  # share of light that the table gives back
 
 
 class Lamp(NamedTuple):
-    """Light: direction to it as azimuth and height in degrees, its strength, and that of the light from everywhere."""
+    """Direction to a lamp as azimuth and height in degrees, its strength, and that of the light from everywhere."""
 
     azimuth: float
     height: float
@@ -64,7 +64,9 @@ def photograph(
         Grey values, 0..255.
     """
     turn = math.radians(azimuth)
-    eye, right, up = _camera(math.radians(elevation), turn)
+    # Unit vectors to the camera, to its right and up, in the body's own frame.
+    eye, right = _direction(math.radians(elevation), turn), torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
+    up = torch.linalg.cross(eye, right)
     side = 2 * size
     along = (torch.arange(side) + 0.5) / size - 1
     rows, columns = torch.meshgrid(-along * extent, along * extent, indexing="ij")
@@ -74,8 +76,7 @@ def photograph(
     on_table = torch.isinf(distance)
     distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
     points = origins - distance.unsqueeze(-1) * eye
-    normals = torch.zeros_like(points)
-    normals[:, 2] = 1
+    normals = torch.tensor([0.0, 0.0, 1.0]).repeat(len(points), 1)
     hit = (~on_table).nonzero().flatten()
     normals[hit] = body.normals(points[hit], solid[hit])
     surface = torch.where(on_table, TABLE, albedo)
@@ -83,13 +84,6 @@ def photograph(
     light = torch.stack([_lit(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
     grey = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
     return (grey.clamp(0, 1) * 255).round().to(torch.uint8)
-
-
-def _camera(elevation: float, turn: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors to the camera, to its right and up, in the body's own frame."""
-    eye = _direction(elevation, turn)
-    right = torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
-    return eye, right, torch.linalg.cross(eye, right)
 
 
 def _direction(height: float, azimuth: float) -> Tensor:

@@ -22,13 +22,9 @@ Vector = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Solid:
-    """A unit solid under `x -> frame @ x + centre`.
+    """A unit solid (BALL, BLOCK or CONE) under `x -> frame @ x + centre`; the columns of `frame` are its half axes.
 
-    Attributes:
-        kind: BALL, BLOCK or CONE.
-        centre: (x, y, z) of its middle.
-        frame: `[3, 3]`, columns are its half axes.
-        top: of a cone, its radius at +1 as a share of that at -1: 0 is a pointed cone, 1 a cylinder.
+    `top` is a cone's radius at +1 as a share of its radius at -1: 0 is a pointed cone, 1 a cylinder.
     """
 
     kind: int
@@ -68,12 +64,7 @@ def turned(degrees: Vector) -> np.ndarray:
 
 
 class Hits(NamedTuple):
-    """Where rays first meet a body.
-
-    Attributes:
-        distance: `[rays]` along each ray; infinite where it meets nothing.
-        solid: `[rays]` which solid it meets; 0 where it meets nothing.
-    """
+    """Distance along each ray, infinite where it meets nothing, and the solid that it meets, then 0."""
 
     distance: Float[Tensor, " rays"]
     solid: Int64[Tensor, " rays"]
@@ -89,18 +80,13 @@ class Crossings(NamedTuple):
 
 
 class Body:
-    """Solids put together, ready for rays; solids of one kind are computed together.
-
-    Args:
-        solids: in any order.
-    """
+    """Solids put together, ready for rays; solids of one kind are computed together."""
 
     def __init__(self, solids: Sequence[Solid]) -> None:
         ordered = sorted(solids, key=lambda s: s.kind)
         self.kinds = torch.tensor([s.kind for s in ordered])
-        self.frame = torch.from_numpy(np.stack([s.frame for s in ordered])).float()
-        self.inverse = torch.from_numpy(np.stack([np.linalg.inv(s.frame) for s in ordered])).float()
-        self.centre = torch.from_numpy(np.stack([s.centre for s in ordered])).float()
+        arrays = ([s.frame for s in ordered], [np.linalg.inv(s.frame) for s in ordered], [s.centre for s in ordered])
+        self.frame, self.inverse, self.centre = (torch.from_numpy(np.stack(some)).float() for some in arrays)
         # Row by row of the maps into the solids' frames: [3, solids, 3], and where the origin goes, [3, solids, 1].
         self._rows = self.inverse.movedim(1, 0).contiguous()
         self._origin = -(self.inverse @ self.centre.unsqueeze(-1)).movedim(1, 0)
@@ -121,9 +107,7 @@ class Body:
         return Crossings(*(values.index_select(0, real) for values in (ray, solid, enter, leave)))
 
     def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rays that pass the smallest box around a solid, as one looks along them: their numbers, those of the solids,
-        and their origins `[3, passes]` in the solids' own frames.
-        """
+        """(rays, solids, origins `[3, passes]` in the solids' frames) where a ray passes the box around a solid."""
         helper = torch.eye(3)[int(direction.abs().argmin())]
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
@@ -166,17 +150,10 @@ class Body:
 
 
 def _reach(kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]) -> Float[Tensor, "solids k"]:
-    """How far solids reach from their centres along k directions, given as (direction · half axis); of a cone, its
-    cylinder.
-    """
+    """How far solids reach along k directions, given as (direction · half axis); a cone counts as a cylinder."""
     round_, square = axes.square(), axes.abs()
-    ends = torch.stack(
-        [
-            round_.sum(dim=-1).sqrt(),
-            square.sum(dim=-1),
-            (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2],
-        ]
-    )
+    cone = (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2]
+    ends = torch.stack([round_.sum(dim=-1).sqrt(), square.sum(dim=-1), cone])
     return ends[kinds, torch.arange(len(kinds))]
 
 

@@ -13,6 +13,7 @@ from torchcaps.data.synthnorb.solids import Solid, ball, block, rod
 
 INSTANCES = 10
 JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
+SIDES = (-1, 1)
 
 Toy = list[Solid]
 
@@ -25,20 +26,15 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
         instance: 0..9, which toy of the category.
         seed: of small changes to its proportions.
     """
-    random = np.random.RandomState([seed, category, instance])
+    stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
     solids = _MAKERS[category](instance)
-    stretch = 1 + JITTER * random.uniform(-1, 1, 3)
-    return _settled([_stretched(solid, stretch) for solid in solids])
-
-
-def _stretched(solid: Solid, stretch: np.ndarray) -> Solid:
-    return Solid(solid.kind, solid.centre * stretch, solid.frame * stretch[:, None], solid.top)
+    return _settled([Solid(s.kind, s.centre * stretch, s.frame * stretch[:, None], s.top) for s in solids])
 
 
 def _settled(solids: Toy) -> Toy:
     """On the table, over the origin, with its longest side 1.9 and no higher than 1.5."""
-    low, high = (np.stack([extreme(s) for s in solids]) for extreme in (_low, _high))
-    least, most = low.min(axis=0), high.max(axis=0)
+    centre, reach = np.stack([s.centre for s in solids]), np.stack([_reach(s) for s in solids])
+    least, most = (centre - reach).min(axis=0), (centre + reach).max(axis=0)
     shift = np.array([(least[0] + most[0]) / 2, (least[1] + most[1]) / 2, least[2]])
     sides = most - least
     scale = min(1.9 / max(sides[0], sides[1]), 1.5 / sides[2])
@@ -46,20 +42,10 @@ def _settled(solids: Toy) -> Toy:
 
 
 def _reach(solid: Solid) -> np.ndarray:
-    """How far it reaches from its centre along each axis; of a cone, as if it were a cylinder."""
-    if solid.kind == 0:
-        return np.sqrt((solid.frame**2).sum(axis=1))
-    if solid.kind == 1:
-        return np.abs(solid.frame).sum(axis=1)
-    return np.sqrt((solid.frame[:, :2] ** 2).sum(axis=1)) + np.abs(solid.frame[:, 2])
-
-
-def _low(solid: Solid) -> np.ndarray:
-    return solid.centre - _reach(solid)
-
-
-def _high(solid: Solid) -> np.ndarray:
-    return solid.centre + _reach(solid)
+    """How far a solid reaches from its centre along each axis; a cone counts as a cylinder."""
+    square, size = solid.frame**2, np.abs(solid.frame)
+    ends = (np.sqrt(square.sum(axis=1)), size.sum(axis=1), np.sqrt(square[:, :2].sum(axis=1)) + size[:, 2])
+    return ends[solid.kind]
 
 
 def _off(point: np.ndarray, x: float, y: float, z: float) -> np.ndarray:
@@ -85,34 +71,34 @@ def _animal(instance: int) -> Toy:
     length, girth, leg, neck, lean, head, extra, tail, kind = _ANIMALS[instance]
     middle = leg + girth * 0.8
     toy = [kind((0, 0, middle), (length * 0.75, girth * 0.8, girth * 0.85))]
-    for x in (-0.55, 0.55):
-        for y in (-0.55, 0.55):
-            foot = (x * length, y * girth, 0.0)
-            toy.append(rod((x * length, y * girth, middle), foot, girth * 0.28, girth * 0.2))
-    root = np.array([length * 0.6, 0, middle + girth * 0.3])
-    crown = root + np.array([(neck + 0.1) * lean, 0, neck + 0.1])
-    toy.append(rod(root, crown, head * 0.85, head * 0.6))
-    toy.append(ball(_off(crown, head * 0.4, 0, 0), (head * 1.1, head * 0.8, head * 0.9)))
-    toy.append(
-        rod(_off(crown, head * 0.8, 0, -head * 0.2), _off(crown, head * 2.2, 0, -head * 0.6), head * 0.6, head * 0.4)
-    )
-    back = np.array([-length * 0.7, 0, middle + girth * 0.3])
-    toy.append(rod(back, back + np.array([-0.35, 0, -0.6]) * tail, 0.07, 0.04))
+    for x, y in ((-0.55, -0.55), (-0.55, 0.55), (0.55, -0.55), (0.55, 0.55)):
+        toy.append(rod((x * length, y * girth, middle), (x * length, y * girth, 0.0), girth * 0.28, girth * 0.2))
+    root, back = (np.array([x, 0, middle + girth * 0.3]) for x in (length * 0.6, -length * 0.7))
+    crown = _off(root, (neck + 0.1) * lean, 0, neck + 0.1)
+    snout = _off(crown, head * 0.8, 0, -head * 0.2), _off(crown, head * 2.2, 0, -head * 0.6)
+    toy += [
+        rod(root, crown, head * 0.85, head * 0.6),
+        ball(_off(crown, head * 0.4, 0, 0), (head * 1.1, head * 0.8, head * 0.9)),
+        rod(*snout, head * 0.6, head * 0.4),
+        rod(back, back + np.array([-0.35, 0, -0.6]) * tail, 0.07, 0.04),
+    ]
     return toy + _head_dress(extra, crown, head, middle, girth)
 
 
 def _head_dress(kind: str, crown: np.ndarray, head: float, middle: float, girth: float) -> Toy:
     if kind == "trunk":
-        tip = crown + np.array([head * 1.7, 0, -head * 2.4])
-        flaps = [ball(_off(crown, 0, y * head * 1.1, 0), (0.08, head * 0.8, head), (0, 0, -20 * y)) for y in (-1, 1)]
-        return [rod(_off(crown, head * 1.2, 0, 0), tip, head * 0.4, head * 0.2), *flaps]
+        flaps = [ball(_off(crown, 0, y * head * 1.1, 0), (0.08, head * 0.8, head), (0, 0, -20 * y)) for y in SIDES]
+        return [
+            rod(_off(crown, head * 1.2, 0, 0), _off(crown, head * 1.7, 0, -head * 2.4), head * 0.4, head * 0.2),
+            *flaps,
+        ]
     if kind == "horn":
         return [rod(_off(crown, head * 1.9, 0, 0), _off(crown, head * 2.5, 0, head * 1.7), head * 0.35, 0.0)]
     if kind == "hump":
         return [ball((x, 0, middle + girth * 0.8), (0.22, girth * 0.5, 0.3)) for x in (-0.25, 0.3)]
     up = {"ears": (0.15, 0.6, 0.9), "horns": (0.1, 0.9, 1.5), "antlers": (0.0, 1.6, 3.0)}[kind]
     toy = []
-    for side in (-1, 1):
+    for side in SIDES:
         root = _off(crown, 0, side * head * 0.5, head * 0.5)
         tip = crown + head * np.array([up[0], side * up[1], up[2]])
         toy.append(rod(root, tip, head * 0.28, 0.0 if kind != "antlers" else head * 0.12))
@@ -146,12 +132,13 @@ def _human(instance: int) -> Toy:
         ball((0.02, 0, top + 0.24), (0.16, 0.14, 0.18)),
     ]
     for side, (reach, rise) in ((1, left), (-1, right)):
-        foot = (side * step, side * hip * 0.7, 0.05)
-        toy.append(rod((0, side * hip * 0.55, legs), foot, 0.11, 0.08))
-        toy.append(block((side * step + 0.07, side * hip * 0.7, 0.04), (0.14, 0.07, 0.04)))
         joint = np.array([0, side * (shoulder + 0.05), top - 0.06])
-        hand = joint + np.array([reach, side * (0.28 if rise > 0.4 else 0.12), rise])
-        toy.append(rod(joint, hand, 0.085, 0.06))
+        hand = _off(joint, reach, side * (0.28 if rise > 0.4 else 0.12), rise)
+        toy += [
+            rod((0, side * hip * 0.55, legs), (side * step, side * hip * 0.7, 0.05), 0.11, 0.08),
+            block((side * step + 0.07, side * hip * 0.7, 0.04), (0.14, 0.07, 0.04)),
+            rod(joint, hand, 0.085, 0.06),
+        ]
         if side == -1:
             toy += _held(held, hand, legs)
     return toy + _hat(dress, top + 0.3)
@@ -199,34 +186,29 @@ def _plane(instance: int) -> Toy:
         block((-length * 0.85, 0, z + fin * 0.55), (0.13, 0.025, fin * 0.5), (0, -15, 0)),
         rod((length * 0.4, 0, z), (length * 0.4, 0, 0), 0.05),
     ]
-    toy += [_wing((0.05, side * span / 2, z + wing), span / 2, chord, sweep * side) for side in (-1, 1)]
+    toy += [_wing((0.05, side * span / 2, z + wing), span / 2, chord, sweep * side) for side in SIDES]
     if second:
-        toy += [_wing((0.05, side * span / 2, z + 0.4), span / 2, chord, 0) for side in (-1, 1)]
-        toy += [rod((0.05, side * span * 0.6, z + wing), (0.05, side * span * 0.6, z + 0.4), 0.03) for side in (-1, 1)]
-    toy += [_wing((-length * 0.85, side * 0.2, z + 0.05), 0.22, 0.12, sweep * side * 0.8) for side in (-1, 1)]
+        toy += [_wing((0.05, side * span / 2, z + 0.4), span / 2, chord, 0) for side in SIDES]
+        toy += [rod((0.05, side * span * 0.6, z + wing), (0.05, side * span * 0.6, z + 0.4), 0.03) for side in SIDES]
+    toy += [_wing((-length * 0.85, side * 0.2, z + 0.05), 0.22, 0.12, sweep * side * 0.8) for side in SIDES]
     for i in range(engines):
         side, place = 1 - 2 * (i % 2), span * (0.38 + 0.28 * (i // 2))
-        x = 0.12 - sweep * place * 0.7
-        low = z + wing - (0.1 if wing < 0.1 else 0.08)
+        x, low = 0.12 - sweep * place * 0.7, z + wing - (0.1 if wing < 0.1 else 0.08)
         toy.append(rod((x - 0.15, side * place, low), (x + 0.2, side * place, low), 0.085))
-    toy += [rod((-0.1, side * 0.22, z), (-0.1, side * 0.26, 0), 0.05) for side in (-1, 1)]
-    return toy + _nose(nose, length, girth, z)
+    toy += [rod((-0.1, side * 0.22, z), (-0.1, side * 0.26, 0), 0.05) for side in SIDES]
+    if nose == "propeller":
+        toy.append(block((length * 1.02, 0, z), (0.02, 0.06, 0.34), (35, 0, 0)))
+        toy.append(rod((length * 0.75, 0, z), (length * 1.08, 0, z), girth * 0.7, girth * 0.3))
+    if nose == "sharp":
+        toy.append(rod((length * 0.6, 0, z), (length * 1.35, 0, z), girth * 0.75, 0.0))
+    return toy
 
 
 def _wing(centre: tuple[float, float, float], half: float, chord: float, sweep: float) -> Solid:
     """A flat block sheared back along x by `sweep` per unit of y."""
     flat = block(centre, (chord, half, 0.03))
     shear = np.array([[1, -sweep, 0], [0, 1, 0], [0, 0, 1.0]])
-    return Solid(flat.kind, flat.centre - np.array([abs(sweep) * half, 0, 0]), shear @ flat.frame)
-
-
-def _nose(kind: str, length: float, girth: float, z: float) -> Toy:
-    if kind == "propeller":
-        blades = block((length * 1.02, 0, z), (0.02, 0.06, 0.34), (35, 0, 0))
-        return [blades, rod((length * 0.75, 0, z), (length * 1.08, 0, z), girth * 0.7, girth * 0.3)]
-    if kind == "sharp":
-        return [rod((length * 0.6, 0, z), (length * 1.35, 0, z), girth * 0.75, 0.0)]
-    return []
+    return Solid(flat.kind, flat.centre - (abs(sweep) * half, 0, 0), shear @ flat.frame)
 
 
 # length, cab length, cab height, what it carries, its height, axles behind, hood
@@ -254,44 +236,41 @@ def _truck(instance: int) -> Toy:
     ]
     if hood:
         toy.append(block((length - 0.16, 0, floor + 0.2), (0.18, wide * 0.75, 0.2)))
-    behind = [-length * 0.7 + 0.38 * i for i in range(axles)]
-    for x in (front + 0.05, *behind):
-        toy += [_wheel(x, side * wide * 0.9, 0.19) for side in (-1, 1)]
+    for x in (front + 0.05, *(-length * 0.7 + 0.38 * i for i in range(axles))):
+        toy += _wheels(x, wide * 0.9, 0.19)
     rear, gap = -length, front - cab - 0.06
     return toy + _load(load, (rear + gap) / 2, (gap - rear) / 2, wide, floor + 0.04, rise)
 
 
 def _load(kind: str, x: float, half: float, wide: float, z: float, rise: float) -> Toy:
-    if kind == "box":
-        return [block((x, 0, z + rise), (half, wide * 1.1, rise))]
-    if kind == "tank":
-        return [
-            rod((x - half, 0, z + rise), (x + half, 0, z + rise), rise),
-            rod((x, 0, z), (x, 0, z + 2.2 * rise), 0.1),
-        ]
-    if kind == "flat":
-        return [
-            block((x, 0, z + 0.03), (half, wide * 1.1, 0.04)),
-            block((x + half, 0, z + 0.15), (0.03, wide * 1.1, 0.15)),
-        ]
-    if kind == "dump":
-        return [
-            block((x - 0.03, 0, z + rise), (half, wide * 1.05, rise * 0.6), (0, 14, 0)),
-            block((x + half, 0, z + rise * 1.9), (0.15, wide, 0.04)),
-        ]
-    if kind == "mixer":
-        return [
-            rod((x + half * 0.2, 0, z + rise), (x - half, 0, z + rise * 1.7), rise * 1.1, rise * 0.5),
-            rod((x + half * 0.2, 0, z + rise), (x + half, 0, z + rise * 0.8), rise * 1.1, rise * 0.6),
-        ]
     if kind == "logs":
         rows = ((-0.2, 0.12), (0.2, 0.12), (0.0, 0.42))
         return [rod((x - half, y, z + up), (x + half, y, z + up), 0.19) for y, up in rows]
-    return [
-        block((x, 0, z + rise * 0.7), (half, wide, rise * 0.7)),
-        rod((x - half * 1.1, 0.1, z + rise * 1.6), (x + half * 1.6, 0.1, z + rise * 2.3), 0.05),
-        rod((x - half * 1.1, -0.1, z + rise * 1.6), (x + half * 1.6, -0.1, z + rise * 2.3), 0.05),
-    ]
+    loads = {
+        "box": lambda: [block((x, 0, z + rise), (half, wide * 1.1, rise))],
+        "tank": lambda: [
+            rod((x - half, 0, z + rise), (x + half, 0, z + rise), rise),
+            rod((x, 0, z), (x, 0, z + 2.2 * rise), 0.1),
+        ],
+        "flat": lambda: [
+            block((x, 0, z + 0.03), (half, wide * 1.1, 0.04)),
+            block((x + half, 0, z + 0.15), (0.03, wide * 1.1, 0.15)),
+        ],
+        "dump": lambda: [
+            block((x - 0.03, 0, z + rise), (half, wide * 1.05, rise * 0.6), (0, 14, 0)),
+            block((x + half, 0, z + rise * 1.9), (0.15, wide, 0.04)),
+        ],
+        "mixer": lambda: [
+            rod((x + half * 0.2, 0, z + rise), (x - half, 0, z + rise * 1.7), rise * 1.1, rise * 0.5),
+            rod((x + half * 0.2, 0, z + rise), (x + half, 0, z + rise * 0.8), rise * 1.1, rise * 0.6),
+        ],
+        "ladder": lambda: [
+            block((x, 0, z + rise * 0.7), (half, wide, rise * 0.7)),
+            rod((x - half * 1.1, 0.1, z + rise * 1.6), (x + half * 1.6, 0.1, z + rise * 2.3), 0.05),
+            rod((x - half * 1.1, -0.1, z + rise * 1.6), (x + half * 1.6, -0.1, z + rise * 2.3), 0.05),
+        ],
+    }
+    return loads[kind]()
 
 
 # length, width, body height, cabin length, its place, cabin height, kind of cabin, extra
@@ -311,29 +290,26 @@ _CARS = (
 
 def _car(instance: int) -> Toy:
     length, wide, high, cabin, place, rise, kind, extra = _CARS[instance]
-    floor = 0.16
-    z = floor + high
+    z = 0.16 + high
+    top, formula = z + high * 0.9, extra == "formula"
     toy = [block((0, 0, z), (length, wide * 0.95, high * 0.7)), ball((0, 0, z), (length * 1.06, wide, high * 1.3))]
-    top = z + high * 0.9
     if kind == "block":
         toy.append(block((place, 0, top + rise * 0.8), (cabin * 0.75, wide * 0.78, rise)))
-        tilt = 38
-        toy.append(block((place + cabin * 0.72, 0, top + rise * 0.45), (0.05, wide * 0.76, rise * 1.15), (0, -tilt, 0)))
-        toy.append(block((place - cabin * 0.72, 0, top + rise * 0.45), (0.05, wide * 0.76, rise * 1.15), (0, tilt, 0)))
+        for x, tilt in ((place + cabin * 0.72, -38), (place - cabin * 0.72, 38)):
+            toy.append(block((x, 0, top + rise * 0.45), (0.05, wide * 0.76, rise * 1.15), (0, tilt, 0)))
     elif kind == "ball":
         toy.append(ball((place, 0, top), (cabin, wide * 0.85, rise * 1.5)))
     else:
         toy.append(block((0.25, 0, top + 0.08), (0.02, wide * 0.8, 0.14), (0, -25, 0)))
         toy += [block((-0.15 - x, 0, top + 0.04), (0.06, wide * 0.6, 0.12)) for x in (0.0, 0.35)]
-    track = wide * 0.95 if extra != "formula" else 0.42
     for x in (-0.58, 0.6):
-        toy += [_wheel(x * length, side * track, 0.19 if extra != "formula" else 0.22) for side in (-1, 1)]
+        toy += _wheels(x * length, 0.42 if formula else wide * 0.95, 0.22 if formula else 0.19)
     return toy + _extra(extra, length, wide, top, rise, place)
 
 
 def _extra(kind: str, length: float, wide: float, top: float, rise: float, place: float) -> Toy:
     if kind == "spoiler":
-        posts = [block((-length * 0.92, side * 0.3, top + 0.1), (0.04, 0.03, 0.14)) for side in (-1, 1)]
+        posts = [block((-length * 0.92, side * 0.3, top + 0.1), (0.04, 0.03, 0.14)) for side in SIDES]
         return [block((-length * 0.95, 0, top + 0.22), (0.12, wide, 0.025)), *posts]
     if kind == "rack":
         return [rod((place - 0.4, y, top + rise * 2), (place + 0.4, y, top + rise * 2), 0.04) for y in (-0.2, 0.2)]
@@ -346,15 +322,12 @@ def _extra(kind: str, length: float, wide: float, top: float, rise: float, place
         ]
     if kind == "spare":
         return [rod((-length * 1.0, 0, top), (-length * 1.12, 0, top), 0.2)]
-    if kind == "fins":
-        return [
-            block((-length * 0.8, side * wide * 0.85, top + 0.06), (0.25, 0.03, 0.14), (0, 18, 0)) for side in (-1, 1)
-        ]
-    return []
+    fin = (0.25, 0.03, 0.14), (0, 18, 0)
+    return [block((-length * 0.8, y * wide * 0.85, top + 0.06), *fin) for y in SIDES] if kind == "fins" else []
 
 
-def _wheel(x: float, y: float, radius: float) -> Solid:
-    return rod((x, y - 0.06, radius), (x, y + 0.06, radius), radius)
+def _wheels(x: float, y: float, radius: float) -> Toy:
+    return [rod((x, side * y - 0.06, radius), (x, side * y + 0.06, radius), radius) for side in SIDES]
 
 
 _MAKERS: tuple[Callable[[int], Toy], ...] = (_animal, _human, _plane, _truck, _car)

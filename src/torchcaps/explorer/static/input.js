@@ -221,7 +221,8 @@ const next = (index) => takeExample(((index % about.models[0].examples) + about.
 
 function setUpExamples() {
   const { examples, classes, note } = about.models[0];
-  $("example-row").hidden = $("gallery").hidden = !examples;
+  $("example-row").hidden = !examples;
+  $("gallery").hidden = !examples || !about.models[0].labelled;
   $("no-examples").hidden = Boolean(examples);
   $("no-examples").textContent = note;
   if (!examples) return;
@@ -255,6 +256,7 @@ function thumb({ index, labels, image }) {
 }
 
 export const named = (labels) => labels.map((label) => about.models[0].classes[label]).join(" and ");
+export const shows = (labels) => (labels?.length ? `shows ${named(labels)}` : "");
 
 // --- what is shown ---
 
@@ -289,7 +291,7 @@ function render() {
   }
   show($("seen"), picture.bytes, picture.size);
   if (document.activeElement !== $("example")) $("example").value = state.ex ?? "";
-  $("truth").textContent = picture.labels ? `shows ${named(picture.labels)}` : "";
+  $("truth").textContent = shows(picture.labels);
   const what = state.ex !== null ? `test image ${state.ex}` : drawn ? "your drawing" : "your image";
   paper.setAttribute("aria-label", `Drawing area, showing ${what}`);
 }

@@ -3,7 +3,7 @@
 import { ask, latest, problem } from "./api.js";
 import { picture, pictureText, restore, setUp } from "./input.js";
 import { make, namesWide } from "./pictures.js";
-import { about, change, model, onChange, readAddress, state, word, words, Words } from "./state.js";
+import { about, change, longest, model, offered, onChange, readAddress, state, tabs, word, words, Words } from "./state.js";
 import * as compare from "./compare.js";
 import * as overlap from "./overlap.js";
 import * as pose from "./pose.js";
@@ -27,7 +27,7 @@ function refresh(moment = 0) {
   send({ model: state.model, image: pictureText(), classes: state.cls === null ? [] : [state.cls], uniform: uniform() }, { moment });
 }
 
-const uniform = () => Boolean(state.uni) && model().capsules;
+const uniform = () => Boolean(state.uni) && model().routes;
 
 // From the movement of the pen to the bars on the screen, for whoever wants to know.
 function measure(moment) {
@@ -38,7 +38,8 @@ function measure(moment) {
 }
 
 function bars() {
-  const { classes, several } = model(), list = $("bars");
+  const { classes, several, labelled } = model(), list = $("bars");
+  if (!classes.length) { $("prediction").textContent = "This model tells no classes and has no capsules to look into."; return list.replaceChildren(); }
   namesWide(list, classes);
   const found = look.activation.map((_, k) => k).sort((a, b) => look.activation[b] - look.activation[a]).slice(0, several), [top] = found;
   while (list.children.length > classes.length) list.lastChild.remove();
@@ -56,10 +57,9 @@ function bars() {
   seen = top;
   const what = several > 1 ? words() : word();
   clearTimeout(spoken); // a screen reader hears it when the pen rests
-  spoken = setTimeout(() => { $("prediction").textContent = `Prediction: ${both(found.map((k) => classes[k]))}, ${what} ${both(found.map((k) => look.activation[k].toFixed(2)))}`; }, 150);
+  spoken = setTimeout(() => { $("prediction").textContent = `${labelled ? "Prediction" : "Largest"}: ${both(found.map((k) => classes[k]))}, ${what} ${both(found.map((k) => look.activation[k].toFixed(2)))}`; }, 150);
 }
 
-const longest = () => (word() === "length" ? "longest" : "largest");
 const both = (texts) => texts.join(" and ");
 
 // Of many classes, the longest is moved into the list's view; the page stays where it is.
@@ -78,17 +78,15 @@ function bar(k) {
 
 function view() {
   for (const name of Object.keys(TABS)) {
-    const selected = name === state.tab;
+    const selected = name === state.tab && offered(name);
     $(name).hidden = !selected;
     $(`tab-${name}`).setAttribute("aria-selected", String(selected));
     $(`tab-${name}`).tabIndex = selected ? 0 : -1;
   }
-  if (look) TABS[state.tab].update(look, state.cls ?? look.shown[0], uniform());
+  if (look && offered(state.tab)) TABS[state.tab].update(look, state.cls ?? look.shown[0], uniform());
 }
 
 function setUpTabs() {
-  $("tab-compare").hidden = about.models.length < 2;
-  const shown = () => Object.keys(TABS).filter((name) => !$(`tab-${name}`).hidden);
   for (const name of Object.keys(TABS)) {
     TABS[name].setUp($(name));
     $(`tab-${name}`).addEventListener("click", () => change({ tab: name }));
@@ -96,29 +94,32 @@ function setUpTabs() {
   $("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const names = shown(), to = names[(names.indexOf(state.tab) + step + names.length) % names.length];
+    const names = tabs(), to = names[(names.indexOf(state.tab) + step + names.length) % names.length];
     change({ tab: to });
     $(`tab-${to}`).focus();
   });
 }
 
 function describe() {
-  const { name, title, parameters, capsules, decoder, dim, data } = model();
+  const { name, title, parameters, capsules, classes, decoder, dim, data, labelled, routes } = model();
   const parts = [`${name}: ${title}`, `${parameters.toLocaleString("en")} parameters`];
-  if (capsules) parts.push(`${dim} pose dimensions`, decoder ? "with decoder" : "no decoder");
+  if (!classes.length) parts.push("no classes");
+  else if (capsules) parts.push(`${dim} pose dimensions`, decoder ? "with decoder" : "no decoder");
   else parts.push("no capsules");
   if (data) parts.push(`test images of ${data}`);
   $("about").textContent = parts.join(" · ");
   $("lengths-title").textContent = `${capsules ? "Capsule" : "Class"} ${words()}`;
   $("bars-help").textContent = capsules
-    ? `${Words()} are in [0, 1] and are no probabilities. Choose a class to look into its capsule; choose it again to follow the ${longest()}.`
+    ? `${Words()} are in [0, 1]${labelled ? " and are no probabilities. Choose a class to look into its capsule" : ". Choose a capsule to look into it"}; choose it again to follow the ${longest()}.`
     : "This model has no capsules: there are no poses and no routing to look into.";
-  $("uniform-row").hidden = !capsules;
+  $("uniform-row").hidden = !routes;
+  for (const tab of Object.keys(TABS)) $(`tab-${tab}`).hidden = !offered(tab);
 }
 
 function controls() {
   $("model").value = state.model;
   $("uniform").checked = Boolean(state.uni);
+  if (!offered(state.tab)) state.tab = tabs()[0] ?? "pose";
   describe();
 }
 
@@ -127,7 +128,6 @@ async function start() {
   // Names that run from right to left leave the sentence around them as it is.
   for (const one of about.models) one.classes = one.classes.map((name) => (RIGHT_TO_LEFT.test(name) ? `\u2068${name}\u2069` : name));
   Object.assign(state, readAddress());
-  if (about.models.length < 2 && state.tab === "compare") state.tab = "pose";
   about.models.forEach((one, k) => $("model").append(make("option", { value: k }, one.name)));
   $("model-row").hidden = about.models.length < 2;
   $("model").addEventListener("change", () => change({ model: Number($("model").value), cls: null, c1: null, c2: null, d: "" }));

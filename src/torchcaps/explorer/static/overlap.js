@@ -3,7 +3,7 @@
 import { latest, problem, toBytes, toText } from "./api.js";
 import { fetchExample, named, picture, pictureText, randomExample } from "./input.js";
 import { figure, largest, make, miniBars, show, showBoth, slider } from "./pictures.js";
-import { about, change, model, state, Words } from "./state.js";
+import { about, change, longest, model, state, Words } from "./state.js";
 
 const COLOURS = [[255, 140, 20], [40, 150, 255]];
 let parts = {}, second = null, loading = null, kept = null;
@@ -12,7 +12,7 @@ const send = latest("overlap", draw);
 
 export function setUp(panel) {
   parts = {
-    note: make("p", { className: "note", hidden: true }), told: make("p", { role: "status", id: "overlap-told" }), bars: make("ol", { className: "bars" }),
+    note: make("p", { className: "note", hidden: true }), status: make("p", { role: "status", id: "overlap-status" }), bars: make("ol", { className: "bars" }),
     title: make("h3", {}),
     both: figure("what the model sees"), mixed: figure("both reconstructions"), one: figure("first capsule"), two: figure("second capsule"),
   };
@@ -33,7 +33,7 @@ export function setUp(panel) {
   parts.capsules = make("div", { className: "row" },
     make("label", { className: "first" }, "First capsule ", parts.choices[0]), make("label", { className: "second" }, "Second capsule ", parts.choices[1]));
   parts.bars.setAttribute("aria-label", "Classes, for both pictures together");
-  parts.body = make("div", {}, parts.hint, make("div", { className: "row" }, parts.sources, parts.keep), parts.right.row, parts.down.row, parts.capsules, parts.told,
+  parts.body = make("div", {}, parts.hint, make("div", { className: "row" }, parts.sources, parts.keep), parts.right.row, parts.down.row, parts.capsules, parts.status,
     make("div", { className: "versus" }, make("div", { className: "pictures four" }, parts.both.element, parts.mixed.element, parts.one.element, parts.two.element),
       make("div", {}, parts.title, parts.bars)));
   panel.append(make("h2", {}, "Two pictures in one"), parts.note, parts.body);
@@ -91,12 +91,12 @@ function draw(found, chosen) {
   let shown = found.shown;
   if (chosen.filter((k) => k === null).length === 1) {
     shown = chosen.map((k) => k ?? order.find((j) => !chosen.includes(j)));
-    if (String(shown) !== String(found.shown)) { send({ model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform: Boolean(state.uni) && model().capsules, classes: shown }, shown); return; }
+    if (String(shown) !== String(found.shown)) { send({ model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform: Boolean(state.uni) && model().routes, classes: shown }, shown); return; }
   }
   show(parts.both.canvas, toBytes(found.image), model());
   parts.both.text.textContent = `what the model sees: ${second.name}`;
   const names = shown.map((k) => `${classes[k]} (${found.activation[k].toFixed(3)})`);
-  parts.told.textContent = `${model().lengths ? "Longest" : "Largest"}: ${order.slice(0, 2).map((k) => `${classes[k]} (${found.activation[k].toFixed(3)})`).join(" and ")}.`;
+  parts.status.textContent = `${longest() === "longest" ? "Longest" : "Largest"}: ${order.slice(0, 2).map((k) => `${classes[k]} (${found.activation[k].toFixed(3)})`).join(" and ")}.`;
   const only = largest(found.activation);
   parts.title.textContent = `${Words()} for this picture${only.length < classes.length ? `, ${only.length} of ${classes.length} classes` : ""}`;
   miniBars(parts.bars, classes, found.activation, { only, strong: order.slice(0, 2) });

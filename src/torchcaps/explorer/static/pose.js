@@ -1,9 +1,9 @@
 // The pose of one class capsule: sliders, what each dimension does, and a walk to another picture's pose.
 
 import { latest, problem, toBytes, toText } from "./api.js";
-import { fetchExample, named, picture, randomExample } from "./input.js";
+import { fetchExample, picture, randomExample, shows } from "./input.js";
 import { figure, make, show, slider } from "./pictures.js";
-import { about, change, model, offsets, offsetText, state, word } from "./state.js";
+import { about, called, change, model, offsets, offsetText, state, word } from "./state.js";
 
 const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
@@ -12,13 +12,13 @@ const moved = latest("decode", ({ drawn }) => { if (state.d) show(parts.changed.
 const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim + 1} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
 const walked = latest("decode", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
 const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's", parts.walk.canvas, (images) => images[Math.round(state.walk * (images.length - 1))]));
-const other = latest("look", (found, index) => { walkTo = { pose: found.pose, index }; walk(); });
+const other = latest("look", (found, index) => { walkTo = { ...found, index }; walk(); });
 
 export function setUp(panel) {
   parts = {
     title: make("h2", {}), note: make("p", { className: "note", hidden: true }),
     input: figure("input"), drawn: figure("reconstruction"), changed: figure("with the sliders"),
-    sliders: make("div", { className: "sliders" }), strip: make("div", { className: "strip" }), told: make("p", { className: "hint", role: "status" }),
+    sliders: make("div", { className: "sliders" }), strip: make("div", { className: "strip" }), status: make("p", { className: "hint", role: "status" }),
     matrix: make("pre", { hidden: true }), walk: figure("on the way"), second: figure("second picture"),
   };
   parts.reset = make("button", { type: "button", id: "reset", onclick: () => change({ d: "" }) }, "Reset sliders");
@@ -35,7 +35,7 @@ export function setUp(panel) {
       make("button", { type: "button", onclick: playWalk }, "▶ Walk")),
     parts.walkSlider.row, make("div", { className: "pictures" }, parts.second.element, parts.walk.element));
   parts.decoding = make("div", {}, parts.pictures, make("div", { className: "row" }, parts.reset,
-    make("span", { className: "hint" }, `▶ moves one dimension from −${SPAN} to +${SPAN}.`)), parts.sliders, parts.told, parts.strip, parts.walkArea);
+    make("span", { className: "hint" }, `▶ moves one dimension from −${SPAN} to +${SPAN}.`)), parts.sliders, parts.status, parts.strip, parts.walkArea);
   panel.append(parts.title, parts.note, parts.decoding, parts.matrix);
 }
 
@@ -45,8 +45,8 @@ const choose = (index) => change({ ex2: clampExample(index) });
 export function update(found, chosen, uniform) {
   look = found;
   label = chosen;
-  const { classes, capsules, decoder, dim } = model();
-  parts.title.textContent = capsules ? `Pose of class ${classes[label]}, ${word()} ${found.activation[label].toFixed(3)}` : "Pose";
+  const { capsules, decoder, dim } = model();
+  parts.title.textContent = capsules ? `Pose of ${called(label)}, ${word()} ${found.activation[label].toFixed(3)}` : "Pose";
   parts.note.hidden = capsules && decoder;
   parts.note.textContent = !capsules ? "This model has no capsules, so there is no pose to show."
     : decoder ? "" : "This model was built without a decoder: here are the numbers of the pose, but nothing can draw them.";
@@ -56,12 +56,12 @@ export function update(found, chosen, uniform) {
   if (!decoder) { parts.matrix.textContent = rows(found.pose[label]); return; }
   show(parts.input.canvas, picture.bytes, picture.size);
   show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
-  parts.drawn.text.textContent = `reconstruction from class ${classes[label]} alone`;
+  parts.drawn.text.textContent = `reconstruction from ${called(label)} alone`;
   build(dim, found.pose[label]);
   const by = offsets(dim);
   sliders.forEach((one, k) => one.set(found.pose[label][k] + by[k]));
   // Nothing is asked for that is here already: the pen needs the server for itself.
-  if (state.d) moved({ model: state.model, label, poses: [found.pose[label].map((value, k) => value + by[k])] });
+  if (state.d) moved(drawing([found.pose[label].map((value, k) => value + by[k])]));
   else show(parts.changed.canvas, toBytes(found.drawn[0]), model());
   parts.walkArea.hidden = !about.models[0].examples;
   if (about.models[0].examples) second(uniform);
@@ -76,7 +76,7 @@ function build(dim, pose) {
   sliders = pose.map((value, k) => slider(`dim ${k + 1}`, {
     low: -reach, high: reach, step: 0.01, value,
     change: (to) => { const by = offsets(dim); by[k] = to - look.pose[label][k]; change({ d: offsetText(by) }); },
-    play: () => frames({ model: state.model, label, poses: along(k) }, k),
+    play: () => frames(drawing(along(k)), k),
   }));
   parts.sliders.replaceChildren(...sliders.map((one) => one.row));
 }
@@ -89,7 +89,7 @@ function along(k) {
 // There and back, twice; and a strip that stays. Who asked for less motion gets the strip alone.
 function animate(drawn, what, canvas, last) {
   const images = drawn.map(toBytes), size = model();
-  parts.told.textContent = `Shown: ${what}.`;
+  parts.status.textContent = `Shown: ${what}.`;
   parts.strip.replaceChildren(...Array.from({ length: STRIP }, (_, k) => {
     const still = make("canvas", { className: "pixels", role: "img" });
     still.setAttribute("aria-label", `step ${k + 1} of ${STRIP} of ${what}`);
@@ -118,22 +118,27 @@ async function second(uniform) {
   try {
     const { bytes, labels } = await fetchExample(index);
     show(parts.second.canvas, bytes, picture.size);
-    parts.second.text.textContent = `test image ${index}, shows ${named(labels)}`;
+    parts.second.text.textContent = [`test image ${index}`, shows(labels)].filter(Boolean).join(", ");
     other({ model: state.model, image: toText(bytes), uniform }, index);
   } catch (error) { problem(error.message); }
 }
 
+// Poses of the capsule, to be drawn as active as it is in the input; or on the way to the second picture.
+const drawing = (poses, parts = poses.map(() => 0)) => ({
+  model: state.model, label, poses, activations: parts.map((part) => look.activation[label] + (part && part * (walkTo.activation[label] - look.activation[label]))),
+});
 const between = (part) => look.pose[label].map((value, k) => (1 - part) * value + part * walkTo.pose[label][k]);
 
 function walk() {
   if (!walkTo?.pose || !look?.pose) return;
-  parts.walk.text.textContent = `${Math.round(100 * state.walk)} % of the way, class ${model().classes[label]}`;
+  parts.walk.text.textContent = `${Math.round(100 * state.walk)} % of the way, ${called(label)}`;
   if (!state.walk) return show(parts.walk.canvas, toBytes(look.drawn[0]), model());
-  walked({ model: state.model, label, poses: [between(state.walk)] });
+  walked(drawing([between(state.walk)], [state.walk]));
 }
 
 function playWalk() {
-  if (walkTo?.pose) walkFrames({ model: state.model, label, poses: Array.from({ length: FRAMES }, (_, k) => between(k / (FRAMES - 1))) });
+  const parts = Array.from({ length: FRAMES }, (_, k) => k / (FRAMES - 1));
+  if (walkTo?.pose) walkFrames(drawing(parts.map(between), parts));
 }
 
 function rows(pose) {

@@ -15,20 +15,20 @@ let parts = {}, asked = "", rows = [];
 const send = latest("routing", draw);
 
 export function setUp(panel) {
-  parts = { title: make("h2", {}), note: make("p", { className: "note", hidden: true }), told: make("p", { role: "status" }), steps: make("div", { className: "steps" }) };
+  parts = { title: make("h2", {}), note: make("p", { className: "note", hidden: true }), status: make("p", { role: "status" }), steps: make("div", { className: "steps" }) };
   parts.map = make("select", { id: "map", onchange: () => change({ map: parts.map.value }) },
     ...Object.entries(MAPS).map(([name, text]) => make("option", { value: name }, text[0])));
   parts.row = make("div", { className: "row" }, make("label", {}, "Map of ", parts.map));
   parts.help = make("p", { className: "hint" });
-  panel.append(parts.title, parts.note, parts.told, parts.row, parts.help, parts.steps);
+  panel.append(parts.title, parts.note, parts.status, parts.row, parts.help, parts.steps);
 }
 
 export function update(look, label, uniform) {
   const { classes, steps } = model();
   parts.title.textContent = steps ? `Routing to the class capsules; votes for ${classes[label]}` : "Routing";
   parts.note.hidden = steps;
-  parts.note.textContent = model().capsules ? "The votes of this kind of class capsules cannot be told step by step." : "This model has no capsules, so nothing is routed.";
-  for (const part of [parts.told, parts.row, parts.help, parts.steps]) part.hidden = !steps;
+  parts.note.textContent = model().capsules ? "The votes of this kind of class capsules cannot be shown step by step." : "This model has no capsules, so nothing is routed.";
+  for (const part of [parts.status, parts.row, parts.help, parts.steps]) part.hidden = !steps;
   if (!steps) return;
   parts.map.value = state.map;
   const body = { model: state.model, image: pictureText(), label, uniform };
@@ -41,7 +41,7 @@ export function update(look, label, uniform) {
 function draw({ children, steps, sight }, { uniform, label }) {
   const { classes } = model(), even = 1 / classes.length;
   const spread = steps[steps.length - 1].spread;
-  parts.told.textContent = uniform
+  parts.status.textContent = uniform
     ? `Uniform coupling: each of ${children.toLocaleString("en")} capsules gives every class the same ${even.toFixed(3)} of its votes.`
     : `${children.toLocaleString("en")} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
   const last = steps[steps.length - 1].activation, only = largest(last, label);

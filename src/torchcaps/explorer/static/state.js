@@ -10,13 +10,26 @@ let timer = 0;
 export const state = { ...START };
 export const about = { models: [] };
 
-// What the activation of a class is: a probability, or of a capsule its length or a number of its own.
+// What an activation is: the probability of a class, or of a capsule its length or a number of its own.
 const WORDS = { probability: "probabilities", length: "lengths", activation: "activations" };
-export const word = () => (!model().capsules ? "probability" : model().lengths ? "length" : "activation");
+export const word = () => model().activation;
 export const words = () => WORDS[word()];
 export const Words = () => words()[0].toUpperCase() + words().slice(1);
 
+export const longest = () => (word() === "length" ? "longest" : "largest");
+
+// Names of capsules that stand for classes need a word before them; others have it in them.
+export const called = (k) => `${model().labelled ? "class " : ""}${model().classes[k]}`;
+
 export const model = () => about.models[state.model];
+
+// Views that the model's task offers; what the model lacks of them, each view says by itself.
+const OFFERED = {
+  pose: (one) => one.capsules || one.offers.includes("decode"), routing: (one) => one.offers.includes("routing"),
+  overlap: (one) => one.labelled, transform: (one) => one.offers.includes("sweep"), compare: () => about.models.length > 1,
+};
+export const offered = (tab) => model().classes.length > 0 && OFFERED[tab](model());
+export const tabs = () => Object.keys(OFFERED).filter(offered);
 
 export function change(values) {
   const before = { ...state };
@@ -48,7 +61,7 @@ export function readAddress() {
   const classes = about.models[found.model].classes.length;
   for (const name of ["cls", "c1", "c2"]) if (!(Number.isInteger(found[name]) && found[name] >= 0 && found[name] < classes)) found[name] = null;
   for (const name of ["ex", "ex2"]) if (!(Number.isInteger(found[name]) && found[name] >= 0 && found[name] < about.models[0].examples)) found[name] = null;
-  if (!["pose", "routing", "overlap", "transform", "compare"].includes(found.tab)) found.tab = "pose";
+  if (!(found.tab in OFFERED)) found.tab = "pose";
   if (!["amount", "agreement", "share"].includes(found.map)) found.map = "amount";
   if (!["degrees", "scale", "right", "down"].includes(found.sweep)) found.sweep = "degrees";
   const between = (value, low, high) => Math.min(high, Math.max(low, value));

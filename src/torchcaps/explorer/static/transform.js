@@ -4,7 +4,7 @@ import { latest, toBytes } from "./api.js";
 import { pictureText } from "./input.js";
 import { figure, make, miniBars, show, slider } from "./pictures.js";
 import { lines } from "./plots.js";
-import { change, model, state, Words } from "./state.js";
+import { called, change, longest, model, state, Words } from "./state.js";
 
 const KINDS = { degrees: "rotation in degrees", scale: "size as a factor", right: "shift right in pixels", down: "shift down in pixels" };
 const FIELD = { degrees: "deg", scale: "size", right: "mx", down: "my" };
@@ -15,7 +15,7 @@ const sweep = latest("sweep", draw);
 const moved = latest("look", (found) => {
   show(parts.moved.canvas, toBytes(found.image), model());
   if (found.drawn) show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
-  parts.drawn.text.textContent = `reconstruction from class ${model().classes[found.shown[0]]}`;
+  parts.drawn.text.textContent = `reconstruction from ${called(found.shown[0])}`;
   parts.drawn.element.hidden = !found.drawn;
   miniBars(parts.bars, model().classes, found.activation);
 });
@@ -63,19 +63,19 @@ function draw({ values, activation, pose }, { label, here, kind }) {
   const mark = here >= values[0] && here <= values[values.length - 1] ? here : null;
   const what = Words();
   parts.lengthTitle.textContent = `${what} over ${kind}`;
-  lines(parts.lengths, `${what} of the classes over ${kind}; ${tell(order[0], values, activation, classes)}`, values,
+  lines(parts.lengths, `${what} of the ${model().labelled ? "classes" : "capsules"} over ${kind}; ${tell(order[0], values, activation, classes)}`, values,
     order.map((k) => ({ name: classes[k], values: activation.map((row) => row[k]) })), { low: 0, high: 1, here: mark });
   parts.poseTitle.hidden = parts.poses.hidden = !pose;
   if (!pose) return;
-  parts.poseTitle.textContent = `Pose of class ${classes[label]} over ${kind}: the ${Math.min(LINES, pose[0].length)} dimensions that move most`;
+  parts.poseTitle.textContent = `Pose of ${called(label)} over ${kind}: the ${Math.min(LINES, pose[0].length)} dimensions that move most`;
   const swing = (k) => Math.max(...pose.map((row) => row[k])) - Math.min(...pose.map((row) => row[k]));
   const dims = pose[0].map((_, k) => k).sort((a, b) => swing(b) - swing(a)).slice(0, LINES);
   const all = dims.flatMap((k) => pose.map((row) => row[k])), top = Math.max(0.05, ...all.map(Math.abs));
-  lines(parts.poses, `Pose of class ${classes[label]} over ${kind}; dimension ${dims[0] + 1} moves most`, values,
+  lines(parts.poses, `Pose of ${called(label)} over ${kind}; dimension ${dims[0] + 1} moves most`, values,
     dims.map((k) => ({ name: `dim ${k + 1}`, values: pose.map((row) => row[k]) })), { low: -top, high: top, here: mark });
 }
 
 function tell(k, values, activation, classes) {
   const lengths = activation.map((row) => row[k]), top = lengths.indexOf(Math.max(...lengths));
-  return `${classes[k]} is longest at ${+values[top].toFixed(2)} with ${lengths[top].toFixed(2)}`;
+  return `${classes[k]} is ${longest()} at ${+values[top].toFixed(2)} with ${lengths[top].toFixed(2)}`;
 }

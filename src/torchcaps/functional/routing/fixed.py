@@ -44,10 +44,9 @@ def random_routing(
     """`v_j = squash(sum_i c_ij u_ij + bias_j)` with fixed random couplings c, the same for every sample and position.
 
     Args:
-        votes: see `uniform_routing`.
+        votes: see `uniform_routing`, and for `bias`.
         seed: of the couplings; see `random_logits`.
         scale: standard deviation of their logits, at least 0.
-        bias: see `uniform_routing`.
 
     Returns:
         Routed: pose `[batch, *space, parents, dim]`, activation in [0, 1), couplings that sum to one over the parents

@@ -74,13 +74,9 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair) -> Plan | None:
-    """The cheapest way to cut up this convolution; None if the direct one is cheaper.
+    """The cheapest way to cut up a convolution of maps of this size by weights `(outputs, channels, height, width)`.
 
-    Args:
-        batch: samples.
-        weight: shape `(outputs, channels, height, width)`.
-        size: height and width of the map.
-        stride: rows and columns.
+    None if the direct one is cheaper.
     """
     outputs, channels, *kernel = weight
     out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
@@ -115,13 +111,9 @@ class Matrices(NamedTuple):
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # they outlive the call
 def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     """The matrices for a window of these sizes."""
-    with torch.inference_mode(False):  # they outlive the call
-        return _matrices(window, taps, tile, dtype)
-
-
-def _matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     into: list[Tensor] = []
     of: list[Tensor] = []
     back: list[Tensor] = []

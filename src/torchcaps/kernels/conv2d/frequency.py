@@ -83,7 +83,10 @@ def _backward(
     del kept
     (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
     if chosen is None:
-        found = _direct_backward(grad, x, weight, given.steps, wanted)
+        both, none = [wanted[0], wanted[1], False], [0, 0]
+        found = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, given.stride, none, [1, 1], False, none, 1, both
+        )[:2]
     else:
         found = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
     return *found, grad.sum(dim=(0, 2, 3)) if wanted[2] else None
@@ -106,8 +109,8 @@ def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
     y = x.new_empty(len(x), *chosen.out, len(weight))  # [b, h, w, o]
     taps = weight.permute(0, 2, 3, 1)
     for samples in _samples(len(x), chosen):
-        work = _Work(_pixels(x[samples], chosen), taps, chosen)
-        total = work.zeros(len(weight))
+        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
+        total = x.new_zeros(work.points, work.rows, len(weight))
         for block in work.blocks():
             total.baddbmm_(work.windows_at_points(block), work.taps_at_points(block).transpose(1, 2))
         y[samples] = work.outcome(total)
@@ -122,26 +125,24 @@ def at_points_backward(
     taps, parts = weight.permute(0, 2, 3, 1), _samples(batch, chosen)
     # What is written once and whole need not be zero before: clearing fresh pages costs as much as a product.
     read = all(n <= most for n, most in zip(size, chosen.needed, strict=True))
-    whole = read and len(list(chosen.phases())) == math.prod(chosen.stride)
-    once = whole and chosen.tiles == (1, 1)
-    grad_x = _like(x, zero=not once) if wanted[0] else None
-    grad_taps = _like(weight, zero=len(parts) > 1) if wanted[1] else None
+    once = read and len(list(chosen.phases())) == math.prod(chosen.stride) and chosen.tiles == (1, 1)
+    found = [
+        (torch.empty_like if whole else torch.zeros_like)(tensor, memory_format=torch.channels_last) if want else None
+        for tensor, whole, want in zip((x, weight), (once, len(parts) == 1), wanted, strict=True)
+    ]
+    grad_x, grad_taps = (None if grad is None else grad.permute(0, 2, 3, 1) for grad in found)
     for samples in parts:
-        work = _Work(_pixels(x[samples], chosen), taps, chosen)
+        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
         against = work.gradient_at_points(grad[samples].permute(0, 2, 3, 1))
         for block in work.blocks():
             if grad_x is not None:
                 work.add_to_map(block, against, grad_x[samples], once)
             if grad_taps is not None:
                 work.add_to_taps(block, against, grad_taps, len(parts) == 1)
-    return tuple(None if g is None else g.permute(0, 3, 1, 2) for g in (grad_x, grad_taps))  # type: ignore[return-value]
+    return found[0], found[1]
 
 
-class _Block(NamedTuple):
-    """A phase of the stride, and some of the channels."""
-
-    phase: Pair
-    channels: slice
+_Block = tuple[slice, slice, slice]  # of a map, or of taps: a phase of the stride, and some of the channels
 
 
 class _Work:
@@ -160,22 +161,20 @@ class _Work:
         size = max(16, BLOCK_BYTES // per_channel)
         parts = -(-channels // size)
         for phase in self.plan.phases():
+            rows, columns = (slice(at, None, step) for at, step in zip(phase, self.plan.stride, strict=True))
             for part in range(parts):
-                yield _Block(phase, slice(channels * part // parts, channels * (part + 1) // parts))
-
-    def zeros(self, outputs: int) -> Tensor:
-        """`[r, n, o]`"""
-        return self.pixels.new_zeros(self.points, self.rows, outputs)
+                yield rows, columns, slice(channels * part // parts, channels * (part + 1) // parts)
 
     def windows_at_points(self, block: _Block) -> Tensor:
         """`[r, n, c]`"""
-        windows = self._windows(self.pixels, block).permute(4, 5, 0, 1, 2, 3)  # [h, w, b, tiles, tiles, c]
-        flat = self._copy("windows", windows).view(math.prod(self.plan.window), -1)
+        (high, wide), (rows, columns) = self.plan.window, self.plan.tile
+        windows = self.pixels[:, *block].unfold(1, high, rows).unfold(2, wide, columns)  # [b, tiles, tiles, c, h, w]
+        flat = self._copy("windows", windows.permute(4, 5, 0, 1, 2, 3)).view(high * wide, -1)
         return self._product("windows at points", self.constants.to_points, flat).view(self.points, self.rows, -1)
 
     def taps_at_points(self, block: _Block) -> Tensor:
         """`[r, o, c]`"""
-        taps = self._phase(self.taps, block)
+        taps = self.taps[:, *block]
         matrix = self._tap_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
         return self._product("taps at points", matrix, flat).view(self.points, len(taps), -1)
@@ -183,7 +182,7 @@ class _Work:
     def gradient_at_points(self, grad: Tensor) -> Tensor:
         """Gradient of the outcome `[b, h, w, o]` -> `[r, n, o]`."""
         (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
-        grad = _filled(grad, (rows * high, columns * wide))
+        grad = _fitted(grad, (rows * high, columns * wide))
         tiles = grad.unflatten(2, (columns, wide)).unflatten(1, (rows, high)).permute(2, 4, 0, 1, 3, 5)
         return (self.constants.back.t() @ tiles.reshape(high * wide, -1)).view(self.points, self.rows, -1)
 
@@ -200,19 +199,21 @@ class _Work:
         at_points = self._product("windows at points", against, self.taps_at_points(block))
         found = self._product("windows", self.constants.to_points.t(), at_points.view(self.points, -1))
         found = found.view(high, wide, len(grad), rows, columns, -1)
-        place = self._phase(grad, block)
+        place = grad[:, *block]
         for row in range(rows):
             for column in range(columns):
                 top, left = row * self.plan.tile[0], column * self.plan.tile[1]
                 there = place[:, top : top + high, left : left + wide]
-                _put(there, found[: there.shape[1], : there.shape[2], :, row, column].permute(2, 0, 1, 3), once)
+                values = found[: there.shape[1], : there.shape[2], :, row, column].permute(2, 0, 1, 3)
+                (there.copy_ if once else there.add_)(values)
 
     def add_to_taps(self, block: _Block, against: Tensor, grad: Tensor, once: bool) -> None:
         """Add (once: write) what a block's taps get from the gradient at the points to that of all `[o, h, w, c]`."""
-        place = self._phase(grad, block)
+        place = grad[:, *block]
         at_points = self._product("taps at points", against.transpose(1, 2), self.windows_at_points(block))
         found = self._product("taps", self._tap_matrix(place).t(), at_points.view(self.points, -1))
-        _put(place, found.view(place.shape[1], place.shape[2], len(place), -1).permute(2, 0, 1, 3), once)
+        values = found.view(place.shape[1], place.shape[2], len(place), -1).permute(2, 0, 1, 3)
+        (place.copy_ if once else place.add_)(values)
 
     def _copy(self, name: str, values: Tensor) -> Tensor:
         """A contiguous copy, in memory that all blocks share: fresh pages would cost as much as the products."""
@@ -228,55 +229,18 @@ class _Work:
             self._kept[name] = self.pixels.new_empty(count)
         return self._kept[name][:count].view(shape)
 
-    def _phase(self, pixels: Tensor, block: _Block) -> Tensor:
-        """A phase and some channels of a map or of taps."""
-        (top, left), (down, right) = block.phase, self.plan.stride
-        return pixels[:, top::down, left::right, block.channels]
-
-    def _windows(self, pixels: Tensor, block: _Block) -> Tensor:
-        """`[b, tiles, tiles, c, h, w]`, overlapping."""
-        (high, wide), (rows, columns) = self.plan.window, self.plan.tile
-        return self._phase(pixels, block).unfold(1, high, rows).unfold(2, wide, columns)
-
     def _tap_matrix(self, taps: Tensor) -> Tensor:
         """`[r, taps]` for a phase, which may have fewer taps than others."""
         return self.constants.of_taps[:, : taps.shape[1], : taps.shape[2]].flatten(1)
 
 
-def _pixels(x: Tensor, chosen: Plan) -> Tensor:
-    """The map as `[b, h, w, c]`, cut or filled with zeros to what the plan reads."""
-    rows, columns = chosen.needed
-    return _filled(x.permute(0, 2, 3, 1)[:, :rows, :columns], chosen.needed)
-
-
-def _filled(pixels: Tensor, size: Pair) -> Tensor:
-    """`[b, h, w, c]` with zeros below and to the right up to this size; `F.pad` would copy if nothing is missing."""
+def _fitted(pixels: Tensor, size: Pair) -> Tensor:
+    """`[b, h, w, c]` cut, or filled with zeros below and to the right; `F.pad` would copy if nothing is missing."""
+    pixels = pixels[:, : size[0], : size[1]]
     missing = size[0] - pixels.shape[1], size[1] - pixels.shape[2]
     return F.pad(pixels, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else pixels
-
-
-def _like(x: Tensor, zero: bool) -> Tensor:
-    """`[b, h, w, c]` for the gradient of `[b, c, h, w]`."""
-    shape = len(x), *x.shape[2:], x.shape[1]
-    return x.new_zeros(shape) if zero else x.new_empty(shape)
-
-
-def _put(there: Tensor, values: Tensor, once: bool) -> None:
-    if once:
-        there.copy_(values)
-    else:
-        there += values
 
 
 def _samples(batch: int, chosen: Plan) -> list[slice]:
     size = max(1, MOST_WINDOWS // math.prod(chosen.tiles))
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def _direct_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    grads = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, list(stride), [0, 0], [1, 1], False, [0, 0], 1, [wanted[0], wanted[1], False]
-    )
-    return grads[0], grads[1]

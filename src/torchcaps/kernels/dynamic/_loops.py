@@ -15,19 +15,7 @@ import numpy as np
 
 from torchcaps.kernels.simd import vectors
 from torchcaps.kernels.simd.cache import keep_compiled
-from torchcaps.kernels.simd.vectors import (
-    LANES,
-    ROWS,
-    TILE,
-    accumulate,
-    accumulate_two,
-    dot,
-    multiply_row,
-    multiply_rows,
-    multiply_tile,
-    softmax,
-    softmax_gradient,
-)  # fmt: skip
+from torchcaps.kernels.simd.lanes import LANES
 
 # Children whose contributions are summed up before they join the total: a long sum in one go loses digits.
 CHUNK = 32
@@ -39,13 +27,13 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 def uniform_pass(first, last, sizes, pose, weight, sums):
     """sums = sum_i u_ij for the groups from `first` to before `last`; sizes are (i, j, d, k)."""
     children, parents, dim, in_dim = sizes
-    per_group = parents * dim * LANES
+    rows, per_group = parents * dim, parents * dim * LANES
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
     for g in range(first, last):
         for i in range(children):
             child = (g * children + i) * in_dim * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, part, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, part, 0)
             _flush(i, children, part, sums, g * per_group)
 
 
@@ -53,7 +41,7 @@ def uniform_pass(first, last, sizes, pose, weight, sums):
 def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling):
     """sums = sum_i c_ij u_ij with c = softmax <u, reached>; the coupling is kept where that array is not empty."""
     children, parents, dim, in_dim = sizes
-    per_group, row = parents * dim * LANES, dim * LANES
+    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
@@ -61,22 +49,22 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
         for i in range(children):
             votes[:] = 0
             child = (g * children + i) * in_dim * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, votes, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
             for j in range(parents):
-                accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
+                vectors.accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, sums, g * per_group)
             if coupling.size:
-                _copy(c, parents * LANES, coupling, (g * children + i) * parents * LANES)
+                pairs = (g * children + i) * parents * LANES
+                coupling[pairs : pairs + parents * LANES] = c[: parents * LANES]
 
 
 @compiled
-def backward_pass(
-    first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, coupling, grad_logits, grad_reached
-):
-    """Coupling, gradient of the logits `[g, i, j, lane]`, and of `reached`; grad_c is the coupling's own, or empty."""
+def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, factors, grad_reached):
+    """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty."""
     children, parents, dim, in_dim = sizes
-    per_group, row = parents * dim * LANES, dim * LANES
+    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
+    logits = factors.size // 2
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
@@ -84,17 +72,17 @@ def backward_pass(
         for i in range(children):
             votes[:] = 0
             child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
-            _add_votes(weight, i * parents * dim * in_dim, parents * dim, in_dim, pose, child, votes, 0)
+            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
             _couple(votes, reached, g * per_group, parents, dim, leaky, c)
-            _copy(c, parents * LANES, coupling, pairs)
+            factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
             for j in range(parents):
-                dot(votes, j * row, grad_s, g * per_group + j * row, dim, grad_logits, pairs + j * LANES)
+                vectors.dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
             if grad_c.size:
                 for n in range(pairs, pairs + parents * LANES):
-                    grad_logits[n] += grad_c[n]
-            softmax_gradient(c, 0, grad_logits, pairs, parents)
+                    factors[logits + n] += grad_c[n]
+            vectors.softmax_gradient(c, 0, factors, logits + pairs, parents)
             for j in range(parents):
-                accumulate(grad_logits, pairs + j * LANES, votes, j * row, dim, part, j * row)
+                vectors.accumulate(factors, logits + pairs + j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, grad_reached, g * per_group)
 
 
@@ -113,7 +101,7 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
             _combine(g, i, sizes, groups, factors, against, u)
             child = (g * children + i) * in_dim * LANES
             grad_pose[child : child + in_dim * LANES] = 0
-            _add_poses(weight, i * rows * in_dim, rows, in_dim, u, grad_pose, child)
+            _add_product(weight, i * rows * in_dim, in_dim, 1, in_dim, rows, u, 0, grad_pose, child)
             for r in range(rows):
                 for lane in range(LANES):
                     by_row[(r * groups + g) * LANES + lane] = u[r * LANES + lane]
@@ -124,54 +112,39 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
 def _combine(g, i, sizes, groups, factors, against, u):
     """u = dL/du of one child and group, `[j, d, lane]`."""
     children, parents, dim, _ = sizes
-    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents * LANES
-    terms = against.size // (groups * per_group)
+    per_group, row, pairs = parents * dim * LANES, dim * LANES, groups * children * parents
+    terms, step = against.size // (groups * per_group), groups * parents * dim
     u[:] = 0
-    accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
-    for n in range(1, terms, 2):
-        for j in range(parents):
-            factor = LANES + (n - 1) * pairs + ((g * children + i) * parents + j) * LANES
-            at = (n * groups + g) * per_group + j * row
-            if n + 1 < terms:
-                accumulate_two(factors, factor, factor + pairs, against, at, at + groups * per_group, dim, u, j * row)
-            else:
-                accumulate(factors, factor, against, at, dim, u, j * row)
+    vectors.accumulate(factors, 0, against, g * per_group, parents * dim, u, 0)
+    for j in range(parents):
+        factor, at = LANES + ((g * children + i) * parents + j) * LANES, (groups + g) * per_group + j * row
+        vectors.accumulate_terms(factors, factor, pairs, against, at, step, terms - 1, dim, u, j * row)
 
 
 @compiled
 def _add_weights(by_row, groups, rows, pose, child, children, in_dim, out, to):
     """out += sum over samples of `by_row` `[rows, g, lane]` times the child's poses: tile by tile."""
-    tile = np.empty(LANES, out.dtype)
-    for r in range(0, rows, TILE):
-        for k in range(0, in_dim, TILE):
-            here, there = min(TILE, rows - r), min(TILE, in_dim - k)
-            multiply_tile(
-                by_row, r * groups * LANES, groups * LANES, LANES, here,
-                pose, child + k * LANES, LANES, children * in_dim * LANES, there, groups, tile, 0,
+    tile, side = np.empty(LANES, out.dtype), vectors.TILE
+    for r in range(0, rows, side):
+        for k in range(0, in_dim, side):
+            here, there = min(side, rows - r), min(side, in_dim - k)
+            vectors.multiply_tile(
+                by_row, r * groups * LANES, groups, 1, here,
+                pose, child + k * LANES, 1, children * in_dim, there, groups, tile, 0,
             )  # fmt: skip
             for m in range(here):
                 for n in range(there):
-                    out[to + (r + m) * in_dim + k + n] += tile[m * TILE + n]
+                    out[to + (r + m) * in_dim + k + n] += tile[m * side + n]
 
 
 @compiled
-def _add_votes(weight, at, rows, in_dim, pose, child, out, to):
-    """out += the child's votes for all parents, rows being parents x dimensions."""
-    whole = rows - rows % ROWS
-    for r in range(0, whole, ROWS):
-        multiply_rows(weight, at + r * in_dim, in_dim, 1, in_dim, pose, child, out, to + r * LANES)
+def _add_product(w, at, rows, row, column, n, x, x0, out, to):
+    """out[r] += sum_n w(r, n) x[n] for r < rows; see `multiply_rows`."""
+    whole = rows - rows % vectors.ROWS
+    for r in range(0, whole, vectors.ROWS):
+        vectors.multiply_rows(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
     for r in range(whole, rows):
-        multiply_row(weight, at + r * in_dim, in_dim, 1, in_dim, pose, child, out, to + r * LANES)
-
-
-@compiled
-def _add_poses(weight, at, rows, in_dim, u, out, to):
-    """out += the transposed weights of a child times `u`, the gradient of its votes."""
-    whole = in_dim - in_dim % ROWS
-    for k in range(0, whole, ROWS):
-        multiply_rows(weight, at + k, 1, in_dim, rows, u, 0, out, to + k * LANES)
-    for k in range(whole, in_dim):
-        multiply_row(weight, at + k, 1, in_dim, rows, u, 0, out, to + k * LANES)
+        vectors.multiply_row(w, at + r * row, row, column, n, x, x0, out, to + r * LANES)
 
 
 @compiled
@@ -179,10 +152,10 @@ def _couple(votes, reached, group, parents, dim, leaky, c):
     """c = softmax over parents of <votes, reached>; if leaky, over one more, whose logit is zero."""
     row = dim * LANES
     for j in range(parents):
-        dot(votes, j * row, reached, group + j * row, dim, c, j * LANES)
+        vectors.dot(votes, j * row, reached, group + j * row, dim, c, j * LANES)
     if leaky:
         c[parents * LANES :] = 0
-    softmax(c, 0, parents + leaky)
+    vectors.softmax(c, 0, parents + leaky)
 
 
 @compiled
@@ -192,12 +165,6 @@ def _flush(i, children, part, out, to):
         for n in range(part.size):
             out[to + n] += part[n]
             part[n] = 0
-
-
-@compiled
-def _copy(source, count, out, to):
-    for n in range(count):
-        out[to + n] = source[n]
 
 
 keep_compiled((uniform_pass, routed_pass, backward_pass, gradient_pass), (__file__, vectors.__file__))

@@ -74,23 +74,9 @@ def _pair_at(rows, batch, first, children, BLOCK_I: tl.constexpr):
 
 
 @triton.jit
-def _poses(pose, rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
-    at, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
-    return tl.load(pose + at, inside, 0.0)
-
-
-@triton.jit
-def _weights(
-    weight, j, first, children, parents, DIM: tl.constexpr, IN_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    at, inside = _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
-    return tl.load(weight + at, inside, 0.0)
-
-
-@triton.jit
-def _parent(x, j, rows, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
+def _load(x, place):
+    """What is at one of these places; zeros where nothing is."""
+    at, inside = place
     return tl.load(x + at, inside, 0.0)
 
 
@@ -108,18 +94,16 @@ def _agreement(p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.c
 
 
 @triton.jit
-def _couplings(agreed, stats, j, at, inside, batch, children, parents, GRADIENT_TOO: tl.constexpr):
+def _couplings(agreed, stats, j, place, batch, children, parents, GRADIENT_TOO: tl.constexpr):
     """Coupling with parent j and, if wanted, the gradient of its logit, `[BLOCK_B, BLOCK_I]`; else the coupling twice.
 
     agreed `[2, j, b, i]` and stats `[3, b, i]` as `agreements` leaves them.
     """
     size = batch.to(tl.int64) * children
-    c = tl.exp(tl.load(agreed + j * size + at, inside, 0.0) - tl.load(stats + at, inside, 0.0))
-    c *= tl.load(stats + size + at, inside, 0.0)
+    c = tl.exp(_load(agreed + j * size, place) - _load(stats, place)) * _load(stats + size, place)
     grad = c
     if GRADIENT_TOO:
-        grad_c = tl.load(agreed + (parents + j) * size + at, inside, 0.0)
-        grad = c * (grad_c - tl.load(stats + 2 * size + at, inside, 0.0))
+        grad = c * (_load(agreed + (parents + j) * size, place) - _load(stats + 2 * size, place))
     return c, grad
 
 
@@ -136,23 +120,22 @@ def agreements(
     """
     first = tl.program_id(0) * BLOCK_I
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
-    p = p.to(tl.float32)
+    p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)).to(tl.float32)
     at, inside = _pair_at(rows, batch, first, children, BLOCK_I)
     size = batch.to(tl.int64) * children
     high = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
     total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
     inner = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
     for j in range(parents):
-        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
-        x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
+        x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
         logit = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
         tl.store(agreed + j * size + at, logit, inside)
         higher = tl.maximum(high, logit)
         shrunk, e = tl.exp(high - higher), tl.exp(logit - higher)
         high, total = higher, total * shrunk + e
         if BACKWARD:
-            x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+            x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
             grad_c = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
             if OUTER:
                 grad_c += tl.load(grad_coupling + j * size + at, inside, 0.0)
@@ -176,12 +159,12 @@ def sums(
     total = tl.zeros((BLOCK_B, BLOCK_D), tl.float32)
     start = tl.program_id(0) * per_split
     for first in range(start, tl.minimum(start + per_split, children), BLOCK_I):
-        p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+        p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
         if FACTOR != UNIFORM:
-            pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
-            _, f = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            pairs = _pair_at(rows, batch, first, children, BLOCK_I)
+            _, f = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
             p = _scaled(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
-        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
         total += _dot(p, tl.trans(w), MODE)
     at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
     tl.store(partial + tl.program_id(0).to(tl.int64) * batch * parents * DIM + at, total, inside)
@@ -198,16 +181,16 @@ def weight_gradient(
     total = tl.zeros((BLOCK_D, BLOCK_I * BLOCK_K), tl.float32)
     for start in range(0, batch, BLOCK_B):
         rows = start + tl.arange(0, BLOCK_B).to(tl.int64)
-        p = _poses(pose, rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
-        x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+        p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
+        x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
         if FACTOR == UNIFORM:
             total += _dot(tl.trans(x), p, MODE) * uniform
         else:
-            pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
-            c, g = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            pairs = _pair_at(rows, batch, first, children, BLOCK_I)
+            c, g = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
             total += _dot(tl.trans(x), _scaled(p, c, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
             if FACTOR == GRADIENT:
-                x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+                x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
                 total += _dot(tl.trans(x), _scaled(p, g, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
     at, inside = _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
     tl.store(grad_weight + at, tl.load(grad_weight + at, inside, 0.0) + total, inside)
@@ -222,18 +205,18 @@ def pose_gradient(
     """Add to dL/dp, over all parents, W' dL/du, dL/du as in `weight_gradient`."""
     first = tl.program_id(0) * BLOCK_I
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    pairs, pair_in = _pair_at(rows, batch, first, children, BLOCK_I)
+    pairs = _pair_at(rows, batch, first, children, BLOCK_I)
     to, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
     total = tl.zeros((BLOCK_B, BLOCK_I * BLOCK_K), tl.float32)
     for j in range(parents):
-        w = _weights(weight, j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
-        x = _parent(grad_s, j, rows, batch, parents, DIM, BLOCK_D)
+        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
+        x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
         if FACTOR == UNIFORM:
             total += _dot(x, w, MODE) * uniform
         else:
-            c, g = _couplings(agreed, stats, j, pairs, pair_in, batch, children, parents, FACTOR == GRADIENT)
+            c, g = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
             total += _scaled(_dot(x, w, MODE), c, BLOCK_B, BLOCK_I, BLOCK_K)
             if FACTOR == GRADIENT:
-                x = _parent(reached, j, rows, batch, parents, DIM, BLOCK_D)
+                x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
                 total += _scaled(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
     tl.store(grad_pose + to, tl.load(grad_pose + to, inside, 0.0) + total, inside)

@@ -1,4 +1,8 @@
-"""Linear votes as compiled loops and GPU kernels take them: the children of all positions as a batch of their own."""
+"""What the fast paths of routing by agreement share: linear votes as they take them, and the way back through passes.
+
+The children of all positions are a batch of their own. Letters: b batch, i children, j parents, d and k dimensions of a
+parent and a child; t the pass.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, squash
 from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.support import watched
 from torchcaps.types import Routed
 
@@ -64,6 +69,31 @@ def route(
     passes = iterations if votes.fixed is None else 1
     v, length, coupling, _ = op(Linear(pose, weight, bias, passes, leaky, detach, votes.wanted))
     return outcome(votes, lead, v, length, coupling)
+
+
+def backward(
+    sums: Tensor, grad_v: Tensor, grad_length: Tensor, step: Callable[[int, Tensor | None, Tensor], Tensor | None]
+) -> Tensor:
+    """Passes from the last to the first; returns the gradient of the bias of each sample, `[b, j, d]`.
+
+    Args:
+        sums: s of every pass, `[t, b, j, d]`.
+        grad_v: of the last parents, `[b, j, d]`.
+        grad_length: of their lengths, `[b, j]`.
+        step: takes the number of a pass, the sum of the parents that its logits came from (None in the first pass) and
+            dL/ds. Returns the gradient of that sum; None where nothing flows to earlier passes.
+    """
+    last = len(sums) - 1
+    reached, grad_parent = squash(sums).cumsum(dim=0), torch.zeros_like(sums)  # dL/dv_t, filled from later passes
+    grad_parent[last], grad_bias = grad_v, torch.zeros_like(grad_v)
+    for t in range(last, -1, -1):
+        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
+        grad_bias += grad_s
+        found = step(t, reached[t - 1] if t else None, grad_s)
+        if found is None:
+            break
+        grad_parent[:t] += found
+    return grad_bias
 
 
 def outcome(votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor) -> Routed:

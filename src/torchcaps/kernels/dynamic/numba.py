@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.functional.votes import Votes
-from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
-from torchcaps.kernels.numerics import roomy_factors, squash_backward
+from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
+from torchcaps.kernels.numerics import roomy_factors
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
@@ -36,9 +36,9 @@ def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
     reason = other_votes(votes) if HAS_NUMBA else NO_NUMBA
     reason = reason or unfit(votes, FULL, torch.device("cpu"))
-    if reason is not None:
-        return Support(False, reason)
-    used = votes.weight.numel() * math.prod(votes.field.positions)  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given")
+    used = votes.weight.numel() * math.prod(votes.field.positions)
     if used < WORTH:
         return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
     return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
@@ -74,11 +74,11 @@ def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted
     grad_bias = weight.new_zeros(weight.shape[1:3])
     for block in _blocks(len(pose), weight, len(sums)):
         layer = _Layer.of(pose[block], weight, x.leaky)
-        outer = grad_coupling[block] if x.want_coupling else None
-        grad_pose[block], found = _block_backward(
-            layer, sums[:, block], grad_v[block], grad_length[block], outer, x.detach, grad_weight
-        )
-        grad_bias += found.sum(dim=0)
+        outer = by_lane(grad_coupling[block]) if x.want_coupling else sums.new_empty(0)
+        work = _Factors(layer, len(sums), x.detach, outer)
+        grad_bias += backward(sums[:, block], grad_v[block], grad_length[block], work.step).sum(dim=0)
+        grad_pose[block] = layer.spread(work.factors, work.against, grad_weight)
+        del work  # before the factors of the next block are made
     return grad_pose if units is None else grad_pose * units, grad_weight, grad_bias
 
 
@@ -149,56 +149,38 @@ def _blocks(batch: int, weight: Tensor, iterations: int) -> Iterator[slice]:
     return (slice(start, min(start + size, batch)) for start in range(0, batch, size))
 
 
-def _block_backward(
-    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None, detach: bool,
-    grad_weight: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of a block's poses `[b, i, k]` and, per sample, of the bias `[b, j, d]`; adds that of the weights."""
-    # A function of its own, so that the factors of a block are freed before those of the next are made.
-    factors, against, grad_bias = _factors(layer, sums, grad_v, grad_length, grad_coupling, detach)
-    return layer.spread(factors, against, grad_weight), grad_bias
-
-
-def _factors(
-    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None, detach: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/du as a sum of products of factors and vectors, and dL/dbias per sample `[b, j, d]`.
+class _Factors:
+    """dL/du as a sum of products of factors and vectors.
 
     Factors: one vector of LANES for the first pass, then c and dL/db `[g, i, j, LANES]` of each later pass, last first
     (with `detach` c of the last alone); vectors `[n, g, j, d, LANES]`: dL/ds, then the sum of earlier parents.
     """
-    last = len(sums) - 1
-    passes = range(last, 0, -1)[: 1 if detach else last]
-    pairs, each = layer.pairs().numel() if passes else 0, 1 if detach else 2
-    factors = sums.new_empty(LANES + each * len(passes) * pairs)
-    against = sums.new_zeros((1 + each * len(passes), *layer.parents().shape))
-    factors[:LANES] = layer.uniform
-    reached = squash(sums).cumsum(dim=0)
-    grad_parent = torch.zeros_like(sums)  # dL/dv_t, filled from later passes
-    grad_parent[last] = grad_v
-    grad_bias = torch.zeros_like(grad_v)
-    for n, t in enumerate(passes):
-        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        grad_bias += grad_s
-        place = factors[LANES + each * n * pairs :][: each * pairs]
-        against[1 + each * n] = by_lane(grad_s)
-        if detach:
-            layer.route(reached[t - 1], place)
-            return factors, against, grad_bias
-        against[2 + each * n] = by_lane(reached[t - 1])
-        outer = by_lane(grad_coupling) if t == last and grad_coupling is not None else sums.new_empty(0)
-        grad_parent[:t] += _pass_backward(layer, against[1 + each * n], against[2 + each * n], outer, place)
-    grad_s = squash_backward(sums[0], grad_parent[0], grad_length if last == 0 else None)
-    against[0] = by_lane(grad_s)
-    return factors, against, grad_bias + grad_s
 
+    def __init__(self, layer: _Layer, passes: int, detach: bool, grad_coupling: Tensor) -> None:
+        self.layer, self.last, self.detach, self.grad_coupling = layer, passes - 1, detach, grad_coupling
+        self.each = 1 if detach else 2
+        terms = self.each * (min(1, self.last) if detach else self.last)
+        self.pairs = layer.pairs().numel() if terms else 0
+        self.factors = layer.weight.new_empty(LANES + terms * self.pairs)
+        self.against = layer.weight.new_zeros((1 + terms, *layer.parents().shape))
+        self.factors[:LANES] = layer.uniform
 
-def _pass_backward(layer: _Layer, grad_s: Tensor, reached: Tensor, grad_coupling: Tensor, factors: Tensor) -> Tensor:
-    """Fills `factors` with c and dL/db of a pass; returns dL/dreached `[b, j, d]`."""
-    coupling, grad_logits = factors.chunk(2)
-    grad_reached = layer.parents()
-    layer.run(
-        "backward_pass", int(layer.leaky), layer.pose, layer.weight, reached, grad_s, grad_coupling,
-        coupling, grad_logits, grad_reached,
-    )  # fmt: skip
-    return by_sample(grad_reached, layer.batch)
+    def step(self, t: int, before: Tensor | None, grad_s: Tensor) -> Tensor | None:
+        """See `linear.backward`."""
+        if before is None:
+            self.against[0] = by_lane(grad_s)
+            return None
+        n, layer = self.each * (self.last - t), self.layer
+        place = self.factors[LANES + n * self.pairs :][: self.each * self.pairs]
+        self.against[1 + n] = by_lane(grad_s)
+        if self.detach:
+            layer.route(before, place)
+            return None
+        self.against[2 + n] = by_lane(before)
+        outer = self.grad_coupling if t == self.last else before.new_empty(0)
+        grad_reached = layer.parents()
+        layer.run(
+            "backward_pass", int(layer.leaky), layer.pose, layer.weight, self.against[2 + n], self.against[1 + n],
+            outer, place, grad_reached,
+        )  # fmt: skip
+        return by_sample(grad_reached, layer.batch)

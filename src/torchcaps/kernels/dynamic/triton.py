@@ -16,9 +16,8 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, bounded
 from torchcaps.functional.squash import squash, squash_with_length
-from torchcaps.functional.votes import Votes
-from torchcaps.kernels.dynamic.linear import Linear, other_votes, route, shapes
-from torchcaps.kernels.numerics import squash_backward
+from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
@@ -32,20 +31,15 @@ MOST_DIM, MOST_IN_DIM = 32, 128
 
 
 class Tile(NamedTuple):
-    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options."""
+    """What a kernel is compiled for: sizes of its blocks, each a power of two, and Triton's options, by their names."""
 
-    block_b: int
-    block_d: int
-    block_i: int
-    block_k: int
-    warps: int
-    stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        """As the kernels take them."""
-        blocks = {"BLOCK_B": self.block_b, "BLOCK_D": self.block_d, "BLOCK_I": self.block_i, "BLOCK_K": self.block_k}
-        return blocks | {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+    BLOCK_B: int
+    BLOCK_D: int
+    BLOCK_I: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int = 2  # loads run one step ahead; no more, since each stage takes shared memory
+    enable_fp_fusion: bool = True
 
 
 def tile(dim: int, in_dim: int) -> Tile:
@@ -54,9 +48,9 @@ def tile(dim: int, in_dim: int) -> Tile:
     It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
     processes, or in the last batch of an epoch, and with it the last bits of the results.
     """
-    block_k, block_d = max(4, power_of_two(in_dim)), max(16, power_of_two(dim))
+    block_k, block_d = (max(least, 1 << (n - 1).bit_length()) for least, n in ((4, in_dim), (16, dim)))
     columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
-    return Tile(32, block_d, columns // block_k, block_k, warps=4 if block_d * columns <= 2048 else 8)
+    return Tile(32, block_d, columns // block_k, block_k, num_warps=4 if block_d * columns <= 2048 else 8)
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
@@ -73,9 +67,9 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
 def supports(votes: Votes) -> Support:
     """Whether the GPU kernels can take these votes."""
     reason = other_votes(votes) if HAS_TRITON else "Triton is not installed"
-    if reason is not None:
-        return Support(False, reason)
-    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given")
+    weight = votes.weight
     device = weight.device.type
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
@@ -121,23 +115,18 @@ def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted
     del wanted  # each is made on the way to the others
     (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
     layer = _Layer.of(x.pose, x.weight, x.leaky)
-    last = len(sums) - 1
-    reached = squash(sums).cumsum(dim=0)
-    grad_parent, grad_bias = torch.zeros_like(sums), torch.zeros_like(sums[0, 0])
-    grad_parent[last] = grad_v
     outer = grad_coupling.permute(2, 0, 1).contiguous() if x.want_coupling else None
     into = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (layer.pose, layer.weight))
-    for t in range(last, -1, -1):
-        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
-        grad_bias += grad_s.sum(dim=0)
-        before, agreed = (reached[t - 1] if t > 0 else None), None
+
+    def step(t: int, before: Tensor | None, grad_s: Tensor) -> Tensor | None:
+        agreed = None
         if before is not None:
-            agreed = layer.agreements(before, None if x.detach else grad_s, outer if t == last else None)
+            last = t == len(sums) - 1
+            agreed = layer.agreements(before, None if x.detach else grad_s, outer if last else None)
         layer.add_gradients(agreed, before, grad_s, *into)
-        if x.detach or agreed is None:
-            break
-        grad_parent[:t] += layer.sums(agreed)
-    return *into, grad_bias
+        return None if agreed is None or x.detach else layer.sums(agreed)
+
+    return *into, backward(sums, grad_v, grad_length, step).sum(dim=0)
 
 
 _routed = operator("dynamic_routing_triton", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
@@ -148,10 +137,6 @@ class _Agreed(NamedTuple):
 
     agreed: Tensor
     stats: Tensor
-
-    @property
-    def gradient(self) -> bool:
-        return len(self.agreed) == 2
 
     def coupling(self) -> Tensor:
         """`[b, i, j]`."""
@@ -187,7 +172,7 @@ class _Layer(NamedTuple):
             reached.new_empty((2 + backward, batch, children)),
         )
         self._launch(
-            "agreements", (self._blocks_i, self._blocks_b), self.pose, self.weight, reached,
+            "agreements", self._grid("ib"), self.pose, self.weight, reached,
             reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
             LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
         )  # fmt: skip
@@ -196,11 +181,11 @@ class _Layer(NamedTuple):
     def sums(self, agreed: _Agreed | None) -> Tensor:
         """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
         children, parents, dim, _ = self.weight.shape
-        per_split = PER_SPLIT * self.tile.block_i
+        per_split = PER_SPLIT * self.tile.BLOCK_I
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
         self._launch(
-            "sums", (splits, self._blocks_b, parents), self.pose, self.weight, *(agreed or (partial, partial)), partial,
+            "sums", (splits, *self._grid("bj")), self.pose, self.weight, *(agreed or (partial, partial)), partial,
             per_split=per_split, FACTOR=_factor(agreed),
         )  # fmt: skip
         s = partial.sum(dim=0)
@@ -212,22 +197,18 @@ class _Layer(NamedTuple):
         """Add a pass's part to the gradients of poses and weights, in float32."""
         before = grad_s if reached is None else reached
         options = {"uniform": self.uniform, "FACTOR": _factor(agreed)}
-        made = agreed or (grad_s, grad_s)
-        self._launch(
-            "pose_gradient", (self._blocks_i, self._blocks_b), self.weight, before, grad_s, *made, grad_pose, **options
-        )
-        self._launch(
-            "weight_gradient", (self._blocks_i, self.weight.shape[1]), self.pose, before, grad_s, *made, grad_weight,
-            **options,
-        )  # fmt: skip
+        for kernel, axes, other, grad in (
+            ("pose_gradient", "ib", self.weight, grad_pose), ("weight_gradient", "ij", self.pose, grad_weight),
+        ):  # fmt: skip
+            self._launch(
+                kernel, self._grid(axes), other, before, grad_s, *(agreed or (grad_s, grad_s)), grad, **options
+            )
 
-    @property
-    def _blocks_b(self) -> int:
-        return -(-len(self.pose) // self.tile.block_b)
-
-    @property
-    def _blocks_i(self) -> int:
-        return -(-len(self.weight) // self.tile.block_i)
+    def _grid(self, axes: str) -> tuple[int, ...]:
+        """Programs: for each block of samples b or children i, for each parent j."""
+        children, parents = self.weight.shape[:2]
+        blocks = {"b": -(-len(self.pose) // self.tile.BLOCK_B), "i": -(-children // self.tile.BLOCK_I), "j": parents}
+        return tuple(blocks[axis] for axis in axes)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
         from torchcaps.kernels.dynamic import _triton_passes
@@ -236,15 +217,10 @@ class _Layer(NamedTuple):
         with torch.cuda.device_of(self.weight):
             getattr(_triton_passes, kernel)[grid](
                 *tensors, batch=len(self.pose), children=children, parents=parents, DIM=dim, IN_DIM=in_dim,
-                MODE=self.mode, **self.tile.arguments, **options,
+                MODE=self.mode, **self.tile._asdict(), **options,
             )  # fmt: skip
 
 
 def _factor(agreed: _Agreed | None) -> int:
     """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
-    return 0 if agreed is None else 1 + agreed.gradient
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
+    return 0 if agreed is None else len(agreed.agreed)

@@ -9,15 +9,11 @@ H numbers of h. A vector or matrix "of the child" is the n-th from the position 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from numba.core import cgutils
-
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
-from torchcaps.kernels.simd.lanes import LANES
-from torchcaps.kernels.simd.vectors import Code, operation
+from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
 # Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
 FAR = 16.0
@@ -32,277 +28,211 @@ class _Votes(Code):
     """Votes for parent j of the children of a window. Arguments: the layer, the window's first child, j, and others."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
-        (layer, *_), (whole, self.child, self.parent, *rest) = signature.args, values
+        (layer, *_), (whole, child, parent, *rest) = signature.args, values
         super().__init__(context, builder, signature.replace(args=signature.args[3:]), rest)
         kinds = dict(zip(layer.fields, layer.types, strict=True))
         self.rows, self.inner, self.outer, shifted = (len(size) for size in kinds["form"])
         self.shifted, self.dim = shifted == 2, self.rows * self.outer
         found = {name: builder.extract_value(whole, n) for n, name in enumerate(layer.fields)}
-        self.runs, self.step, self.across = found["runs"], found["step"], found["across"]
+        self.runs, self.step, self.across = (Value(self, found[name]) for name in ("runs", "step", "across"))
+        self.links = self.runs * self.across
+        self.first = Value(self, parent) * self.links  # child with a matrix
+        self.child = Value(self, child) * (self.rows * self.inner)  # vectors before the pose
         self.pose, self.weight, self.shift = (
-            context.make_array(kinds[name])(context, builder, found[name]).data for name in ("pose", "weight", "shift")
+            self.vectors(kinds[name], found[name], self.constant(found["runs"].type, 0))
+            for name in ("pose", "weight", "shift")
         )
-        first = builder.mul(self.parent, builder.mul(self.runs, self.across))
-        self.matrices = builder.mul(first, self.integer(self.inner * self.outer))
-        self.shifts = builder.mul(first, self.integer(self.dim))
-        self.poses = builder.mul(self.child, self.integer(self.rows * self.inner * LANES))
+        self.pose = self.pose.after(self.child)
 
-    def children(self) -> Iterator[tuple[Any, Any]]:
+    def children(self) -> Iterator[tuple[Value, Value]]:
         """Loop over children: number in the window, and in the map from the window's first."""
-        b = self.builder
-        with cgutils.for_range(b, self.runs) as run:
-            first, start = b.mul(run.index, self.across), b.mul(run.index, self.step)
-            with cgutils.for_range(b, self.across) as loop:
-                yield b.add(first, loop.index), b.add(start, loop.index)
+        with self.loop(self.runs) as run, self.loop(self.across) as n:
+            yield run * self.across + n, run * self.step + n
 
-    def matrix(self, n: Any) -> list[list[Any]]:
+    def matrix(self, n: Value) -> list[list[Value]]:
         """The child's matrix of weights, each number in all lanes."""
-        b, size = self.builder, self.inner * self.outer
-        start = b.add(self.matrices, b.mul(n, self.integer(size)))
-        flat = [self.everywhere(self.weight, b.add(start, self.integer(k))) for k in range(size)]
-        return [flat[r * self.outer : (r + 1) * self.outer] for r in range(self.inner)]
+        start = (self.first + n) * (self.inner * self.outer)
+        return [[self.weight.lone(start + (r * self.outer + q)) for q in range(self.outer)] for r in range(self.inner)]
 
-    def places(self, n: Any, p: int, columns: int) -> list[Any]:
+    def places(self, n: Value, p: int, columns: int) -> list[Value]:
         """Numbers of the vectors in row p of the child's matrix of `columns`."""
-        start = self.builder.mul(n, self.integer(self.rows * columns))
-        return [self.builder.add(start, self.integer(p * columns + c)) for c in range(columns)]
+        return [n * (self.rows * columns) + (p * columns + c) for c in range(columns)]
 
-    def row(self, places: list[Any]) -> list[Any]:
-        """Numbers of poses."""
-        return [self.load(self.pose, self.poses, at) for at in places]
-
-    def constants(self, array: Any, first: Any, p: int) -> list[Any]:
+    def constants(self, x: Vectors, p: int) -> list[Value]:
         """Row p of H vectors that are the same for all children."""
-        return [self.load(array, first, self.integer(p * self.outer + q)) for q in range(self.outer)]
+        return [x[p * self.outer + q] for q in range(self.outer)]
 
-    def vote(self, matrix: list[list[Any]], pose: list[Any], n: Any, p: int) -> list[Any]:
+    def vote(self, matrix: list[list[Value]], pose: list[Value], n: Value, p: int) -> list[Value]:
         """Row p of the child's vote, from that row of its pose."""
-        start = self.builder.add(self.shifts, self.builder.mul(n, self.integer(self.dim)))
-        votes = []
+        start, votes = (self.first + n) * self.dim, []
         for q in range(self.outer):
-            total = None
-            if self.shifted:
-                total = self.everywhere(self.shift, self.builder.add(start, self.integer(p * self.outer + q)))
-            for r in range(self.inner):
-                product = (pose[r], matrix[r][q])
-                total = self.times(*product) if total is None else self.multiply_add(*product, total)
-            votes.append(total)
+            terms = [pose[r] * matrix[r][q] for r in range(self.inner)]
+            total = self.shift.lone(start + (p * self.outer + q)) if self.shifted else terms.pop(0)
+            votes.append(sum(terms, total))
         return votes
-
-    def add(self, value: Any, array: Any, first: Any, n: Any) -> None:
-        """Add to the n-th vector after position `first`."""
-        self.store(self.builder.fadd(self.load(array, first, n), value), array, first, n)
 
 
 def _of_votes(write: Any) -> Any:
     """An operation on the votes for a parent, j, of a window's children, the first of which is `child`."""
-    return operation(write, _Votes, ["layer", "child", "j", *list(inspect.signature(write).parameters)[1:]])
+    return operation(write, _Votes, ("layer", "child", "j"))
 
 
-def _energy(code: _Votes, linear: bool, factors: Any, f0: Any, out: Any, out0: Any) -> None:
-    starts = [code.offset(f0, k * code.dim) for k in range(4)]
+def _energy(code: _Votes, linear: bool, factors: Vectors, out: Vectors) -> None:
     for n, at in code.children():
-        matrix = code.matrix(n)
-        total = code.load(factors, starts[3], code.integer(0))
+        matrix, total = code.matrix(n), factors[3 * code.dim]
         for p in range(code.rows):
-            row = code.row(code.places(at, p, code.inner))
-            centre, first, second = (code.constants(factors, start, p) for start in starts[:3])
+            row = [code.pose[place] for place in code.places(at, p, code.inner)]
+            centre, first, second = (code.constants(factors.after(k * code.dim), p) for k in range(3))
             for q, v in enumerate(code.vote(matrix, row, n, p)):
-                d = code.subtract(v, centre[q])
-                slope = code.multiply_add(second[q], d, first[q]) if linear else code.times(second[q], d)
-                total = code.multiply_add(slope, d, total)
-        code.store(total, out, out0, n)
+                d = v - centre[q]
+                total = (second[q] * d + first[q] if linear else second[q] * d) * d + total
+        out[n] = total
 
 
 @_of_votes
-def square_form(code: _Votes, factors: Any, f0: Any, out: Any, out0: Any) -> None:
+def square_form(code: _Votes, factors: Vectors, out: Vectors) -> None:
     """out = constant + sum_h square_h (V_h - centre_h)^2 of each child; factors: centre, (linear), square, constant."""
-    _energy(code, False, factors, f0, out, out0)
+    _energy(code, False, factors, out)
 
 
 @_of_votes
-def full_form(code: _Votes, factors: Any, f0: Any, out: Any, out0: Any) -> None:
+def full_form(code: _Votes, factors: Vectors, out: Vectors) -> None:
     """The same plus sum_h linear_h (V_h - centre_h)."""
-    _energy(code, True, factors, f0, out, out0)
+    _energy(code, True, factors, out)
 
 
 @_of_votes
-def moments(code: _Votes, factor: Any, f0: Any, centre: Any, c0: Any, out: Any, out0: Any) -> None:
+def moments(code: _Votes, factor: Vectors, centre: Vectors, out: Vectors) -> None:
     """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
-    total = code.variable(code.number(0.0))
+    total = code.variable(0.0)
     for p in range(code.rows):  # the sums of one row fit in the registers
-        sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
-        centres = code.constants(centre, c0, p)
+        firsts, seconds = ([code.variable(0.0) for _ in range(code.outer)] for _ in (0, 1))
+        centres = code.constants(centre, p)
         for n, at in code.children():
-            matrix, f = code.matrix(n), code.load(factor, f0, n)
+            matrix, f = code.matrix(n), factor[n]
             if p == 0:
-                code.builder.store(code.builder.fadd(code.builder.load(total), f), total)
-            row = code.row(code.places(at, p, code.inner))
+                total[0] += f
+            row = [code.pose[place] for place in code.places(at, p, code.inner)]
             for q, v in enumerate(code.vote(matrix, row, n, p)):
-                d = code.subtract(v, centres[q])
-                fd = code.builder.fmul(f, d)
-                code.builder.store(code.builder.fadd(code.builder.load(sums[0][q]), fd), sums[0][q])
-                code.add_product(sums[1][q], fd, d)
-        for k in (0, 1):
-            for q, place in enumerate(sums[k]):
-                to = code.integer(k * code.dim + p * code.outer + q)
-                code.store(code.builder.load(place), out, out0, to)
-    code.store(code.builder.load(total), out, code.offset(out0, 2 * code.dim), code.integer(0))
+                d = v - centres[q]
+                firsts[q][0] += f * d
+                seconds[q][0] += f * d * d
+        for k, sums in enumerate((firsts, seconds)):
+            for q, found in enumerate(sums):
+                out[k * code.dim + p * code.outer + q] = found[0]
+    out[2 * code.dim] = total[0]
 
 
 @_of_votes
 def spread(
-    code: _Votes, terms: Any, factor: Any, f0: Any, slopes: Any, k0: Any, centre: Any, c0: Any, grad_pose: Any,
-    grad_weight: Any, grad_shift: Any,
+    code: _Votes, terms: Value, factor: Vectors, slopes: Vectors, centre: Vectors, grad_pose: Vectors,
+    grad_weight: Vectors, grad_shift: Vectors,
 ) -> None:  # fmt: skip
     """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
 
     factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
     """
-    b, size = code.builder, code.inner * code.outer
-    links = b.mul(code.runs, code.across)
-    weights, shifts = (b.mul(first, code.integer(LANES)) for first in (code.matrices, code.shifts))
+    grad_pose = grad_pose.after(code.child)
     for n, at in code.children():
-        matrix = code.matrix(n)
-        add_weight: dict[tuple[int, int], Any] = {}
+        matrix, add_weight = code.matrix(n), dict[tuple[int, int], Value]()
         for p in range(code.rows):
-            sums = [[code.variable(code.number(0.0)) for _ in range(code.outer)] for _ in (0, 1)]
-            with cgutils.for_range(b, terms) as term:
-                f = code.load(factor, code.offset(f0, b.mul(term.index, links)), n)
-                first = code.offset(k0, b.mul(term.index, code.integer(2 * code.dim)))
-                for k in (0, 1):
-                    steep = code.constants(slopes, code.offset(first, k * code.dim), p)
-                    for total, slope in zip(sums[k], steep, strict=True):
-                        code.add_product(total, f, slope)
-            constant, linear = ([b.load(total) for total in sums[k]] for k in (0, 1))
-            places = code.places(at, p, code.inner)
-            row, centres = code.row(places), code.constants(centre, c0, p)
+            constant, linear = ([code.variable(0.0) for _ in range(code.outer)] for _ in (0, 1))
+            with code.loop(terms) as t:
+                f = factor[t * code.links + n]
+                for k, sums in enumerate((constant, linear)):
+                    steep = code.constants(slopes.after(t * (2 * code.dim) + k * code.dim), p)
+                    for total, slope in zip(sums, steep, strict=True):
+                        total[0] += f * slope
+            places, centres = code.places(at, p, code.inner), code.constants(centre, p)
+            row = [code.pose[place] for place in places]
             votes = enumerate(code.vote(matrix, row, n, p))
-            grads = [code.multiply_add(linear[q], code.subtract(v, centres[q]), constant[q]) for q, v in votes]
+            grads = [linear[q][0] * (v - centres[q]) + constant[q][0] for q, v in votes]
             for r, place in enumerate(places):
-                total = code.load(grad_pose, code.poses, place)
+                grad_pose[place] = sum((grad * matrix[r][q] for q, grad in enumerate(grads)), grad_pose[place])
                 for q, grad in enumerate(grads):
-                    total = code.multiply_add(grad, matrix[r][q], total)
-                    before = add_weight.get((r, q))
-                    add_weight[r, q] = (
-                        code.times(row[r], grad) if before is None else code.multiply_add(row[r], grad, before)
-                    )
-                code.store(total, grad_pose, code.poses, place)
+                    add = row[r] * grad
+                    add_weight[r, q] = add_weight[r, q] + add if p else add
             if code.shifted:
-                for to, grad in zip(code.places(n, p, code.outer), grads, strict=True):
-                    code.add(grad, grad_shift, shifts, to)
-        first = b.mul(n, code.integer(size))
+                for to, grad in zip(code.places(code.first + n, p, code.outer), grads, strict=True):
+                    grad_shift[to] += grad
+        start = (code.first + n) * (code.inner * code.outer)
         for (r, q), grad in add_weight.items():
-            code.add(grad, grad_weight, weights, b.add(first, code.integer(r * code.outer + q)))
+            grad_weight[start + (r * code.outer + q)] += grad
 
 
 @operation
 def fit(
-    code: Code, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, beta_a: Any, j: Any, heat: Any,
-    t: Any, out: Any, out0: Any, far: Any, far0: Any,
+    code: Code, sums: Vectors, centre: Vectors, dim: Value, beta_u: Vectors, beta_a: Vectors, heat: Vectors,
+    out: Vectors, far: Vectors,
 ) -> None:  # fmt: skip
     """M-step of one parent from `moments`: mean `[H]`, variance without its least `[H]`, data, sum of logs, logit.
 
     beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
     """
-    b, zero, var_min = code.builder, code.integer(0), code.number(VAR_MIN)
-    seconds, spreads = code.offset(m0, dim), code.offset(out0, dim)
-    rest = code.offset(spreads, dim)
-    data = code.load(sums, code.offset(seconds, dim), zero)
-    inverse = code.inverse(b.fadd(data, code.number(EPSILON)))
-    logs, excess = code.variable(code.number(0.0)), code.variable(code.number(-1.0))
-    with cgutils.for_range(b, dim) as loop:
-        c, first = code.load(centre, c0, loop.index), code.load(sums, m0, loop.index)
-        mean = code.times(code.multiply_add(c, data, first), inverse)
-        moved = b.fsub(mean, c)
-        second = code.multiply_add(code.times(moved, first), code.number(-2.0), code.load(sums, seconds, loop.index))
-        squares = code.times(moved, moved)
-        var = code.larger(code.times(code.multiply_add(squares, data, second), inverse), code.number(0.0))
-        code.store(mean, out, out0, loop.index)
-        code.store(var, out, spreads, loop.index)
-        var = b.fadd(var, var_min)
-        b.store(b.fadd(b.load(logs), code.log(var)), logs)
-        b.store(code.larger(b.load(excess), code.multiply_add(var, code.number(-FAR), squares)), excess)
-    log = b.load(logs)
-    cost = code.multiply_add(log, code.number(0.5), code.everywhere(beta_u, j))
-    logit = b.fmul(code.everywhere(heat, t), b.fsub(code.everywhere(beta_a, j), b.fmul(cost, data)))
-    for k, value in enumerate((data, log, logit)):
-        code.store(value, out, rest, code.integer(k))
-    code.store(b.load(excess), far, far0, zero)
+    seconds, variance, rest = sums.after(dim), out.after(dim), out.after(dim * 2)
+    data, log, excess = sums[dim * 2], code.variable(0.0), code.variable(-1.0)
+    inverse = 1.0 / (data + EPSILON)
+    with code.loop(dim) as h:
+        mean = (centre[h] * data + sums[h]) * inverse
+        moved = mean - centre[h]
+        second = moved * sums[h] * -2.0 + seconds[h]
+        squares = moved * moved
+        out[h] = mean
+        variance[h] = var = ((squares * data + second) * inverse).larger(0.0)
+        log[0] += (var + VAR_MIN).log()
+        excess[0] = excess[0].larger((var + VAR_MIN) * -FAR + squares)
+    far[0], cost = excess[0], log[0] * 0.5 + beta_u.lone()
+    rest[0], rest[1], rest[2] = data, log[0], heat.lone() * (beta_a.lone() - cost * data)
 
 
 @operation
-def expectation(code: Code, state: Any, s0: Any, dim: Any, out: Any, out0: Any) -> None:
+def expectation(code: Code, state: Vectors, dim: Value, out: Vectors) -> None:
     """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
-    b, spreads = code.builder, code.offset(s0, dim)
-    rest, squares = code.offset(spreads, dim), code.offset(code.offset(out0, dim), dim)
-    with cgutils.for_range(b, dim) as loop:
-        var = b.fadd(code.load(state, spreads, loop.index), code.number(VAR_MIN))
-        code.store(code.load(state, s0, loop.index), out, out0, loop.index)
-        code.store(b.fdiv(code.number(-0.5), var), out, squares, loop.index)
-    log, _ = code.log_sigmoid(code.load(state, rest, code.integer(2)))
-    logs = code.load(state, rest, code.integer(1))
-    constant = code.multiply_add(logs, code.number(-0.5), log)
-    code.store(constant, out, code.offset(squares, dim), code.integer(0))
+    variance, rest, squares = state.after(dim), state.after(dim * 2), out.after(dim * 2)
+    with code.loop(dim) as h:
+        out[h] = state[h]
+        squares[h] = -0.5 / (variance[h] + VAR_MIN)
+    squares[dim] = rest[1] * -0.5 + rest[2].log_sigmoid()[0]
 
 
 @operation
 def fit_backward(
-    code: Code, state: Any, s0: Any, grad: Any, g0: Any, centre: Any, c0: Any, dim: Any, beta_u: Any, j: Any,
-    heat: Any, t: Any, out: Any, out0: Any, slopes: Any, k0: Any, betas: Any, b0: Any,
+    code: Code, state: Vectors, grad: Vectors, centre: Vectors, dim: Value, beta_u: Vectors, heat: Vectors,
+    out: Vectors, slopes: Vectors, betas: Vectors,
 ) -> None:  # fmt: skip
     """Backward of `fit`: factors of `full_form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
 
     grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
     """
-    b, zero, minus = code.builder, code.integer(0), code.number(-1.0)
-    spreads, grad_spreads = code.offset(s0, dim), code.offset(g0, dim)
-    rest = code.offset(spreads, dim)
-    linear = code.offset(out0, dim)
-    square, steep = code.offset(linear, dim), code.offset(k0, dim)
-    data, logs = (code.load(state, rest, code.integer(k)) for k in (0, 1))
-    inverse = code.inverse(b.fadd(data, code.number(EPSILON)))
-    slope = b.fmul(code.everywhere(heat, t), code.load(grad, code.offset(grad_spreads, dim), zero))
-    cost = code.multiply_add(logs, code.number(0.5), code.everywhere(beta_u, j))
-    half = b.fmul(b.fmul(slope, data), code.number(-0.5))
-    leak = b.fmul(inverse, code.number(-2.0 * EPSILON))
-    constant = code.variable(b.fmul(b.fmul(slope, cost), minus))
-    with cgutils.for_range(b, dim) as loop:
-        mean, var = code.load(state, s0, loop.index), code.load(state, spreads, loop.index)
-        grad_var = code.load(grad, grad_spreads, loop.index)
-        grad_var = b.fadd(grad_var, b.fdiv(half, b.fadd(var, code.number(VAR_MIN))))
-        grad_mean = code.multiply_add(b.fmul(grad_var, leak), mean, code.load(grad, g0, loop.index))
-        first, second = b.fmul(grad_mean, inverse), b.fmul(grad_var, inverse)
-        b.store(code.subtract(b.load(constant), code.times(second, var)), constant)
-        for value, to in ((mean, out0), (first, linear), (second, square)):
-            code.store(value, out, to, loop.index)
-        twice = b.fadd(second, second)
-        moved = b.fsub(code.load(centre, c0, loop.index), mean)
-        code.store(code.multiply_add(twice, moved, first), slopes, k0, loop.index)
-        code.store(twice, slopes, steep, loop.index)
-    code.store(b.load(constant), out, code.offset(square, dim), zero)
-    code.store(b.fadd(code.load(betas, b0, zero), b.fmul(b.fmul(slope, data), minus)), betas, b0, zero)
-    code.store(b.fadd(code.load(betas, b0, code.integer(1)), slope), betas, b0, code.integer(1))
+    variance, rest, grad_variance = state.after(dim), state.after(dim * 2), grad.after(dim)
+    linear, square, steep = out.after(dim), out.after(dim * 2), slopes.after(dim)
+    data, inverse, slope = rest[0], 1.0 / (rest[0] + EPSILON), heat.lone() * grad[dim * 2]
+    constant = code.variable(slope * (rest[1] * 0.5 + beta_u.lone()) * -1.0)
+    with code.loop(dim) as h:
+        mean, var = state[h], variance[h]
+        grad_var = grad_variance[h] + slope * data * -0.5 / (var + VAR_MIN)
+        linear[h] = first = (grad_var * inverse * (-2.0 * EPSILON) * mean + grad[h]) * inverse
+        square[h] = second = grad_var * inverse
+        constant[0] -= second * var
+        out[h], twice = mean, second + second
+        slopes[h] = twice * (centre[h] - mean) + first
+        steep[h] = twice
+    square[dim] = constant[0]
+    betas[0] -= slope * data
+    betas[1] += slope
 
 
 @operation
 def expectation_backward(
-    code: Code, state: Any, s0: Any, sums: Any, m0: Any, centre: Any, c0: Any, dim: Any, grad: Any, g0: Any,
-    slopes: Any, k0: Any,
-) -> None:  # fmt: skip
+    code: Code, state: Vectors, sums: Vectors, centre: Vectors, dim: Value, grad: Vectors, slopes: Vectors
+) -> None:
     """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
-    b, zero = code.builder, code.integer(0)
-    spreads, seconds, grad_spreads = (code.offset(start, dim) for start in (s0, m0, g0))
-    steep = code.offset(k0, dim)
-    count = code.load(sums, code.offset(seconds, dim), zero)
-    with cgutils.for_range(b, dim) as loop:
-        mean, var = code.load(state, s0, loop.index), code.load(state, spreads, loop.index)
-        inverse = code.inverse(b.fadd(var, code.number(VAR_MIN)))
-        code.store(b.fmul(code.load(sums, m0, loop.index), inverse), grad, g0, loop.index)
-        second = code.subtract(code.times(code.load(sums, seconds, loop.index), inverse), count)
-        code.store(b.fmul(b.fmul(second, inverse), code.number(0.5)), grad, grad_spreads, loop.index)
-        moved = b.fsub(mean, code.load(centre, c0, loop.index))
-        code.store(b.fmul(moved, inverse), slopes, k0, loop.index)
-        code.store(b.fmul(inverse, code.number(-1.0)), slopes, steep, loop.index)
-    _, other = code.log_sigmoid(code.load(state, code.offset(spreads, dim), code.integer(2)))
-    code.store(b.fmul(other, count), grad, code.offset(grad_spreads, dim), zero)
+    variance, seconds, grad_variance, steep = (x.after(dim) for x in (state, sums, grad, slopes))
+    count = seconds[dim]
+    with code.loop(dim) as h:
+        inverse = 1.0 / (variance[h] + VAR_MIN)
+        grad[h] = sums[h] * inverse
+        grad_variance[h] = (seconds[h] * inverse - count) * inverse * 0.5
+        slopes[h] = (state[h] - centre[h]) * inverse
+        steep[h] = inverse * -1.0
+    grad_variance[dim] = state[dim * 2 + 2].log_sigmoid()[1] * count

@@ -18,7 +18,4 @@ from torchcaps.types import Routed
 @fast_path("em_routing", "blocked", made_anew, rank=20)
 def run(votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]) -> Routed:
     """EM routing of products of poses and matrices."""
-    return by_samples(
-        lambda part: em_routing(part, None, beta_u, beta_a, len(temperatures), temperatures),
-        votes,  # type: ignore[arg-type]
-    )
+    return by_samples(lambda part: em_routing(part, None, beta_u, beta_a, len(temperatures), temperatures), votes)

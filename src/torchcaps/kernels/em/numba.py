@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, STEADY, limit
-from torchcaps.functional.fields import Windows
+from torchcaps.functional.fields import Convention, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.linear import outcome
-from torchcaps.kernels.fields import padded_windows
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, watched
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, operands, padded_windows, watched
 from torchcaps.types import Routed
 
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
@@ -48,7 +47,7 @@ class Problem(NamedTuple):
     shift: Tensor | None
     kernel: int
     stride: int
-    convention: str
+    convention: Convention
     temperatures: list[float]
     want_coupling: bool
 
@@ -56,7 +55,7 @@ class Problem(NamedTuple):
     def windows(self) -> Windows:
         """How they lie on the map."""
         height, width = self.pose.shape[1:3]
-        return Windows(height, width, self.kernel, self.stride, convention=self.convention)  # type: ignore[arg-type]
+        return Windows(height, width, self.kernel, self.stride, convention=self.convention)
 
     def bounded(self) -> Problem:
         """The same, so bounded that squares of votes stay finite."""
@@ -72,13 +71,11 @@ def supports(votes: Votes) -> Support:
     if not HAS_NUMBA:
         return Support(False, NO_NUMBA)
     reason = watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
-    if reason is None and not isinstance(votes, ProductVotes):
-        reason = "the votes are given, not made of poses and matrices"
-    elif reason is None and not votes.field.local and padded_windows(votes.field) is None:
+    if reason is None and isinstance(votes, ProductVotes) and not votes.field.local and not padded_windows(votes.field):
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
-    if reason is not None:
-        return Support(False, reason)
-    weight: Tensor = votes.weight  # type: ignore[attr-defined]
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return Support(False, reason or "the votes are given, not made of poses and matrices")
+    weight = votes.weight
     products = votes.children.pose.shape[-1] * weight.shape[-1]
     if products > MOST_PRODUCTS:
         return Support(False, f"a vote takes {products} products; at most {MOST_PRODUCTS} are written out in code")
@@ -151,10 +148,8 @@ def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wante
     grad_weight = state.new_empty(len(state), parents, children, inner, outer)
     grad_shift = state.new_empty(len(state), parents, children, dim if x.shift is not None else 0)
     grad_betas = state.new_empty(len(state), parents, 2)
-    _run(
-        "backward_pass", x, layer, state, grad_state, through, grad_pose, grad_activation, grad_weight, grad_shift,
-        grad_betas,
-    )  # fmt: skip
+    grads = (grad_pose, grad_activation, grad_weight, grad_shift, grad_betas)
+    _run("backward_pass", x, layer, state, grad_state, through, grads)
     per_parent = grad_betas.sum(dim=0)
     return (
         by_sample(grad_pose, batch), by_sample(grad_activation, batch), grad_weight.sum(dim=0).transpose(0, 1),
@@ -181,21 +176,27 @@ def _layer(x: Problem) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _run(name: str, x: Problem, tensors: dict[str, Tensor], *arguments: Tensor) -> None:
+def _run(name: str, x: Problem, tensors: dict[str, Tensor], *arguments: Any) -> None:
     """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
     from torchcaps.kernels.em import _loops, _vectors  # numba takes half a second to import
 
     (_, parents, inner, outer), windows, per_place = x.weight.shape, x.windows, x.pose.shape[3]
-    rows, step = x.pose.shape[-1] // inner, windows.width * per_place
-    given: dict[str, Any] = {key: flat(tensor) for key, tensor in tensors.items()}
+    rows, step, across = x.pose.shape[-1] // inner, windows.width * per_place, windows.kernel * per_place
+    down, right = (torch.arange(n) * windows.stride for n in windows.positions)
+    window = (down[:, None] * step + right * per_place).flatten()
+    places, each = windows.height * step, torch.arange(parents) * (x.convention == "space")
+    over_map = x.convention in ("all", "space")  # there is a competition for each place; otherwise for each of a window
+    slot = (window[:, None] + each * places) * over_map
     layer = _loops.Layer(
         form=_vectors.form_of(rows, inner, outer, x.shift is not None), passes=len(x.temperatures),
-        windows=windows.positions[0] * windows.positions[1], columns=windows.positions[1], down=windows.stride * step,
-        right=windows.stride * per_place, runs=windows.kernel, step=step, across=windows.kernel * per_place,
-        places=windows.height * step, parents=parents, dim=rows * outer,
-        convention=getattr(_loops, x.convention.upper()), **given,
+        windows=len(window), together=1 if x.convention == "type" else len(window), runs=windows.kernel, step=step,
+        across=across, places=places, parents=parents, dim=rows * outer,
+        slots=(int(each.max()) + 1) * places if over_map else windows.kernel * across,
+        slot_step=step if over_map else across, window=flat(window), slot=flat(slot),
+        **{key: flat(tensor) for key, tensor in tensors.items()},
     )  # fmt: skip
-    in_threads(getattr(_loops, name), len(tensors["pose"]), layer, *map(flat, arguments))
+    given = (_loops.Grads(*map(flat, x)) if isinstance(x, tuple) else flat(x) for x in arguments)
+    in_threads(getattr(_loops, name), len(tensors["pose"]), layer, *given)
 
 
 def _grad_state(state: Tensor, grad_pose: Tensor, grad_length: Tensor) -> Tensor:

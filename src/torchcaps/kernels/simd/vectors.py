@@ -8,8 +8,10 @@ Each takes flat arrays and the position of the first number in each. Only `multi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -21,8 +23,100 @@ from torchcaps.kernels.simd.lanes import LANES
 ROWS = 4  # rows that `multiply_rows` does at once: each x is loaded once for all of them
 TILE = 4  # rows and columns of `multiply_tile`: TILE x TILE sums fill a vector
 
-# A product may be fused with a sum (one rounding less); no sum is reordered; NaN and infinity are respected.
-_FLAGS = ("contract",)
+
+def _arithmetic(name: str, *, swapped: bool = False) -> Any:
+    def made(self: Value, other: Any) -> Value:
+        code, kind, pair = self.code, self.made.type, (other, self) if swapped else (self, other)
+        a, b = (code.constant(kind, x) for x in pair)
+        if isinstance(kind, ir.IntType):
+            return Value(code, getattr(code.builder, name)(a, b))
+        return Value(code, getattr(code.builder, f"f{name}")(a, b, flags=("contract",)))
+
+    return made
+
+
+class Value:
+    """A vector in a register, or a position: instructions are written by arithmetic, with numbers as constants.
+
+    A product may be fused with a sum (one rounding less); no sum is reordered; NaN and infinity are respected.
+    """
+
+    def __init__(self, code: Code, made: Any) -> None:
+        self.code, self.made = code, made
+
+    __add__, __sub__, __mul__, __truediv__ = map(_arithmetic, ("add", "sub", "mul", "div"))
+    __rtruediv__ = _arithmetic("div", swapped=True)
+
+    def below(self, bound: Any, yes: Any, no: Any) -> Value:
+        """`yes` in the lanes that are below a bound, `no` in the others, NaN among them."""
+        code = self.code
+        bound, yes, no = (code.constant(self.made.type, x) for x in (bound, yes, no))
+        return Value(code, code.builder.select(code.builder.fcmp_ordered("<", self.made, bound), yes, no))
+
+    def larger(self, other: Any) -> Value:
+        """The larger of two; NaN stays, that of `other` does not come in."""
+        return self.below(other, other, self)
+
+    def exp(self) -> Value:
+        """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
+        single, b, whole = self.code.bits == 32, self.code.builder, self.code.whole
+        lowest, magic, bias, shift, terms = (
+            (-87.0, 1.5 * 2**23, 127, 23, 7) if single else (-708.0, 1.5 * 2**52, 1023, 52, 13)
+        )
+        x, y = self.larger(lowest), Value(self.code, self.code.constant(self.made.type, 1.0))
+        n = x * 1.4426950408889634 + magic - magic
+        r = n * 2.1219444005469058277e-4 + (n * -0.693359375 + x)  # ln(2) in two parts: the first product is exact
+        for term in range(terms, 0, -1):  # 1 + r / 1 (1 + r / 2 (1 + ...))
+            y = y * r * (1.0 / term) + 1.0
+        exponent = b.shl(b.add(b.fptosi(n.made, whole), whole([bias] * LANES)), whole([shift] * LANES))
+        y = y * Value(self.code, b.bitcast(exponent, self.made.type))
+        return self.below(lowest, 0.0, y)  # 1e-38 in its place, times huge numbers, would not vanish
+
+    def log(self) -> Value:
+        """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
+        shift, half, terms = (23, 0x3F3504F3, 5) if self.code.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
+        b, whole = self.code.builder, self.code.whole
+        place, bits = whole([shift] * LANES), b.bitcast(self.made, whole)
+        e = b.ashr(b.sub(bits, whole([half] * LANES)), place)
+        m = Value(self.code, b.bitcast(b.sub(bits, b.shl(e, place)), self.made.type))
+        s = (m - 1.0) / (m + 1.0)
+        square, y = s * s, 2.0 / (2 * terms + 1)
+        for n in range(terms - 1, -1, -1):
+            y = square * y + 2.0 / (2 * n + 1)
+        return Value(self.code, b.sitofp(e, self.made.type)) * 0.6931471805599453 + s * y
+
+    def log_sigmoid(self) -> tuple[Value, Value]:
+        """log(sigmoid(x)) and sigmoid(-x), both from exp(-|x|)."""
+        e = self.below(0.0, self, self * -1.0).exp()
+        return self.below(0.0, self, 0.0) - (e + 1.0).log(), self.below(0.0, 1.0, e) / (e + 1.0)
+
+
+class Vectors:
+    """Vectors of a flat array from a position on: `x[n]` is the n-th."""
+
+    def __init__(self, code: Code, array: Any, first: Value) -> None:
+        self.code, self.array, self.first = code, array, first
+
+    def __getitem__(self, n: Any) -> Value:
+        return Value(self.code, self.code.builder.load(self._place(n), align=self.code.bits // 8))
+
+    def __setitem__(self, n: Any, value: Value) -> None:
+        self.code.builder.store(value.made, self._place(n), align=self.code.bits // 8)
+
+    def _place(self, n: Any) -> Any:
+        builder = self.code.builder
+        return builder.bitcast(builder.gep(self.array, [self.after(n).first.made]), self.code.vector.as_pointer())
+
+    def after(self, count: Any) -> Vectors:
+        """Those after the first of them, so many left out."""
+        return Vectors(self.code, self.array, self.first + count * LANES)
+
+    def lone(self, n: Any = 0) -> Value:
+        """The single number that is n numbers after the position, in all lanes."""
+        builder, none = self.code.builder, self.code.vector(ir.Undefined)
+        number = builder.load(builder.gep(self.array, [(self.first + n).made]))
+        lone = Value(self.code, builder.insert_element(none, number, ir.IntType(64)(0)))
+        return self.code.picked(lone, Value(self.code, none), [0] * LANES)
 
 
 class Code:
@@ -30,143 +124,60 @@ class Code:
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
         self.context, self.builder = context, builder
-        self.element = context.get_data_type(next(a.dtype for a in signature.args if isinstance(a, types.Array)))
-        self.bits = context.get_abi_sizeof(self.element) * 8
-        self.vector = ir.VectorType(self.element, LANES)
-        self.values = [
-            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args, values, strict=True)
-        ]
+        element = context.get_data_type(next(a.dtype for a in signature.args if isinstance(a, types.Array)))
+        self.bits = context.get_abi_sizeof(element) * 8
+        self.vector, self.whole = (ir.VectorType(kind, LANES) for kind in (element, ir.IntType(self.bits)))
+        self.values: list[Any] = []
+        given = iter(zip(signature.args, values, strict=True))
+        for kind, value in given:
+            vectors = isinstance(kind, types.Array)
+            self.values.append(self.vectors(kind, value, next(given)[1]) if vectors else Value(self, value))
 
-    def integer(self, value: int) -> Any:
-        """A position."""
-        return ir.Constant(ir.IntType(64), value)
+    def vectors(self, kind: Any, array: Any, first: Any) -> Vectors:
+        """Those of numba's array from a position on."""
+        return Vectors(self, self.context.make_array(kind)(self.context, self.builder, array).data, Value(self, first))
 
-    def number(self, value: float) -> Any:
-        """The same number in all lanes."""
-        return ir.Constant(self.vector, [value] * LANES)
-
-    def place(self, array: Any, first: Any, n: Any) -> Any:
-        """Address of the n-th vector after position `first`."""
-        at = self.builder.add(first, self.builder.mul(n, self.integer(LANES)))
-        return self.builder.bitcast(self.builder.gep(array, [at]), self.vector.as_pointer())
-
-    def load(self, array: Any, first: Any, n: Any) -> Any:
-        """The n-th vector after position `first`."""
-        return self.builder.load(self.place(array, first, n), align=self.bits // 8)
-
-    def store(self, value: Any, array: Any, first: Any, n: Any) -> None:
-        """Write the n-th vector after position `first`."""
-        self.builder.store(value, self.place(array, first, n), align=self.bits // 8)
-
-    def everywhere(self, array: Any, at: Any) -> Any:
-        """A single number in all lanes."""
-        lone = self.builder.insert_element(
-            ir.Constant(self.vector, ir.Undefined), self.builder.load(self.builder.gep(array, [at])), self.integer(0)
-        )
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        return self.builder.shuffle_vector(lone, ir.Constant(self.vector, ir.Undefined), zeros)
-
-    def variable(self, start: Any) -> Any:
-        """A vector that changes in a loop; it lives in a register."""
+    def variable(self, start: Any) -> Vectors:
+        """A vector that changes in a loop, `x[0]`; it lives in a register."""
         place = cgutils.alloca_once(self.builder, self.vector)
-        self.builder.store(start, place)
-        return place
+        self.builder.store(self.constant(self.vector, start), place)
+        array = self.builder.bitcast(place, self.vector.element.as_pointer())
+        return Vectors(self, array, Value(self, ir.IntType(64)(0)))
 
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """a b + c."""
-        return self.builder.fadd(self.builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
+    def constant(self, kind: Any, value: Any) -> Any:
+        """A position, or a number in all lanes, unless it is a value already."""
+        if isinstance(value, Value):
+            return value.made
+        return kind(value if isinstance(kind, ir.IntType) else [value] * LANES)
 
-    def add_product(self, place: Any, a: Any, b: Any) -> None:
-        """variable += a b."""
-        self.builder.store(self.multiply_add(a, b, self.builder.load(place)), place)
+    @contextmanager
+    def loop(self, count: Value) -> Iterator[Value]:
+        """What is written in the block runs for each number below `count`."""
+        with cgutils.for_range(self.builder, count.made) as body:
+            yield Value(self, body.index)
 
-    def lane_sums(self, vectors: list[Any]) -> Any:
+    def lane_sums(self, vectors: list[Value]) -> Value:
         """Lane n is the sum of the lanes of the n-th of LANES vectors: halves are added, pair by pair."""
         width = LANES
         while len(vectors) > 1:
             half, starts = width // 2, range(0, 2 * LANES, width)
             low = [start + n for start in starts for n in range(half)]
-            high = [start + half + n for start in starts for n in range(half)]
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [self.builder.fadd(self._picked(a, b, low), self._picked(a, b, high)) for a, b in pairs]
+            pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+            vectors = [self.picked(a, b, low) + self.picked(a, b, [n + half for n in low]) for a, b in pairs]
             width = half
         return vectors[0]
 
-    def _picked(self, a: Any, b: Any, lanes: list[int]) -> Any:
-        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
-
-    def exp(self, x: Any) -> Any:
-        """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
-        single = self.bits == 32
-        lowest, magic, bias, shift, terms = (
-            (-87.0, 1.5 * 2**23, 127, 23, 7) if single else (-708.0, 1.5 * 2**52, 1023, 52, 13)
-        )
-        b = self.builder
-        vanishes = b.fcmp_ordered("<", x, self.number(lowest))
-        x = b.select(vanishes, self.number(lowest), x)
-        n = b.fsub(self.multiply_add(x, self.number(1.4426950408889634), self.number(magic)), self.number(magic))
-        r = self.multiply_add(n, self.number(-0.693359375), x)  # ln(2) in two parts: the first product is exact
-        r = self.multiply_add(n, self.number(2.1219444005469058277e-4), r)
-        y = self.number(1.0)
-        for term in range(terms, 0, -1):  # 1 + r / 1 (1 + r / 2 (1 + ...))
-            y = self.multiply_add(b.fmul(y, r), self.number(1.0 / term), self.number(1.0))
-        whole = ir.VectorType(ir.IntType(self.bits), LANES)
-        exponent = b.add(b.fptosi(n, whole), ir.Constant(whole, [bias] * LANES))
-        y = b.fmul(y, b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * LANES)), self.vector))
-        return b.select(vanishes, self.number(0.0), y)  # 1e-38 in its place, times huge numbers, would not vanish
-
-    def subtract(self, a: Any, b: Any) -> Any:
-        """a - b, which may be fused with a product."""
-        return self.builder.fsub(a, b, flags=("contract",))
-
-    def times(self, a: Any, b: Any) -> Any:
-        """a b, which may be fused with a sum."""
-        return self.builder.fmul(a, b, flags=("contract",))
-
-    def inverse(self, x: Any) -> Any:
-        """1 / x."""
-        return self.builder.fdiv(self.number(1.0), x)
-
-    def larger(self, a: Any, b: Any) -> Any:
-        """The larger of two; NaN in `a` stays."""
-        return self.builder.select(self.builder.fcmp_ordered("<", a, b), b, a)
-
-    def log(self, x: Any) -> Any:
-        """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
-        shift, half, terms = (23, 0x3F3504F3, 5) if self.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
-        b, whole = self.builder, ir.VectorType(ir.IntType(self.bits), LANES)
-        place, bits = ir.Constant(whole, [shift] * LANES), b.bitcast(x, whole)
-        e = b.ashr(b.sub(bits, ir.Constant(whole, [half] * LANES)), place)
-        m = b.bitcast(b.sub(bits, b.shl(e, place)), self.vector)
-        s = b.fdiv(b.fsub(m, self.number(1.0)), b.fadd(m, self.number(1.0)))
-        square, y = b.fmul(s, s), self.number(2.0 / (2 * terms + 1))
-        for n in range(terms - 1, -1, -1):
-            y = self.multiply_add(y, square, self.number(2.0 / (2 * n + 1)))
-        return self.multiply_add(b.sitofp(e, self.vector), self.number(0.6931471805599453), b.fmul(y, s))
-
-    def log_sigmoid(self, x: Any) -> tuple[Any, Any]:
-        """log(sigmoid(x)) and sigmoid(-x), both from exp(-|x|)."""
-        b, zero = self.builder, self.number(0.0)
-        positive = b.fcmp_ordered(">", x, zero)
-        e = self.exp(b.select(positive, b.fsub(zero, x), x))
-        more = b.fadd(e, self.number(1.0))
-        log = b.fsub(b.select(positive, zero, x), self.log(more))
-        return log, b.fdiv(b.select(positive, e, self.number(1.0)), more)
-
-    def offset(self, start: Any, vectors: Any) -> Any:
-        """Position so many vectors after `start`."""
-        count = self.integer(vectors) if isinstance(vectors, int) else vectors
-        return self.builder.add(start, self.builder.mul(count, self.integer(LANES)))
+    def picked(self, a: Value, b: Value, lanes: list[int]) -> Value:
+        """These lanes of a, and then b."""
+        chosen = ir.VectorType(ir.IntType(32), LANES)(lanes)
+        return Value(self, self.builder.shuffle_vector(a.made, b.made, chosen))
 
 
-def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequence[str] = ()) -> Any:
+def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple[str, ...] = ()) -> Any:
     """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
-    Args:
-        write: takes a `Code` and what the operation takes.
-        kind: of the `Code`.
-        names: of the arguments; those of `write` unless given.
+    It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position;
+    arguments named in `before` come first, and are taken by the code itself.
     """
 
     def define(_context: Any, *arguments: Any) -> Any:
@@ -177,127 +188,163 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, names: Sequen
 
         return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
 
-    taken = ["typingctx", *(names or list(inspect.signature(write).parameters)[1:])]
+    taken = ["typingctx", *before]
+    for name, parameter in list(inspect.signature(write).parameters.items())[1:]:
+        taken += [name, f"{name}_at"] if parameter.annotation == "Vectors" else [name]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
-    define.__name__, define.__doc__ = write.__name__, write.__doc__
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return intrinsic(define)
+    known: Any = define  # numba takes names from here
+    known.__name__, known.__doc__, known.__signature__ = write.__name__, write.__doc__, inspect.Signature(parameters)
+    return intrinsic(known)
 
 
-def _multiply(
-    code: Code, rows: int, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:
-    each = [code.integer(r) for r in range(rows)]
-    totals = [code.variable(code.load(out, out0, r)) for r in each]
-    starts = [code.builder.add(w0, code.builder.mul(row, r)) for r in each]
-    with cgutils.for_range(code.builder, n) as loop:
-        values = code.load(x, x0, loop.index)
-        step = code.builder.mul(loop.index, column)
-        for start, total in zip(starts, totals, strict=True):
-            code.add_product(total, code.everywhere(w, code.builder.add(start, step)), values)
-    for r, total in zip(each, totals, strict=True):
-        code.store(code.builder.load(total), out, out0, r)
+def _multiply(count: int) -> Any:
+    def multiply(code: Code, w: Vectors, row: Value, column: Value, n: Value, x: Vectors, out: Vectors) -> None:
+        totals = [code.variable(out[r]) for r in range(count)]
+        with code.loop(n) as k:
+            value = x[k]
+            for r, total in enumerate(totals):
+                total[0] += w.lone(row * r + k * column) * value
+        for r, total in enumerate(totals):
+            out[r] = total[0]
+
+    return operation(multiply)
 
 
-@operation
-def multiply_rows(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """out[r] += sum_n w(r, n) x[n] for r < ROWS, w(r, n) being the single number at w0 + r row + n column."""
-    _multiply(code, ROWS, w, w0, row, column, n, x, x0, out, out0)
+# out[r] += sum_n w(r, n) x[n] for ROWS rows, or one, w(r, n) being the single number at w0 + r row + n column.
+multiply_rows, multiply_row = _multiply(ROWS), _multiply(1)
 
 
 @operation
-def multiply_row(
-    code: Code, w: Any, w0: Any, row: Any, column: Any, n: Any, x: Any, x0: Any, out: Any, out0: Any
-) -> None:  # fmt: skip
-    """The same for one row."""
-    _multiply(code, 1, w, w0, row, column, n, x, x0, out, out0)
-
-
-@operation
-def dot(code: Code, a: Any, a0: Any, b: Any, b0: Any, n: Any, out: Any, out0: Any) -> None:
+def dot(code: Code, a: Vectors, b: Vectors, n: Value, out: Vectors) -> None:
     """out = sum_n a[n] b[n]."""
-    total = code.variable(code.number(0.0))
-    with cgutils.for_range(code.builder, n) as loop:
-        code.add_product(total, code.load(a, a0, loop.index), code.load(b, b0, loop.index))
-    code.store(code.builder.load(total), out, out0, code.integer(0))
+    total = code.variable(0.0)
+    with code.loop(n) as k:
+        total[0] += a[k] * b[k]
+    out[0] = total[0]
 
 
 @operation
-def accumulate(code: Code, factor: Any, f0: Any, a: Any, a0: Any, n: Any, out: Any, out0: Any) -> None:
+def accumulate(code: Code, factor: Vectors, a: Vectors, n: Value, out: Vectors) -> None:
     """out[n] += factor a[n]."""
-    times = code.load(factor, f0, code.integer(0))
-    with cgutils.for_range(code.builder, n) as loop:
-        total = code.multiply_add(times, code.load(a, a0, loop.index), code.load(out, out0, loop.index))
-        code.store(total, out, out0, loop.index)
+    times = factor[0]
+    with code.loop(n) as k:
+        out[k] += times * a[k]
 
 
 @operation
-def accumulate_two(
-    code: Code, factor: Any, f0: Any, f1: Any, a: Any, a0: Any, a1: Any, n: Any, out: Any, out0: Any
+def accumulate_terms(
+    code: Code, factor: Vectors, f_step: Value, a: Vectors, a_step: Value, terms: Value, n: Value, out: Vectors
 ) -> None:
-    """out[n] += factor a[n], for two factors (at f0 and f1) and two vectors (from a0 and a1 on)."""
-    times = [code.load(factor, f, code.integer(0)) for f in (f0, f1)]
-    with cgutils.for_range(code.builder, n) as loop:
-        total = code.load(out, out0, loop.index)
-        for one, at in zip(times, (a0, a1), strict=True):
-            total = code.multiply_add(one, code.load(a, at, loop.index), total)
-        code.store(total, out, out0, loop.index)
+    """out[n] += sum_m factor[m f_step] a[m a_step + n], m < terms."""
+    with code.loop(n) as k:
+        total = code.variable(out[k])
+        with code.loop(terms) as m:
+            total[0] += factor[m * f_step] * a[m * a_step + k]
+        out[k] = total[0]
 
 
 @operation
 def multiply_tile(
-    code: Code, a: Any, a0: Any, a_row: Any, a_step: Any, rows: Any,
-    b: Any, b0: Any, b_row: Any, b_step: Any, columns: Any, n: Any, out: Any, out0: Any,
+    code: Code, a: Vectors, a_row: Value, a_step: Value, rows: Value, b: Vectors, b_row: Value, b_step: Value,
+    columns: Value, n: Value, out: Vectors,
 ) -> None:  # fmt: skip
     """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
 
-    a(r, n) is the vector at a0 + r a_row + n a_step, and likewise b.
+    a(r, n) is the vector a[r a_row + n a_step], and likewise b.
     """
-    builder, totals = code.builder, [code.variable(code.number(0.0)) for _ in range(TILE * TILE)]
+    builder, totals = code.builder, [code.variable(0.0) for _ in range(TILE * TILE)]
 
-    def starts(first: Any, row: Any, count: Any) -> list[Any]:
-        """Positions of the rows; the last again in the place of those that there are not."""
-        last = builder.sub(count, code.integer(1))
-        each = [code.integer(r) for r in range(TILE)]
-        real = [builder.select(builder.icmp_signed("<", r, count), r, last) for r in each]
-        return [builder.add(first, builder.mul(row, r)) for r in real]
+    def starts(x: Vectors, row: Value, count: Value) -> list[Vectors]:
+        """The rows; the last again in the place of those that there are not."""
+        each, last = [count.made.type(r) for r in range(TILE)], (count - 1).made
+        real = [builder.select(builder.icmp_signed("<", r, count.made), r, last) for r in each]
+        return [x.after(row * Value(code, r)) for r in real]
 
-    a_starts, b_starts, none = starts(a0, a_row, rows), starts(b0, b_row, columns), code.integer(0)
-    with cgutils.for_range(builder, n) as loop:
-        at = [builder.mul(loop.index, step) for step in (a_step, b_step)]
-        left = [code.load(a, builder.add(start, at[0]), none) for start in a_starts]
-        right = [code.load(b, builder.add(start, at[1]), none) for start in b_starts]
+    a_starts, b_starts = starts(a, a_row, rows), starts(b, b_row, columns)
+    with code.loop(n) as k:
+        left, right = [x[k * a_step] for x in a_starts], [x[k * b_step] for x in b_starts]
         for index, total in enumerate(totals):
-            code.add_product(total, left[index // TILE], right[index % TILE])
-    code.store(code.lane_sums([builder.load(total) for total in totals]), out, out0, none)
+            total[0] += left[index // TILE] * right[index % TILE]
+    out[0] = code.lane_sums([total[0] for total in totals])
 
 
 @operation
-def softmax(code: Code, x: Any, x0: Any, n: Any) -> None:
+def softmax(code: Code, x: Vectors, n: Value) -> None:
     """x[n] = exp(x[n]) / sum_m exp(x[m])."""
-    b = code.builder
-    high, total = code.variable(code.load(x, x0, code.integer(0))), code.variable(code.number(0.0))
-    with cgutils.for_range(b, n) as loop:
-        value, highest = code.load(x, x0, loop.index), b.load(high)
-        b.store(b.select(b.fcmp_ordered(">", value, highest), value, highest), high)
-    with cgutils.for_range(b, n) as loop:
-        value = code.exp(b.fsub(code.load(x, x0, loop.index), b.load(high)))
-        b.store(b.fadd(b.load(total), value), total)
-        code.store(value, x, x0, loop.index)
-    share = b.fdiv(code.number(1.0), b.load(total))
-    with cgutils.for_range(b, n) as loop:
-        code.store(b.fmul(code.load(x, x0, loop.index), share), x, x0, loop.index)
+    high, total = code.variable(x[0]), code.variable(0.0)
+    with code.loop(n) as k:
+        high[0] = high[0].larger(x[k])
+    with code.loop(n) as k:
+        x[k] = value = (x[k] - high[0]).exp()
+        total[0] += value
+    share = 1.0 / total[0]
+    with code.loop(n) as k:
+        x[k] = x[k] * share
 
 
 @operation
-def softmax_gradient(code: Code, c: Any, c0: Any, grad: Any, grad0: Any, n: Any) -> None:
+def softmax_gradient(code: Code, c: Vectors, grad: Vectors, n: Value) -> None:
     """grad[n] = c[n] (grad[n] - sum_m c[m] grad[m]): from the gradient of a softmax c to that of its logits."""
-    b = code.builder
-    mean = code.variable(code.number(0.0))
-    with cgutils.for_range(b, n) as loop:
-        code.add_product(mean, code.load(c, c0, loop.index), code.load(grad, grad0, loop.index))
-    with cgutils.for_range(b, n) as loop:
-        value = b.fsub(code.load(grad, grad0, loop.index), b.load(mean))
-        code.store(b.fmul(code.load(c, c0, loop.index), value), grad, grad0, loop.index)
+    mean = code.variable(0.0)
+    with code.loop(n) as k:
+        mean[0] += c[k] * grad[k]
+    with code.loop(n) as k:
+        grad[k] = c[k] * (grad[k] - mean[0])
+
+
+def _each(write: Any) -> Any:
+    """An operation on n vectors from a function that writes it for one, whose number it takes."""
+
+    @functools.wraps(write)
+    def loop(code: Code, *arguments: Any) -> None:
+        *arrays, n = arguments
+        with code.loop(n) as k:
+            write(k, *arrays)
+
+    known: Any = loop
+    count = inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known.__signature__ = inspect.Signature([*inspect.signature(write).parameters.values(), count])
+    return operation(loop)
+
+
+@_each
+def scale(k: Value, factor: Vectors, x: Vectors, out: Vectors) -> None:
+    """out[n] = f x[n], f being the single number at the position of `factor`."""
+    out[k] = factor.lone() * x[k]
+
+
+@_each
+def multiply(k: Value, a: Vectors, b: Vectors, out: Vectors) -> None:
+    """out[n] = a[n] b[n]."""
+    out[k] = a[k] * b[k]
+
+
+@_each
+def accumulate_products(k: Value, a: Vectors, b: Vectors, out: Vectors) -> None:
+    """out[n] += a[n] b[n]."""
+    out[k] += a[k] * b[k]
+
+
+@_each
+def peak(k: Value, x: Vectors, out: Vectors) -> None:
+    """out[n] = max(out[n], x[n])."""
+    out[k] = out[k].larger(x[k])
+
+
+@_each
+def exponentiate(k: Value, top: Vectors, x: Vectors, total: Vectors) -> None:
+    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
+    x[k] = value = (x[k] - top[k]).exp()
+    total[k] += value
+
+
+@_each
+def invert(k: Value, x: Vectors) -> None:
+    """x[n] = 1 / x[n]."""
+    x[k] = 1.0 / x[k]
+
+
+@_each
+def softmax_below(k: Value, share: Vectors, mean: Vectors, grad: Vectors) -> None:
+    """grad[n] = share[n] (grad[n] - mean[n])."""
+    grad[k] = share[k] * (grad[k] - mean[k])

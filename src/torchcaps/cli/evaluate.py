@@ -1,0 +1,91 @@
+"""torchcaps evaluate and torchcaps predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+
+
+def evaluate(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    data: str | None = None,
+    root: str | None = None,
+    split: Literal["test", "train"] = "test",
+    device: str = "auto",
+    output: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Measure a trained model: accuracy overall and per class, loss, calibration; write plots.
+
+    Example: torchcaps evaluate runs/capsnet-digits --json
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        data: Another data set than the run's own, by name or path.
+        root: Folder in which a named data set is looked for first.
+        split: Which images.
+        device: auto, cpu, cuda, ...
+        output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
+            folder of that name in it.
+        json: Print JSON instead of tables.
+    """
+    from torchcaps import report
+    from torchcaps.ranks import joined
+
+    task, images = report.open_run(run, data=data, root=root, split=split, device=device)
+    with progress_bar("evaluating") as bar:
+        line = bar.add_task("", total=len(images))
+        found = task.evaluate(images, progress=lambda done, _: bar.update(line, completed=done))
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_table(found.table())
+        print(f"\n{found.summary}")
+    folder = output if output is not None else report.evaluation_folder(run, data, split)
+    if joined().main:
+        report.write_evaluation(folder, found, task, images)
+    if not report.can_plot():
+        note(NO_PLOTS)
+    return 0
+
+
+def predict(
+    run: Annotated[Path, tyro.conf.Positional],
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Classify image files, or all images in folders. Activations are capsule lengths, not probabilities.
+
+    Example: torchcaps predict runs/capsnet-digits photo.png folder/
+
+    Args:
+        run: A run folder, or a model.safetensors file.
+        images: Image files and folders.
+        device: auto, cpu, cuda, ...
+        json: Print JSON: for each image its path, label, activation, and the activations of all classes.
+    """
+    from torchcaps import tasks
+    from torchcaps.training import load
+    from torchcaps.training.optim import resolve_device
+
+    if not images:
+        raise UsageError("images: expected image files or folders after the run, got none")
+    rows = tasks.predict(load(run, device=resolve_device(device)), images)
+    if json:
+        print_json(rows)
+        return 0
+    shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
+    heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
+    print_table([heads, *([_word(value) for value in row.values()] for row in shown)])
+    return 0
+
+
+def _word(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

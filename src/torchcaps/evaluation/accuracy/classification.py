@@ -1,0 +1,198 @@
+"""Accuracy, per class and overall, with everything that is read off the same activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
+from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress, check_labels, check_lengths
+from torchcaps.evaluation.forward import class_activations
+from torchcaps.functional import margin_loss
+
+
+class ClassAccuracy(TypedDict):
+    """One class: `correct` of its `count` samples were recognised; shares are in [0, 1].
+
+    `accuracy` (recall) is None for a class without samples; `precision`, the share of right ones among the samples
+    taken for this class, is None for a class that was never predicted.
+    """
+
+    name: str
+    accuracy: float | None
+    correct: int
+    count: int
+    precision: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a model made of a labelled data set.
+
+    Attributes:
+        accuracy: share of samples whose largest activation is that of their label, in [0, 1].
+        error: 1 - accuracy.
+        loss: mean over samples.
+        num_samples: n.
+        classes: names, in the order of the activations.
+        per_class: one entry a class, in the order of `classes`.
+        confusion: `[classes, classes]` int64 counts; rows are true classes, columns predicted ones.
+        calibration: reliability tables for normalised activations and for raw lengths.
+        labels: `[n]` int64 true classes.
+        predictions: `[n]` int64 predicted classes.
+        activations: `[n, classes]` float32 lengths in [0, 1].
+    """
+
+    accuracy: float
+    error: float
+    loss: float
+    num_samples: int
+    classes: tuple[str, ...]
+    per_class: list[ClassAccuracy]
+    confusion: Int64[Tensor, "classes classes"]
+    calibration: Calibration
+    labels: Labels
+    predictions: Labels
+    activations: Float[Tensor, "n classes"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the tensors per sample, ready for JSON.
+
+        `calibration_error` is the expected calibration error of the longest capsule's length; `calibration` holds both
+        readings, `normalised` and `length`, with their tables.
+        """
+        return {
+            "accuracy": self.accuracy, "error": self.error, "per_class": self.per_class,
+            "num_samples": self.num_samples, "confusion_matrix": self.confusion.tolist(), "loss": self.loss,
+            "calibration_error": self.calibration.length.error, "calibration": asdict(self.calibration),
+            "classes": list(self.classes),
+        }  # fmt: skip
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        calibration = self.calibration.length.error
+        return f"margin loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """The per-class table as text: a heading, a row for each class, and a row for all of them."""
+        correct = sum(row["correct"] for row in self.per_class)
+        rows = [
+            (row["name"], _percent(row["accuracy"]), str(row["correct"]), str(row["count"]), _percent(row["precision"]))
+            for row in self.per_class
+        ]
+        total = ("all", _percent(self.accuracy), str(correct), str(self.num_samples), "")
+        return [("class", "accuracy", "correct", "count", "precision"), *rows, total]
+
+
+def evaluate(
+    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, device: torch.device | str | None = None,
+    precision: str = "fp32", progress: Progress | None = None, loss: Loss | None = None,
+) -> Evaluation:  # fmt: skip
+    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards.
+
+    Args:
+        model: maps `[batch, channels, height, width]` images in [0, 1] to `[batch, classes]` activations in [0, 1].
+        dataset: has `labels`, `classes` and `float_images(indices)`, as every data set of `torchcaps.data` has.
+        batch_size: images at a time, at least 1; it bounds the memory and changes no figure.
+        device: where to compute; the model is moved there and stays. By default where the model is.
+        precision: "fp32", or "bf16" for autocast; the scoring itself is always in full precision.
+        progress: called with (samples done, samples in all) after each batch.
+        loss: maps activations `[n, classes]` and labels `[n]` to their mean loss; by default the margin loss.
+
+    Raises:
+        ValueError: for an empty data set, labels outside its classes, a model with another number of classes,
+            activations that are not finite numbers in [0, 1], or an unknown precision.
+    """
+    check_labels(dataset.labels, len(dataset.classes))
+    found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
+    return score(found, dataset.labels, dataset.classes, loss=loss)
+
+
+def score(
+    activations: Float[Tensor, "n classes"], labels: Labels, classes: Sequence[str], *, loss: Loss | None = None
+) -> Evaluation:
+    """The figures of `evaluate` for activations that are already there.
+
+    Args:
+        activations: `[n, classes]` lengths in [0, 1], n at least 1; they need not sum to one.
+        labels: `[n]` class indices.
+        classes: names; classes without a sample are allowed.
+        loss: as for `evaluate`.
+
+    Raises:
+        ValueError: for shapes that do not fit, labels outside the classes, or activations outside [0, 1] or NaN.
+    """
+    names = tuple(classes)
+    check_labels(labels, len(names))
+    check_shape("activations", activations, ("n", "classes"), n=len(labels), classes=len(names))
+    activations, labels = activations.detach().float().cpu(), labels.detach().cpu()
+    check_lengths(activations)
+    predictions = activations.argmax(dim=1)
+    confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(len(names), -1)
+    return Evaluation(
+        accuracy=float((predictions == labels).double().mean()), error=float((predictions != labels).double().mean()),
+        loss=float((loss or margin_loss)(activations, labels)), num_samples=len(labels), classes=names,
+        per_class=_per_class(confusion, names), confusion=confusion, calibration=calibration(activations, labels),
+        labels=labels, predictions=predictions, activations=activations,
+    )  # fmt: skip
+
+
+def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:
+    """Indices of the wrong answers that the model was surest of, worst first.
+
+    Worst is the largest activation of the predicted class minus that of the true one.
+
+    Args:
+        evaluation: of any model.
+        count: the most indices wanted, at least 0; fewer come back when fewer answers are wrong.
+
+    Raises:
+        ValueError: for a negative count.
+    """
+    check_range("count", count, low=0)
+    true = evaluation.activations.gather(1, evaluation.labels.unsqueeze(1)).squeeze(1)
+    excess = evaluation.activations.amax(dim=1) - true
+    wrong = torch.nonzero(evaluation.predictions != evaluation.labels).squeeze(1)
+    return wrong[excess[wrong].argsort(descending=True, stable=True)][:count]
+
+
+def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, " examples"]:
+    """`per_class` random samples of each class present, class after class; the same ones for the same seed.
+
+    Args:
+        labels: `[n]` class indices.
+        per_class: at least 1; a class with fewer samples gives all that it has.
+        seed: of a generator of its own; the global one is not touched.
+
+    Raises:
+        ValueError: for labels of another shape, or `per_class` below 1.
+    """
+    check_shape("labels", labels, ("n",))
+    check_range("per_class", per_class, low=1)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    shuffled = labels.cpu()[order]
+    return torch.cat([order[:0], *(order[shuffled == label][:per_class] for label in shuffled.unique())])
+
+
+def _per_class(confusion: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
+    columns = (confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0))
+    counts = zip(names, *(column.tolist() for column in columns), strict=True)
+    return [
+        ClassAccuracy(name=name, accuracy=_share(hit, true), correct=hit, count=true, precision=_share(hit, predicted))
+        for name, hit, true, predicted in counts
+    ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"

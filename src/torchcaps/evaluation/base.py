@@ -1,0 +1,128 @@
+"""What evaluations share: the types of their arguments, what they ask of them, and the base of their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.errors import check_shape
+from torchcaps.types import Capsules, spec_of
+
+Images = Float[Tensor, "n channels height width"]
+Labels = Int64[Tensor, " n"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Maps activations `[batch, classes]` and labels `[batch]` to their mean loss."""
+Progress = Callable[[int, int], None]
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Base of the dataclasses that evaluations return; `derived` names the properties that belong in the JSON, too."""
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, with the derived figures of figures within these."""
+        parts = {name: value.to_dict() for name, value in vars(self).items() if isinstance(value, Figures)}
+        return asdict(self) | parts | {name: getattr(self, name) for name in self.derived}
+
+
+class LabelledImages(Protocol):
+    """What an evaluation needs of a data set.
+
+    Attributes:
+        labels: `[n]` int64 class indices.
+        classes: the names of the classes; index i is called `classes[i]`.
+    """
+
+    @property
+    def labels(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    def float_images(self, indices: Tensor) -> Tensor:
+        """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
+        ...
+
+
+class CapsuleModel(Protocol):
+    """What a model that declares poses, and perhaps a decoder, can do: class capsules with pose `[batch, classes, dim]`
+    and activation `[batch, classes]`; images `[batch, channels, height, width]` drawn from the labelled ones."""
+
+    def capsules(self, images: Tensor) -> Capsules: ...  # noqa: D102
+
+    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor: ...  # noqa: D102
+
+
+def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:
+    """`model`, if it declares class capsules with poses, and where asked for a decoder, too. Raises ValueError for
+    another model."""
+    spec = spec_of(model)
+    if not spec.pose or (decoder and not spec.decoder):
+        parts = "class capsules and a decoder" if decoder else "class capsules"
+        raise ValueError(f"model: expected one with {parts}, got {type(model).__name__}")
+    return cast(CapsuleModel, model)
+
+
+def check_labels(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1.
+
+    Without a number of classes, any index from 0 is good.
+    """
+    check_shape("labels", labels, ("n",))
+    if len(labels) == 0:
+        raise ValueError("labels: expected at least one sample, got none")
+    check_indices(labels, classes)
+
+
+def check_indices(labels: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless `labels`, of any shape, at least one, are int64 indices of `classes` classes."""
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
+    low, high = int(labels.min()), int(labels.max())
+    last = torch.iinfo(torch.int64).max if classes is None else classes - 1
+    if low < 0 or high > last:
+        raise ValueError(f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}")
+
+
+def check_lengths(activations: Tensor) -> None:
+    """Raise ValueError unless all activations are in [0, 1], which neither logits nor NaN are."""
+    # A length computed in bfloat16 may round a little above one; a logit lies far outside.
+    low, high = float(activations.min()), float(activations.max())
+    if not (low >= -0.01 and high <= 1.01):
+        raise ValueError(
+            f"activations: expected lengths in [0, 1], not logits, got values from {low:.4g} to {high:.4g}"
+        )
+
+
+def check_images(images: Tensor) -> None:
+    """Raise ValueError unless `images` are floating-point `[batch, channels, height, width]`, batch at least 1."""
+    check_shape("images", images, ("batch", "channels", "height", "width"))
+    if not images.is_floating_point():
+        raise ValueError(f"images: expected floating-point values in [0, 1], got {images.dtype}")
+    if len(images) == 0:
+        raise ValueError("images: expected at least one image, got none")
+
+
+def check_same_shape(argument: str, tensor: Tensor, images: Tensor) -> None:
+    """Raise ValueError, in the name of `argument`, unless `tensor` has the shape of `images`."""
+    if tensor.shape != images.shape:
+        raise ValueError(f"{argument}: expected the shape of images, {list(images.shape)}, got {list(tensor.shape)}")
+
+
+def check_labelled(images: Tensor, labels: Tensor) -> None:
+    """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
+    check_images(images)
+    check_labels(labels)
+    check_shape("labels", labels, ("n",), n=len(images))
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}")

@@ -1,0 +1,1 @@
+"""Is one model, or one method, better than another?"""

@@ -1,0 +1,1 @@
+"""What the decoder draws from class capsules."""

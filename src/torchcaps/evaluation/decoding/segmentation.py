@@ -1,0 +1,153 @@
+"""Which digit does a pixel belong to? Overlapping digits, drawn one capsule at a time.
+
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829, section
+6 and figure 5. The paper shows pictures; the figures here put numbers to them. A pixel with ink of both digits belongs
+to both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.accuracy.multilabel import top_labels
+from torchcaps.evaluation.base import Figures, Images, check_images
+from torchcaps.evaluation.decoding.reconstruction import reconstructions
+from torchcaps.evaluation.forward import image_activations
+
+AXES = ("n", "k", "channels", "height", "width")
+Drawings = Float[Tensor, "n k channels height width"]
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """What the decoder draws from k capsules of each image, one at a time.
+
+    Attributes:
+        images: `[n, k, channels, height, width]` in [0, 1], on the CPU.
+        shown: `[n, k]` int64, the class whose capsule was decoded.
+        activations: `[n, classes]` lengths in [0, 1].
+    """
+
+    images: Drawings
+    shown: Int64[Tensor, "n k"]
+    activations: Float[Tensor, "n classes"]
+
+    @property
+    def lengths(self) -> Float[Tensor, "n k"]:
+        """The activation of each decoded capsule."""
+        return self.activations.gather(1, self.shown)
+
+
+@dataclass(frozen=True)
+class Segmentation(Figures):
+    """Decoded digits against the true single digits; means over images and digits.
+
+    Attributes:
+        error: mean squared error per pixel.
+        iou: intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one.
+        ink_right: of the true ink on pixels with one digit alone, the share where that digit's drawing is the
+            brightest; None where the digits leave no such pixel.
+        correlation: of the pixels of a drawing with those of its digit, in [-1, 1]; pictures of one brightness are left
+            out; None if all are.
+        threshold: what counts as ink.
+        num_samples: n.
+    """
+
+    error: float
+    iou: float
+    ink_right: float | None
+    correlation: float | None
+    threshold: float
+    num_samples: int
+
+
+def segment(
+    model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None, *, count: int = 2
+) -> Segments:
+    """Decode the labelled capsules of each image, or the `count` most active ones, each with all others at zero.
+
+    Args:
+        model: declares class capsules and a decoder.
+        images: `[n, channels, height, width]` in [0, 1], n at least 1.
+        labels: `[n, k]` class indices; they may name absent classes, whose drawings should stay faint.
+        count: how many capsules without labels; the most active is the first.
+
+    Raises:
+        ValueError: for a model without a decoder, or arguments that do not fit.
+    """
+    check_images(images)
+    if labels is None:
+        labels = top_labels(image_activations(model, images), count)
+    check_shape("labels", labels, ("n", "k"), n=len(images))
+    check_range("number of labels", labels.shape[1], low=1)
+    drawn = [reconstructions(model, images, column) for column in labels.unbind(1)]
+    return Segments(torch.stack([one.images for one in drawn], dim=1), labels.cpu().clone(), drawn[0].activations)
+
+
+def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
+    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place.
+
+    A class that is no label takes the place that is left, so that a mistake is compared with the digit it missed.
+
+    Raises:
+        ValueError: for other than two capsules an image, or labels of another shape.
+    """
+    check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
+    check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)
+    crossed = segments.shown == labels.cpu().flip(1)
+    straight = segments.shown == labels.cpu()
+    turn = crossed.any(dim=1) & ~straight.any(dim=1)
+    images = torch.where(turn.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
+    shown = torch.where(turn.unsqueeze(1), segments.shown.flip(1), segments.shown)
+    return Segments(images, shown, segments.activations)
+
+
+def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 0.5) -> Segmentation:
+    """Per-pixel figures for drawings of single digits.
+
+    Args:
+        drawn: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`; n and k at least 1.
+        digits: the true single digits at their places, in the same order.
+        threshold: in (0, 1]; a pixel of at least that value is ink.
+
+    Raises:
+        ValueError: for shapes that do not fit, or a threshold out of range.
+    """
+    check_shape("drawn", drawn, AXES)
+    check_shape("digits", digits, AXES, **dict(zip(AXES, drawn.shape, strict=True)))
+    check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)
+    check_range("threshold", threshold, low=1e-6, high=1)
+    drawn, digits = drawn.detach().double().cpu(), digits.detach().double().cpu()
+    return Segmentation(
+        error=float((drawn - digits).square().mean()), iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
+        ink_right=_ink_right(drawn, digits, threshold), correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
+        threshold=threshold, num_samples=len(drawn),
+    )  # fmt: skip
+
+
+def _iou(first: Tensor, second: Tensor) -> Tensor:
+    """`[n, k]` for masks `[n, k, ...]`."""
+    both, either = (mask.flatten(2).sum(dim=2).double() for mask in (first & second, first | second))
+    return torch.where(either > 0, both / either.clamp(min=1), 1.0)
+
+
+def _ink_right(drawn: Tensor, digits: Tensor, threshold: float) -> float | None:
+    ink = digits * (digits >= threshold)
+    alone = (ink > 0).sum(dim=1, keepdim=True) == 1
+    # Equally bright drawings decide nothing.
+    others = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, own, other, ...]
+    brightest = others.sum(dim=2) == 1
+    total = float((ink * alone).sum())
+    return float((ink * alone * brightest).sum()) / total if total else None
+
+
+def _correlation(x: Tensor, y: Tensor) -> float | None:
+    x, y = x - x.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+    scale = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
+    varied = scale > 1e-12
+    return float(((x * y).sum(dim=2)[varied] / scale[varied]).mean()) if varied.any() else None

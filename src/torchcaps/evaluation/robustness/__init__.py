@@ -1,0 +1,1 @@
+"""What a model makes of images that were changed, or of a kind it never saw."""

@@ -1,0 +1,143 @@
+"""How far may an image be turned, resized, slanted or moved before the answer is lost?
+
+One parameter at a time, every image by the same amount, so that the curve says what the amount does. Compare models of
+equal accuracy on the images as they are: a better one is better everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.data.augment import inverse_map
+from torchcaps.errors import check_range
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_images, check_labelled, check_labels
+from torchcaps.evaluation.forward import image_activations, proportion, right_answers
+
+UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
+UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
+
+
+@dataclass(frozen=True)
+class AffineCurve:
+    """Accuracy against one parameter of a transformation.
+
+    Attributes:
+        unit: of the amounts: "degrees", "percent" or "pixels".
+        amounts: as asked for.
+        accuracy: at each amount, in [0, 1].
+        mean: of `accuracy` over the amounts.
+        half_drop: the amount nearest to no change at which accuracy is below half way from that of the unchanged images
+            to chance; None if no amount asked for is that bad.
+    """
+
+    unit: str
+    amounts: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    mean: float
+    half_drop: float | None
+
+
+@dataclass(frozen=True)
+class AffineSweep(Figures):
+    """Accuracy under transformations of the images, one parameter at a time.
+
+    Attributes:
+        clean: accuracy on the images as they are, in [0, 1].
+        chance: 1 / classes.
+        num_samples: n.
+        curves: "rotation", "scale", "shear", "shift" -> its curve, for those asked for.
+    """
+
+    clean: float
+    chance: float
+    num_samples: int
+    curves: dict[str, AffineCurve]
+
+
+def transform_images(
+    images: Images, *, rotation: float = 0.0, scale: float = 100.0, shear: float = 0.0,
+    shift: tuple[float, float] = (0.0, 0.0),
+) -> Images:  # fmt: skip
+    """Turn, resize, slant and move all images alike about their centre; bilinear, once, with zeros from outside.
+
+    Args:
+        images: `[n, channels, height, width]`, floating-point.
+        rotation: degrees, clockwise as the picture is seen.
+        scale: percent of the size; 200 makes the content twice as large. Above 0.
+        shear: degrees, between -89 and 89; positive moves the lower half to the right.
+        shift: pixels (right, down).
+
+    Raises:
+        ValueError: for what is no images, or amounts out of range.
+    """
+    check_images(images)
+    check_range("scale", scale, low=0.1)
+    check_range("shear", shear, low=-89, high=89)
+    amounts = (math.radians(rotation), math.tan(math.radians(shear)), scale / 100, scale / 100)
+    # An output point p shows the input at A^-1 (p - shift), A = scale * rotation * [[1, slant], [0, 1]] in pixels.
+    inverse = inverse_map(*torch.tensor(amounts, dtype=torch.float64).unsqueeze(1))[0]
+    offset = -inverse @ torch.tensor(shift, dtype=torch.float64)
+    height, width = images.shape[-2:]
+    half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
+    theta = torch.cat([inverse * half / half.unsqueeze(1), (offset / half).unsqueeze(1)], dim=1)
+    theta = theta.to(images).expand(len(images), -1, -1)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def affine_sweep(
+    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (), scale: Sequence[float] = (),
+    shear: Sequence[float] = (), shift: Sequence[float] = (), batch_size: int = BATCH,
+) -> AffineSweep:  # fmt: skip
+    """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
+
+    Args:
+        model: maps images in [0, 1] to `[batch, classes]` activations; its mode is restored.
+        images: `[n, channels, height, width]` in [0, 1], n at least 1.
+        labels: `[n]` class indices.
+        rotation: degrees clockwise.
+        scale: percent; 100 is no change.
+        shear: degrees.
+        shift: pixels, fractions too. Accuracy is the mean over the four directions right, left, down and up.
+        batch_size: images at a time.
+
+    Raises:
+        ValueError: for arguments that do not fit, or no amount at all.
+    """
+    check_labelled(images, labels)
+    asked = {kind: tuple(map(float, list_)) for kind, list_ in zip(UNITS, (rotation, scale, shear, shift), strict=True)}
+    if not any(asked.values()):
+        raise ValueError("affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none")
+    found = image_activations(model, images, batch_size=batch_size)
+    check_labels(labels, found.shape[1])
+    clean, chance = proportion(found.argmax(dim=1) == labels.cpu()), 1 / found.shape[1]
+    curves = {
+        kind: _curve(kind, amounts, [_accuracy(model, images, labels, kind, x, batch_size) for x in amounts],
+                     (clean + chance) / 2)
+        for kind, amounts in asked.items() if amounts
+    }  # fmt: skip
+    return AffineSweep(clean, chance, len(images), curves)
+
+
+def _accuracy(model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int) -> float:
+    if kind != "shift":
+        moves: list[dict[str, Any]] = [{kind: amount}]
+    else:
+        moves = [{"shift": to} for to in ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))]
+    right = [right_answers(model, transform_images(images, **move), labels, batch_size) for move in moves]
+    return proportion(torch.stack(right))
+
+
+def _curve(kind: str, amounts: tuple[float, ...], accuracy: list[float], half: float) -> AffineCurve:
+    low = [amount for amount, value in zip(amounts, accuracy, strict=True) if value < half]
+    return AffineCurve(
+        unit=UNITS[kind], amounts=amounts, accuracy=tuple(accuracy), mean=sum(accuracy) / len(accuracy),
+        half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""How many images an attack of some strength turns, and whether one that fails has met robustness or hidden gradients.
+
+An attack that fails says nothing while its gradients are zero or point nowhere. Anish Athalye, Nicholas Carlini, David
+Wagner, "Obfuscated Gradients Give a False Sense of Security", ICML 2018, arXiv 1802.00420, list the signs; each is a
+check here, and a figure of robustness should not be quoted while one of them fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labelled, check_same_shape
+from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
+from torchcaps.evaluation.robustness import attacks
+from torchcaps.evaluation.robustness.attacks import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
+
+NEAR_ZERO = 0.05  # accuracy that counts as none
+MOST_SILENT = 0.01  # share of images without any gradient that is let pass
+SLACK = 0.01  # of the largest loss: by how much it may fall from one eps to the next
+Attack = Literal["fgsm", "bim", "pgd", "vote"]
+METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pgd, "vote": vote_attack}
+
+
+@dataclass(frozen=True)
+class AttackOutcome:
+    """What an attack of one strength did; shares are in [0, 1].
+
+    Attributes:
+        eps: largest change of a pixel.
+        accuracy: share of ALL images still answered rightly.
+        success: share of the images answered rightly before that are not any more; None if there were none.
+        distance: mean L2 norm of the change over successful images; None if there are none.
+    """
+
+    eps: float
+    accuracy: float
+    success: float | None
+    distance: float | None
+
+
+@dataclass(frozen=True)
+class AttackSweep(Figures):
+    """Accuracy against the strength of an attack.
+
+    Attributes:
+        attack: "fgsm", "bim", "pgd" or "vote".
+        clean: accuracy without attack, in [0, 1].
+        num_samples: n.
+        outcomes: one for each eps, in the order asked for.
+        mean: of accuracy over the eps.
+    """
+
+    attack: str
+    clean: float
+    num_samples: int
+    outcomes: tuple[AttackOutcome, ...]
+    mean: float
+
+
+def attack_sweep(
+    model: nn.Module, images: Images, labels: Labels, eps: Sequence[float], *,
+    attack: Attack = "pgd", batch_size: int = BATCH, **options: Any,
+) -> AttackSweep:  # fmt: skip
+    """Attack the images at each strength, and count what is left.
+
+    Args:
+        model: as for `fgsm`, as are images, labels and batch_size.
+        eps: strengths, each in [0, 1], at least one.
+        attack: which one.
+        options: of that attack, such as `steps=20`.
+
+    Raises:
+        ValueError: for an unknown attack, no eps, or arguments that do not fit. TypeError: for an unknown option.
+    """
+    if attack not in METHODS:
+        raise UnknownNameError("attack", attack, METHODS)
+    check_range("number of eps", len(eps), low=1)
+    check_labelled(images, labels)
+    before = right_answers(model, images, labels, batch_size)
+    outcomes = []
+    for size in eps:
+        changed = METHODS[attack](model, images, labels, size, batch_size=batch_size, **options)
+        outcomes.append(attack_outcome(model, images, changed, labels, eps=size, batch_size=batch_size, before=before))
+    mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
+    return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
+
+
+def attack_outcome(
+    model: nn.Module, images: Images, changed: Images, labels: Labels, *,
+    eps: float, batch_size: int = BATCH, before: Tensor | None = None,
+) -> AttackOutcome:  # fmt: skip
+    """What `model` makes of images that were changed for it, or for another model (transfer).
+
+    Args:
+        model: the one that is asked.
+        images: as they were, `[n, channels, height, width]`.
+        changed: the same ones after the attack.
+        labels: `[n]` true classes.
+        eps: what the attack was allowed; it is written down, not checked.
+        batch_size: images at a time.
+        before: `[n]` booleans, which images were answered rightly unchanged; asked of the model by default.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    check_same_shape("changed", changed, images)
+    before = right_answers(model, images, labels, batch_size) if before is None else before
+    after = right_answers(model, changed, labels, batch_size)
+    won = before & ~after
+    norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
+    return AttackOutcome(
+        eps=float(eps), accuracy=proportion(after), success=float(won.sum() / before.sum()) if before.any() else None,
+        distance=float(norms[won].mean()) if won.any() else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaskingCheck:
+    """One sign of hidden gradients.
+
+    Attributes:
+        name: what ought to hold.
+        passed: whether it does; None if it could not be asked.
+        text: the figures, in one sentence.
+    """
+
+    name: str
+    passed: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class MaskingReport(Figures):
+    """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1].
+
+    Attributes:
+        eps: the strength.
+        clean: accuracy without attack.
+        noise: under random noise of size eps.
+        fgsm: under one step.
+        bim: under many.
+        pgd: under many from random starts.
+        transfer: under PGD images made for the other model; None without one.
+        large: under PGD with `large_eps`.
+        large_eps: that strength.
+        loss_eps: ascending strengths.
+        losses: mean loss under PGD at each of them.
+        silent: share of images whose gradient is exactly zero in every pixel.
+        checks: one for each sign.
+    """
+
+    eps: float
+    clean: float
+    noise: float
+    fgsm: float
+    bim: float
+    pgd: float
+    transfer: float | None
+    large: float
+    large_eps: float
+    loss_eps: tuple[float, ...]
+    losses: tuple[float, ...]
+    silent: float
+    checks: tuple[MaskingCheck, ...]
+
+    derived = ("passed", "verdict")
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.passed is not False for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        failed = [check.name for check in self.checks if check.passed is False]
+        if failed:
+            return f"Do not quote this robustness: {'; '.join(failed)} does not hold, so the attack may be blind."
+        return "No sign of hidden gradients: the attacks do what attacks do."
+
+
+def masking_report(
+    model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
+    other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
+) -> MaskingReport:  # fmt: skip
+    """Attack the model in the ways that tell robustness from hidden gradients.
+
+    Args:
+        model: any classifier with activations in [0, 1]; its mode is restored.
+        images: `[n, channels, height, width]` in [0, 1]; a few hundred are enough.
+        labels: `[n]` class indices.
+        eps: strength of the attacks, in [0, 1].
+        large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
+        steps: of BIM and PGD, at least 1.
+        other: a model trained otherwise, for which images are made that the model must withstand better than its own.
+        loss: what the attacks raise, a mean over images; by default `full_margin_loss`.
+        seed: of noise and random starts.
+        batch_size: images at a time.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+    """
+    check_range("large_eps", large_eps, low=eps, high=1)
+    check_labelled(images, labels)
+    goal = loss or full_margin_loss
+    found: dict[str, float] = {}
+
+    def left(changed: Tensor) -> float:
+        return proportion(right_answers(model, changed, labels, batch_size))
+
+    def strong(target: nn.Module, size: float) -> Tensor:
+        return pgd(target, images, labels, size, steps=steps, seed=seed, loss=goal, batch_size=batch_size)
+
+    grid = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
+    ladder = [strong(model, size) for size in grid]
+    found["clean"], found["noise"] = left(images), left(sign_noise(images, eps, seed=seed))
+    found["fgsm"] = left(fgsm(model, images, labels, eps, loss=goal, batch_size=batch_size))
+    found["bim"] = left(bim(model, images, labels, eps, steps=steps, loss=goal, batch_size=batch_size))
+    found["pgd"], found["large"] = left(ladder[-1]), left(strong(model, large_eps))
+    transfer = None if other is None else left(strong(other, eps))
+    found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
+    losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
+    silent = 0
+    with eval_mode(model):
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            _, gradient = attacks.input_gradient(model, batch, true, goal)
+            silent += int((gradient.flatten(1) == 0).all(dim=1).sum())
+    checks = _checks(found, transfer, losses, silent / len(images), large_eps)
+    return MaskingReport(
+        eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses,
+        silent=silent / len(images),
+        checks=checks, **found,
+    )  # fmt: skip
+
+
+def _checks(
+    found: dict[str, float], transfer: float | None, losses: Sequence[float], silent: float, large_eps: float
+) -> tuple[MaskingCheck, ...]:
+    many, one, noise = max(found["bim"], found["pgd"]), found["fgsm"], found["noise"]
+    falls = max(before - after for before, after in pairwise(losses))
+    away = "no other model was given" if transfer is None else f"another model's images leave {transfer:.1%}"
+    own = None if transfer is None else found["pgd"] <= transfer
+    course = " -> ".join(f"{loss:.3g}" for loss in losses)
+    rows = (
+        ("many steps are at least as strong as one", many <= one, f"BIM and PGD leave {many:.1%}, FGSM {one:.1%}."),
+        ("noise is weaker than the attack", noise >= found["pgd"],
+         f"Noise of the same size leaves {noise:.1%}, PGD {found['pgd']:.1%}."),
+        ("a large attack leaves nothing", found["large"] <= NEAR_ZERO,
+         f"At eps {large_eps:g} PGD leaves {found['large']:.1%}."),
+        ("the own gradient is better than another model's", own, f"PGD leaves {found['pgd']:.1%}; {away}."),
+        ("the loss rises with eps", falls <= SLACK * max(losses), f"The mean loss goes {course}."),
+        ("gradients are not zero", silent <= MOST_SILENT, f"{silent:.1%} of the images have no gradient at all."),
+    )  # fmt: skip
+    return tuple(MaskingCheck(*row) for row in rows)

@@ -1,0 +1,274 @@
+"""Adversarial images: changes too small to matter to a person that change the model's answer.
+
+FGSM: Ian Goodfellow, Jonathon Shlens, Christian Szegedy, ICLR 2015, arXiv 1412.6572. BIM: Alexey Kurakin, Ian
+Goodfellow, Samy Bengio, arXiv 1607.02533. PGD: Aleksander Madry et al., ICLR 2018, arXiv 1706.06083. All bound the
+change of each pixel by eps (L-infinity), keep pixels in [0, 1], and raise the loss of the true label. Run
+`masking_report` before quoting what they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled, check_labels
+from torchcaps.evaluation.forward import batches, eval_mode
+from torchcaps.evaluation.routing.layers import swapped_routers
+from torchcaps.functional import margin_loss
+from torchcaps.nn import Router
+
+SMALLEST = 1e-6
+EDGE = 1e-6  # keeps pixels off 0 and 1, where tanh would be infinite
+
+
+def full_margin_loss(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
+    """Margin loss with margins 1 and 0: what attacks raise unless told otherwise.
+
+    With the margins of training, 0.9 and 0.1, a confident image has a loss of exactly 0, no gradient, and so the look
+    of robustness.
+    """
+    return margin_loss(activation, labels, present=1.0, absent=0.0)
+
+
+def length_cross_entropy(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
+    """Cross-entropy of the logits `atanh(2 |v_k| - 1)`, which do not saturate as lengths do (arXiv 1906.03612)."""
+    return nn.functional.cross_entropy(length_logits(activation), labels)
+
+
+def length_logits(activation: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+    """`atanh(2 |v_k| - 1)`, of lengths kept a millionth off 0 and 1."""
+    return torch.logit(activation.float(), eps=SMALLEST) / 2
+
+
+def fgsm(
+    model: nn.Module, images: Images, labels: Labels, eps: float, *,
+    loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
+    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
+
+    Args:
+        model: any classifier with activations in [0, 1]; runs in evaluation mode, which is restored.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest change of a pixel, in [0, 1].
+        loss: maps activations `[batch, classes]` and labels `[batch]` to a number; by default `full_margin_loss`.
+        batch_size: images at a time. A loss that is a mean or sum over images gives the same images for any.
+
+    Returns:
+        Images of the same shape in [0, 1], on the CPU.
+
+    Raises:
+        ValueError: for arguments that do not fit, or a loss without a gradient for the images.
+    """
+    return bim(model, images, labels, eps, steps=1, loss=loss, batch_size=batch_size)
+
+
+def bim(
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
+    loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
+    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1].
+
+    Args:
+        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
+        steps: at least 1.
+        step_size: of one step, above 0; by default eps / steps.
+
+    Raises:
+        ValueError: as `fgsm`, or for steps or a step size out of range.
+    """
+    sizes = (eps, _step_size(eps, steps, eps / max(steps, 1) if step_size is None else step_size), steps)
+    goal = loss or full_margin_loss
+    return attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
+
+
+def pgd(
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
+    restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
+    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept.
+
+    Args:
+        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
+        steps: at least 1.
+        step_size: of one step, above 0; by default 2.5 eps / steps, so that every image within eps is within reach.
+        restarts: random starts, at least 1; one that fools the model is kept, else the last.
+        seed: of the starts; they do not depend on the batch size or the device.
+
+    Raises:
+        ValueError: as `fgsm`, or for steps, restarts or a step size out of range.
+    """
+    check_range("restarts", restarts, low=1)
+    size = _step_size(eps, steps, 2.5 * eps / max(steps, 1) if step_size is None else step_size)
+    generator = torch.Generator().manual_seed(seed)
+    starts = [_uniform(images, eps, generator) for _ in range(restarts)]
+
+    def climb(batch: Tensor, true: Tensor, first: int) -> Tensor:
+        best, fooled = batch, torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        for start in starts:
+            noise = start[first : first + len(batch)].to(batch)
+            end = _ascend(model, batch, (batch + noise).clamp(0, 1), true, (eps, size, steps), loss or full_margin_loss)
+            best = torch.where(fooled.view(-1, 1, 1, 1), best, end)
+            if restarts > 1:
+                with torch.no_grad():
+                    fooled = fooled | (model(end).argmax(dim=1) != true)
+        return best
+
+    return attacked(model, images, labels, batch_size, climb)
+
+
+def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any) -> Images:
+    """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
+
+    Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
+    of robustness by routing has to survive it.
+
+    Args:
+        model: holds routed layers; see `fgsm` for it and for images, labels and eps.
+        options: of `pgd`.
+
+    Raises:
+        ValueError: as `pgd`, or for a model without routed layers.
+    """
+    with swapped_routers(model, Router.uniform):
+        return pgd(model, images, labels, eps, **options)
+
+
+def carlini_wagner(
+    model: nn.Module, images: Images, labels: Labels, *, steps: int = 200, searches: int = 6, step_size: float = 0.01,
+    confidence: float = 0.0, batch_size: int = BATCH,
+) -> Images:  # fmt: skip
+    """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
+
+    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1].
+    It asks for no eps. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017,
+    arXiv 1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it as CNNs of equal
+    accuracy.
+
+    Args:
+        model: any classifier with activations in [0, 1]; runs in evaluation mode, which is restored.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        steps: of Adam in each search, at least 1; 200 give norms within a few percent on small networks.
+        searches: halvings of c, at least 1.
+        step_size: of Adam, above 0.
+        confidence: by how much the wrong logit must lead, at least 0.
+        batch_size: images at a time.
+
+    Returns:
+        Images of the same shape: the nearest that was found to turn the answer, or the image itself where none was.
+        `attack_outcome` gives the mean norm.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+    """
+    check_range("steps", steps, low=1)
+    check_range("searches", searches, low=1)
+    check_range("step_size", step_size, low=1e-9)
+    check_range("confidence", confidence, low=0)
+
+    def search(x: Tensor, y: Tensor, _: int) -> Tensor:
+        best, nearest = x.clone(), torch.full((len(x),), torch.inf, device=x.device)
+        low, high = torch.zeros_like(nearest), torch.full_like(nearest, torch.inf)
+        c = torch.ones_like(nearest)
+        for _ in range(searches):
+            found, norm = _descend(model, x, y, c, steps, step_size, confidence)
+            closer = norm < nearest
+            best, nearest = torch.where(closer.view(-1, 1, 1, 1), found, best), torch.minimum(nearest, norm)
+            turned = norm.isfinite()
+            low, high = torch.where(turned, low, c), torch.where(turned, c, high)
+            c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
+        return best
+
+    return attacked(model, images, labels, batch_size, search)
+
+
+def _descend(
+    model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float, confidence: float
+) -> tuple[Tensor, Tensor]:
+    """The nearest image that is turned, `[batch, ...]`, and its distance `[batch]`; infinite where none is."""
+    w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
+    adam = torch.optim.Adam([w], lr=step_size)
+    best, nearest = x.clone(), torch.full_like(c, torch.inf)
+    for step in range(steps + 1):
+        with torch.enable_grad():
+            changed = (torch.tanh(w) + 1) / 2
+            z, own = length_logits(model(changed)), y.unsqueeze(1)
+            lead = (z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)).squeeze(1)
+            square = (changed - x).square().flatten(1).sum(dim=1)
+            loss = (square + c * lead.clamp(min=-confidence)).sum()
+        with torch.no_grad():
+            norm = torch.where((lead < 0) & (lead <= -confidence), square.sqrt(), torch.inf)
+            best = torch.where((norm < nearest).view(-1, 1, 1, 1), changed, best)
+            nearest = torch.minimum(nearest, norm)
+        if step < steps:
+            (w.grad,) = torch.autograd.grad(loss, w)
+            adam.step()
+    return best.detach(), nearest
+
+
+def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
+    """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim.
+
+    Raises:
+        ValueError: for eps outside [0, 1].
+    """
+    check_range("eps", eps, low=0, high=1)
+    signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
+    return (images + eps * signs.to(images)).clamp(0, 1)
+
+
+def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> tuple[Float[Tensor, ""], Images]:
+    """The loss of a batch on the model's device, and its gradient by the pixels; the model is left as it is. Raises
+    ValueError if the loss does not depend on the images by way of autograd."""
+    with torch.enable_grad():
+        x = images.detach().clone().requires_grad_()
+        value = loss(model(x), labels)
+        if not value.requires_grad:
+            raise ValueError("loss: expected a value with a gradient by the images, got one without")
+        (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
+    return value.detach(), torch.zeros_like(x) if gradient is None else gradient
+
+
+def _step_size(eps: float, steps: int, size: float) -> float:
+    check_range("eps", eps, low=0, high=1)
+    check_range("steps", steps, low=1)
+    if not (size > 0 or eps == 0):
+        raise ValueError(f"step_size: expected above 0, got {size}")
+    return size
+
+
+def _ascend(
+    model: nn.Module, centre: Tensor, x: Tensor, labels: Tensor, sizes: tuple[float, float, int], loss: Loss
+) -> Tensor:
+    eps, size, steps = sizes
+    low, high = (centre - eps).clamp(min=0), (centre + eps).clamp(max=1)
+    for _ in range(steps):
+        _, gradient = input_gradient(model, x, labels, loss)
+        x = torch.minimum(torch.maximum(x + size * gradient.sign(), low), high)
+    return x.detach()
+
+
+def attacked(
+    model: nn.Module, images: Images, labels: Labels, batch_size: int, climb: Callable[[Tensor, Tensor, int], Tensor]
+) -> Images:
+    """`climb(images, labels, index of the first)` of each batch on the model's device, joined on the CPU."""
+    check_labelled(images, labels)
+    parts, first = list[Tensor](), 0
+    with eval_mode(model):
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            if not parts:
+                with torch.no_grad():
+                    check_labels(labels, model(batch[:1]).shape[1])
+            parts.append(climb(batch, true, first).cpu())
+            first += len(batch)
+    return torch.cat(parts)
+
+
+def _uniform(images: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    return (2 * torch.rand(images.shape, generator=generator) - 1) * eps

@@ -1,0 +1,216 @@
+"""Saying no: images that are not what they seem (adversarial ones), and images of nothing that was learned.
+
+Adversarial images: Nicholas Frosst, Sara Sabour, Geoffrey Hinton, "DARCCC: Detecting Adversaries by Reconstruction
+from Class Conditional Capsules", 2018, arXiv 1811.06969. The decoder draws the winning capsule; an image made to look
+like class k to the network, but not to a person, is drawn as a k, and so unlike itself. An attacker who knows of the
+detector can aim at it too.
+
+Other images: the longest capsule of an image of no known class ought to be short.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_same_shape
+from torchcaps.evaluation.decoding.reconstruction import reconstructions
+from torchcaps.evaluation.forward import image_activations, proportion
+
+ROUNDING = 1e-9
+
+
+def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
+    """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1]; 0.5 tells nothing apart.
+
+    Args:
+        positive: `[n]` scores that ought to be higher, n at least 1.
+        negative: `[m]` scores that ought to be lower, m at least 1.
+
+    Raises:
+        ValueError: for scores of another shape, none at all, or NaN.
+    """
+    positive, negative = _scores("positive", positive), _scores("negative", negative)
+    ordered = negative.sort().values
+    below = torch.searchsorted(ordered, positive, right=False)
+    upto = torch.searchsorted(ordered, positive, right=True)
+    return float((below + upto).double().mean() / (2 * len(ordered)))
+
+
+def false_positive_rate(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"], recall: float = 0.95) -> float:
+    """Share of negatives that pass the highest threshold which lets at least `recall` of the positives pass.
+
+    Args:
+        positive: `[n]` scores that ought to be higher.
+        negative: `[m]` scores that ought to be lower.
+        recall: share of positives to keep, in (0, 1].
+
+    Raises:
+        ValueError: as `auroc`, or for a recall out of range.
+    """
+    return proportion(_scores("negative", negative) >= _threshold(_scores("positive", positive), recall))
+
+
+def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
+    """`|x - r(x)|_2`, r drawn from the most active capsule alone; `[n]` on the CPU, at least 0.
+
+    Raises:
+        ValueError: for a model without a decoder, or images that do not fit.
+    """
+    return _distances(model, images)[0]
+
+
+def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
+    """The distance that at most this share of clean validation images exceed.
+
+    Args:
+        distances: `[n]` of clean images that are used for nothing else.
+        false_positives: in [0, 1); the paper takes 0.05.
+
+    Raises:
+        ValueError: for no distances, or a share out of range.
+    """
+    distances = _scores("distances", distances)
+    check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
+    over = math.floor(false_positives * len(distances) + ROUNDING)
+    return float(distances.sort(descending=True).values[over])
+
+
+@dataclass(frozen=True)
+class Detection(Figures):
+    """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1].
+
+    Attributes:
+        threshold: an image that is further than this from its reconstruction is flagged.
+        false_positives: share of clean images flagged.
+        detected: share of adversarial images flagged.
+        success: share of rightly answered images that the attack turned; None if none was answered rightly.
+        undetected: share of rightly answered images that the attack turned without being flagged; None likewise.
+        auroc: of the distance, adversarial against clean.
+        num_samples: n.
+    """
+
+    threshold: float
+    false_positives: float
+    detected: float
+    success: float | None
+    undetected: float | None
+    auroc: float
+    num_samples: int
+
+
+def detect_adversarial(
+    model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
+) -> Detection:
+    """Flag what is far from its reconstruction, among clean test images and their adversarial versions.
+
+    Args:
+        model: with `capsules` and `reconstruct`.
+        images: `[n, channels, height, width]` in [0, 1]; not those that gave the threshold.
+        adversarial: the same after an attack.
+        labels: `[n]` true classes.
+        threshold: from `detection_threshold` on clean validation images.
+
+    Raises:
+        ValueError: for a model without a decoder, or shapes that do not fit.
+    """
+    check_labelled(images, labels)
+    check_same_shape("adversarial", adversarial, images)
+    (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
+    true = labels.cpu()
+    start, flagged = before == true, far > threshold
+    turned = start & (after != true)
+    some = bool(start.any())
+    return Detection(
+        threshold=float(threshold), false_positives=proportion(near > threshold), detected=proportion(flagged),
+        success=float(turned.sum() / start.sum()) if some else None,
+        undetected=float((turned & ~flagged).sum() / start.sum()) if some else None, auroc=auroc(far, near),
+        num_samples=len(images),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rejection(Figures):
+    """Whether lengths tell known images from others; shares are in [0, 1].
+
+    Attributes:
+        auroc: of the largest length, known against other; 0.5 tells nothing apart.
+        false_positive_rate: share of other images accepted when 95 % of the known ones are.
+        threshold: the length that does so.
+        known_length: mean of the largest length over known images.
+        other_length: the same over other images. Margin loss drives absent classes to 0.1, not to 0.
+        num_known: n.
+        num_other: m.
+    """
+
+    auroc: float
+    false_positive_rate: float
+    threshold: float
+    known_length: float
+    other_length: float
+    num_known: int
+    num_other: int
+
+
+def score_rejection(
+    known: Float[Tensor, "n classes"], other: Float[Tensor, "m classes"], *, recall: float = 0.95
+) -> Rejection:
+    """How well the largest activation separates images of known classes from others.
+
+    Activations that sum to one over classes cannot reject by their size; give what they are made of instead.
+
+    Args:
+        known: `[n, classes]` activations of test images of the classes learned.
+        other: `[m, classes]` activations of images of none of them.
+        recall: share of known images to accept, in (0, 1].
+
+    Raises:
+        ValueError: for shapes that do not fit, or a recall out of range.
+    """
+    for name, values in (("known", known), ("other", other)):
+        check_shape(name, values, ("n", "classes"), classes=known.shape[-1])
+        check_range(f"number of {name} images", len(values), low=1)
+    inside, outside = known.amax(dim=1), other.amax(dim=1)
+    return Rejection(
+        auroc=auroc(inside, outside), false_positive_rate=false_positive_rate(inside, outside, recall),
+        threshold=float(_threshold(inside, recall)), known_length=float(inside.double().mean()),
+        other_length=float(outside.double().mean()), num_known=len(inside), num_other=len(outside),
+    )  # fmt: skip
+
+
+def reject_by_length(
+    model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"], *,
+    recall: float = 0.95, batch_size: int = BATCH,
+) -> Rejection:  # fmt: skip
+    """`score_rejection` of what `model` makes of two sets of images in [0, 1].
+
+    Raises:
+        ValueError: for arguments that do not fit.
+    """
+    found = [image_activations(model, images, batch_size=batch_size) for images in (known, other)]
+    return score_rejection(found[0], found[1], recall=recall)
+
+
+def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances to the reconstructions, and predictions, `[n]` each, on the CPU."""
+    drawn = reconstructions(model, images)
+    return (drawn.images - images.cpu()).flatten(1).norm(dim=1), drawn.predictions
+
+
+def _threshold(positive: Tensor, recall: float) -> Tensor:
+    """The highest that lets at least `recall` of the positives pass."""
+    check_range("recall", recall, low=1e-9, high=1)
+    return positive.sort().values[math.floor((1 - recall) * len(positive) + ROUNDING)]
+
+
+def _scores(argument: str, values: Tensor) -> Tensor:
+    check_shape(argument, values, ("n",))
+    check_range(f"number of {argument} scores", len(values), low=1)
+    if values.isnan().any():
+        raise ValueError(f"{argument}: expected numbers, got NaN")
+    return values.detach().double().cpu()

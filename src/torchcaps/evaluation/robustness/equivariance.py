@@ -1,0 +1,140 @@
+"""Do poses move with the image, and do activations stay?
+
+A pose is equivariant if a transformation of the image moves it by a linear map that is the same for all images, and
+invariant if it does not move at all. Capsules are meant to have equivariant poses and invariant activations. The
+figures are shares of the variance of the moved poses: what a learned map, and what no map, explains on images that the
+map was not learned on. Karel Lenc, Andrea Vedaldi, CVPR 2015, arXiv 1411.5908, learn such maps for features of CNNs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model, check_labelled, check_labels
+from torchcaps.evaluation.forward import batches, evaluating, proportion
+from torchcaps.evaluation.robustness.affine import transform_images
+
+MOST_NOISE = 1e-12
+
+
+@dataclass(frozen=True)
+class Equivariance(Figures):
+    """The capsule of each image's class under transformations of the image, one figure for each amount.
+
+    Attributes:
+        amounts: as asked for.
+        equivariant: R² of the linear map learned on the other half of the images; 1 is equivariant, 0 is no better than
+            the mean pose.
+        invariant: R² of the unmoved poses; 1 is invariant. It may be far below 0.
+        activation_change: mean absolute difference of all activations.
+        agreement: share of images whose answer stays.
+        num_samples: images that the figures are of.
+    """
+
+    amounts: tuple[float, ...]
+    equivariant: tuple[float, ...]
+    invariant: tuple[float, ...]
+    activation_change: tuple[float, ...]
+    agreement: tuple[float, ...]
+    num_samples: int
+
+
+def equivariance(
+    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
+    ridge: float = 1e-3, batch_size: int = BATCH,
+) -> Equivariance:  # fmt: skip
+    """Turn all images, learn how poses move on the even ones, and look at the odd ones.
+
+    Args:
+        model: declares class capsules with poses; its mode is restored.
+        images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
+        labels: `[n]`, whose capsule's pose is looked at.
+        rotation: degrees clockwise.
+        ridge: see `linear_map`.
+        batch_size: images at a time.
+
+    Raises:
+        ValueError: for no rotation, fewer than four images, a model without capsules, or arguments that do not fit.
+    """
+    check_labelled(images, labels)
+    check_range("number of images", len(images), low=4)
+    check_range("number of rotations", len(rotation), low=1)
+    before, still_active = _poses(model, images, labels, batch_size)
+    rows = []
+    for angle in rotation:
+        after, active = _poses(model, transform_images(images, rotation=angle), labels, batch_size)
+        moved = before[1::2] @ linear_map(before[::2], after[::2], ridge).T
+        change = float((active - still_active).abs()[1::2].mean())
+        same = proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2])
+        rows.append((r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same))
+    learned, kept, changes, agreement = map(tuple, zip(*rows, strict=True))
+    return Equivariance(tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2)
+
+
+def linear_map(
+    before: Float[Tensor, "n dim"], after: Float[Tensor, "n dim"], ridge: float = 1e-3
+) -> Float[Tensor, "dim dim"]:
+    """A that minimises `sum |A before - after|^2 + ridge S |A - I|^2`, S the mean squared length of `before` times n.
+
+    Args:
+        before: `[n, dim]`.
+        after: `[n, dim]`.
+        ridge: at least 0; above 0 where there are few images, or dimensions that do not vary.
+
+    Returns:
+        `[dim, dim]` float64 on the CPU; `after ≈ before @ A.T`.
+
+    Raises:
+        ValueError: for shapes that do not fit, or a ridge below 0.
+    """
+    check_shape("before", before, ("n", "dim"))
+    check_shape("after", after, ("n", "dim"), n=len(before), dim=before.shape[1])
+    check_range("ridge", ridge, low=0)
+    x, y = before.detach().double().cpu(), after.detach().double().cpu()
+    unit = torch.eye(x.shape[1], dtype=torch.float64)
+    weight = ridge * x.square().sum()
+    return torch.linalg.lstsq(x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd").solution.T
+
+
+def r_squared(predicted: Float[Tensor, "n dim"], true: Float[Tensor, "n dim"]) -> float:
+    """`1 - sum |predicted - true|^2 / sum |true - mean true|^2`, at most 1; 0 where `true` does not vary.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    check_shape("predicted", predicted, ("n", "dim"))
+    check_shape("true", true, ("n", "dim"), n=len(predicted), dim=predicted.shape[1])
+    predicted, true = predicted.double().cpu(), true.double().cpu()
+    total = float((true - true.mean(dim=0)).square().sum())
+    return 1 - float((predicted - true).square().sum()) / total if total > MOST_NOISE else 0.0
+
+
+def group_inconsistency(
+    first: Float[Tensor, "dim dim"], second: Float[Tensor, "dim dim"], both: Float[Tensor, "dim dim"]
+) -> float:
+    """`|A_s A_t - A_(s+t)| / |A_(s+t)|` (Frobenius): 0 if one map after the other is the map of both.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    for name, matrix in (("first", first), ("second", second), ("both", both)):
+        check_shape(name, matrix, ("dim", "dim_"), dim=first.shape[0], dim_=first.shape[0])
+    return float((second @ first - both).norm() / both.norm())
+
+
+def _poses(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Poses of the labelled capsules `[n, dim]`, and all activations `[n, classes]`, on the CPU."""
+    encode, poses, activations = capsule_model(model).capsules, [], []
+    with evaluating(model):
+        for batch, true in batches(model, images, labels, batch_size=batch_size):
+            pose, activation = encode(batch)
+            check_labels(true, activation.shape[1])
+            poses.append(pose[torch.arange(len(true), device=pose.device), true].double().cpu())
+            activations.append(activation.float().cpu())
+    return torch.cat(poses), torch.cat(activations)

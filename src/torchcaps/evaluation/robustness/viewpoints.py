@@ -1,0 +1,148 @@
+"""Novel viewpoints at equal familiar accuracy.
+
+Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, section 6.1: two models
+are compared on views that neither was trained with, at the point of training where both do equally well on the
+familiar ones. The better model on familiar views would otherwise win on novel ones for that alone. Choose the target
+on validation images, not on test ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchcaps.errors import check_range
+from torchcaps.evaluation.base import Figures
+
+
+@dataclass(frozen=True)
+class Matched:
+    """One model at the point where its familiar accuracy meets the target; accuracies are in [0, 1].
+
+    Attributes:
+        epoch: index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals.
+        familiar: accuracy on familiar views in that epoch.
+        novel: accuracy on novel views in that epoch.
+        interpolated: accuracy on novel views where familiar accuracy first crosses the target, on the line between the
+            epochs before and after; None if it never does.
+        last_familiar: in the last epoch.
+        last_novel: in the last epoch.
+    """
+
+    epoch: int
+    familiar: float
+    novel: float
+    interpolated: float | None
+    last_familiar: float
+    last_novel: float
+
+
+@dataclass(frozen=True)
+class ViewpointComparison(Figures):
+    """Two models on novel views, at equal accuracy on familiar ones.
+
+    Attributes:
+        target: the familiar accuracy both are taken at.
+        first: the model in question.
+        second: the baseline.
+        gain: novel accuracy of the first minus that of the second, interpolated where both can be.
+        gap_closed: the gain as a share of what the baseline loses from familiar to novel views; None if it loses
+            nothing.
+        interpolated: whether `gain` is between interpolated figures.
+    """
+
+    target: float
+    first: Matched
+    second: Matched
+    gain: float
+    gap_closed: float | None
+    interpolated: bool
+
+    derived = ("verdict",)
+
+    @property
+    def first_taken(self) -> float:
+        """Novel accuracy of the first model that `gain` is made of."""
+        return _taken(self.first, self.interpolated)
+
+    @property
+    def second_taken(self) -> float:
+        """Novel accuracy of the second model that `gain` is made of."""
+        return _taken(self.second, self.interpolated)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        side = "better" if self.gain > 0 else "worse" if self.gain < 0 else "neither better nor worse"
+        return (
+            f"At {self.target:.1%} on familiar views, the first model is {side} on novel ones by "
+            f"{100 * abs(self.gain):.1f} points."
+        )
+
+
+def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: float) -> Matched:
+    """Where in its training a model has the target accuracy on familiar views, and what it does on novel ones there.
+
+    Args:
+        familiar: accuracy in [0, 1] after each epoch, at least one.
+        novel: accuracy on novel views after the same epochs.
+        target: in [0, 1].
+
+    Raises:
+        ValueError: for lists that do not fit, or figures outside [0, 1].
+    """
+    _check_figures("familiar", familiar)
+    _check_figures("novel", novel)
+    if len(familiar) != len(novel):
+        raise ValueError(f"novel: expected {len(familiar)} epochs, as in familiar, got {len(novel)}")
+    check_range("target", target, low=0, high=1)
+    epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
+    return Matched(
+        epoch=epoch, familiar=float(familiar[epoch]), novel=float(novel[epoch]),
+        interpolated=_crossing(familiar, novel, target), last_familiar=float(familiar[-1]), last_novel=float(novel[-1]),
+    )  # fmt: skip
+
+
+def compare_viewpoints(
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], *,
+    target: float | None = None,
+) -> ViewpointComparison:  # fmt: skip
+    """Two models at equal accuracy on familiar views.
+
+    Args:
+        first: (familiar, novel) accuracies in [0, 1] after each epoch, of the model in question.
+        second: the same of the baseline; the numbers of epochs may differ.
+        target: familiar accuracy to match at; by default the lower of the two models' best ones, which both reach.
+
+    Raises:
+        ValueError: for lists that do not fit, or figures outside [0, 1].
+    """
+    for name, (familiar, _) in (("first", first), ("second", second)):
+        _check_figures(f"{name} familiar", familiar)
+    goal = min(max(first[0]), max(second[0])) if target is None else target
+    one, two = match_familiar(*first, goal), match_familiar(*second, goal)
+    exact = one.interpolated is not None and two.interpolated is not None
+    ours, base = _taken(one, exact), _taken(two, exact)
+    lost, gain = (goal if exact else two.familiar) - base, ours - base
+    return ViewpointComparison(goal, one, two, gain, gain / lost if lost > 0 else None, exact)
+
+
+def _taken(model: Matched, interpolated: bool) -> float:
+    return model.interpolated if interpolated and model.interpolated is not None else model.novel
+
+
+def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) -> float | None:
+    for epoch, value in enumerate(familiar):
+        if value == target:
+            return float(novel[epoch])
+        if epoch and (familiar[epoch - 1] - target) * (value - target) < 0:
+            part = (target - familiar[epoch - 1]) / (value - familiar[epoch - 1])
+            return float(novel[epoch - 1] + part * (novel[epoch] - novel[epoch - 1]))
+    return None
+
+
+def _check_figures(argument: str, values: Sequence[float]) -> None:
+    check_range(f"number of {argument} accuracies", len(values), low=1)
+    for value in values:
+        if not 0 <= value <= 1:  # NaN is not either
+            raise ValueError(f"{argument}: expected accuracies in [0, 1], got {value}")

@@ -1,0 +1,174 @@
+"""What routing is good for: a trained model with its routing taken out, or stopped early.
+
+Paik, Kwak, Kim 2019, arXiv 1907.13327: uniform and random couplings often do as well, and iterating rarely changes the
+answer. Gu and Tresp 2020, arXiv 1911.07968, find no gain either. The swap here is at test time only; a network trained
+without routing (a recipe with `routing = "uniform"`) is the harder comparison, and both belong beside every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import methodcaller
+
+from torch import Tensor, nn
+
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_labels
+from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
+from torchcaps.evaluation.forward import image_activations, proportion
+from torchcaps.evaluation.routing.couplings import coupling_entropy, coupling_shift
+from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers
+from torchcaps.nn import Recorded, Router
+
+STORED = 8  # images whose votes are in memory at once
+
+
+@dataclass(frozen=True)
+class RoutingAblation(Figures):
+    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1].
+
+    Attributes:
+        comparison: as trained, against the same routers with every coupling equal, at test time only.
+        random: accuracy with fixed random couplings, at test time only.
+        changed: share of images whose answer routing changes, against equal couplings.
+    """
+
+    comparison: Comparison
+    random: float
+    changed: float
+
+    derived = ("routed", "uniform", "verdict")
+
+    @property
+    def routed(self) -> float:
+        """Accuracy as trained."""
+        return self.comparison.first
+
+    @property
+    def uniform(self) -> float:
+        """Accuracy with every coupling equal."""
+        return self.comparison.second
+
+    @property
+    def verdict(self) -> str:
+        """One sentence; where nothing is decided, a second one on what would have been seen."""
+        found = self.comparison
+        figures = (
+            f"{self.routed:.1%} with it, {self.uniform:.1%} without; it changes {self.changed:.1%} of the answers; "
+            f"{found.evidence}"
+        )
+        match found.outcome:
+            case "first":
+                return f"This model needs its routing at test time; one trained without may not ({figures})."
+            case "second":
+                return f"This model does better without its routing ({figures})."
+            case "equivalent":
+                return f"This model does as well without its routing, within {points(found.margin)} ({figures})."
+            case _:
+                return f"These images do not show that this model needs its routing ({figures}). {found.power}"
+
+
+@dataclass(frozen=True)
+class IterationDynamics(Figures):
+    """One trained model stopped after 1, 2, ... routing iterations.
+
+    Attributes:
+        iterations: 1 to T.
+        accuracy: in [0, 1], after each.
+        changed: share of images whose answer differs from that after one iteration.
+        entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings
+            are no shares are left out, here and in `shift`.
+        shift: layer name -> share of each child that moved since the iteration before; 0 for the first.
+    """
+
+    iterations: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    changed: tuple[float, ...]
+    entropy: dict[str, tuple[float, ...]]
+    shift: dict[str, tuple[float, ...]]
+
+    derived = ("verdict",)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if len(self.iterations) == 1:
+            return "There is one pass of routing: no iterations to compare."
+        gain = 100 * (self.accuracy[-1] - self.accuracy[0])
+        rest = f"Iterations 2 to {self.iterations[-1]} change" if self.iterations[-1] > 2 else "Iteration 2 changes"
+        return f"{rest} {self.changed[-1]:.1%} of the answers and accuracy by {gain:+.1f} points."
+
+
+def routing_ablation(
+    model: nn.Module, images: Images, labels: Labels, *, seed: int = 0, batch_size: int = BATCH
+) -> RoutingAblation:
+    """The model as it is, with equal couplings and with random ones, on the same images.
+
+    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`.
+
+    Args:
+        model: holds routed layers; its routers are back in place afterwards, and so is its mode.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` class indices.
+        seed: of the random couplings and of the bootstrap.
+        batch_size: images at a time; random couplings are tried on at most 8, as all their votes are stored.
+
+    Raises:
+        ValueError: for a model without routed layers, or arguments that do not fit.
+        NoAblationError: for a router that makes its couplings by itself.
+    """
+    check_labelled(images, labels)
+
+    def answers(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
+        with swapped_routers(model, change):
+            found = image_activations(model, images, batch_size=size)
+        check_labels(labels, found.shape[1])
+        return found.argmax(dim=1)
+
+    true, routed, uniform = labels.cpu(), answers(lambda router: router), answers(Router.uniform)
+    random = answers(lambda router: router.random(seed), min(batch_size, STORED))
+    return RoutingAblation(
+        comparison=compare_answers(routed == true, uniform == true, seed=seed),
+        random=proportion(random == true),
+        changed=proportion(routed != uniform),
+    )
+
+
+def iteration_dynamics(
+    model: nn.Module, images: Images, labels: Labels, *, batch_size: int = BATCH
+) -> IterationDynamics:
+    """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
+
+    Args:
+        model: holds routed layers; its routers are back in place afterwards. Routers without iterations stay as they
+            are.
+        images: `[n, channels, height, width]` in [0, 1]; the couplings of all are in memory at once, twice.
+        labels: `[n]` class indices.
+        batch_size: images at a time.
+
+    Raises:
+        ValueError: for a model without routed layers, or arguments that do not fit.
+    """
+    check_labelled(images, labels)
+    routers = routers_of(model)
+    most = max(router.passes for router in routers.values())
+    answers: list[Tensor] = []
+    entropy, shift = dict[str, list[float]](), dict[str, list[float]]()
+    before: dict[str, Recorded] = {}
+    for count in range(1, most + 1):
+        with swapped_routers(model, methodcaller("stopped", count)):
+            found, recorded, _ = route_images(model, images, batch_size=batch_size)
+        answers.append(found.argmax(dim=1))
+        for name, layer in recorded.items():
+            if routers[name].coupling == "free":
+                continue
+            entropy.setdefault(name, []).append(coupling_entropy(layer).mean)
+            shift.setdefault(name, []).append(coupling_shift(before[name], layer) if name in before else 0.0)
+        before = recorded
+    return IterationDynamics(
+        iterations=tuple(range(1, most + 1)),
+        accuracy=tuple(proportion(answer == labels.cpu()) for answer in answers),
+        changed=tuple(proportion(answer != answers[0]) for answer in answers),
+        entropy={name: tuple(values) for name, values in entropy.items()},
+        shift={name: tuple(values) for name, values in shift.items()},
+    )

@@ -1,0 +1,344 @@
+"""What a training run is: settings in groups. Recipes, flags of the command line and files are derived from them.
+
+Every setting has a name of its own, so that it may be given with or without its group: `{"lr": 0.1}` is
+`{"optimiser": {"lr": 0.1}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torchcaps.errors import UnknownNameError, check_range
+
+LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "options by name"}
+
+
+def setting(
+    default: Any, about: str, *, low: float | None = None, high: float | None = None, name: str | None = None
+) -> Any:
+    """A field of a group: its default, what it is in one line, its range, and its name without the group."""
+    known = {"about": about, "low": low, "high": high, "name": name}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=known)
+    return field(default=default, metadata=known)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Settings that belong together. Each value is checked against its type and range."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind or out of range."""
+        hints = _HINTS[type(self)]
+        for f in fields(self):
+            flat = f.metadata["name"] or f.name
+            value = _taken(flat, getattr(self, f.name), hints[f.name])
+            object.__setattr__(self, f.name, value)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check_range(flat, value, f.metadata["low"], f.metadata["high"])
+
+
+@dataclass(frozen=True)
+class ModelSettings(_Group):
+    """Which model."""
+
+    name: str = setting("capsnet", "name of a registered model", name="model")
+    options: dict[str, Any] = setting(  # noqa: RUF009 (it makes a factory)
+        {}, "the model's own options by name", name="model_options"
+    )
+
+
+@dataclass(frozen=True)
+class DataSettings(_Group):
+    """Which images."""
+
+    name: str = setting(
+        "digits", "name of a data set (`torchcaps data list`), or a path: class folders, .npz, .csv, IDX files, ...",
+        name="data",
+    )  # fmt: skip
+    root: str | None = setting(None, "folder in which a named data set is looked for first")
+    max_bytes: int | None = setting(
+        None, "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk", low=1
+    )
+    img_size: tuple[int, int] | None = setting(None, "height and width to which images are resized")
+    crop: int | None = setting(
+        None, "side of the window that the model sees: anywhere in training, in the middle otherwise", low=1
+    )
+    epoch_size: int | None = setting(None, "images of an epoch, drawn anew for each; by default all, once", low=1)
+    holdout: float = setting(0.1, "training images kept for validation: a fraction below 1, or a count")
+    per_class: int | None = setting(None, "labelled images of each class to train with; by default all", low=1)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind or out of range."""
+        super().__post_init__()
+        if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
+            raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
+
+
+@dataclass(frozen=True)
+class TaskSettings(_Group):
+    """What the model is trained for."""
+
+    name: str = setting("auto", "auto is what the model is made for, and what the data has", name="task")
+    loss: str = setting("auto", "auto is what the model's paper has")
+    reconstruction: float | None = setting(
+        None,
+        "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 with the "
+        "margin loss and a decoder, else 0, which leaves it out",
+        low=0,
+    )
+    label_smoothing: float = setting(0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class OptimiserSettings(_Group):
+    """How weights change."""
+
+    name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimiser")
+    lr: float | None = setting(None, "peak learning rate; by default that of the task, 0.001 for classes")
+    weight_decay: float = setting(0.0, "of every weight in each step", low=0)
+    momentum: float = setting(0.9, "of sgd", low=0, high=1)
+    nesterov: bool = setting(False, "Nesterov's momentum, of sgd")
+    clip: float | Literal["auto"] = setting(
+        "auto", "largest norm of the gradient; 0 is none, auto is none for the spread loss and 1 for others", low=0
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind or out of range."""
+        if self.clip is None:  # as runs before "auto" say it
+            object.__setattr__(self, "clip", 0.0)
+        super().__post_init__()
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"lr: expected a number above 0, got {self.lr}")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(_Group):
+    """Learning rate over time."""
+
+    name: Literal["short", "cosine", "paper", "constant", "steps"] | None = setting(
+        None,
+        "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
+        "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is "
+        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones",
+        name="schedule",
+    )
+    milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")
+    decay: float = setting(0.1, "factor by which it falls there", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class AugmentationSettings(_Group):
+    """How training images are changed at random."""
+
+    shift: int = setting(2, "largest shift in pixels along each axis, zeros come in", low=0)
+    flip: bool = setting(False, "mirror half of the images")
+    degrees: float | None = setting(None, "largest rotation either way; by default that of the task", low=0)
+    zoom: float | None = setting(
+        None, "largest change of size either way, as a fraction; by default that of the task", low=0, high=0.9
+    )
+    shear: float | None = setting(
+        None, "largest shear either way, pixels to the side for each down; by default that of the task", low=0
+    )
+    relight: bool = setting(False, "vary brightness and contrast as in the smallNORB experiments")
+
+
+@dataclass(frozen=True)
+class RunSettings(_Group):
+    """How long, where, and what is kept."""
+
+    epochs: int = setting(10, "passes over the training images", low=1)
+    batch_size: int | None = setting(None, "images per step; by default 8 to 128, as suits the number of images", low=1)
+    stop_at: float | None = setting(
+        None, "end the training after the first epoch with this score on held-out images, and keep that epoch's model"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is bf16 where the hardware multiplies it")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
+    seed: int = setting(0, "of weights, order, augmentation and split", low=0, high=LARGEST_SEED)
+    checkpoint_every: int = setting(100, "steps between checkpoints; there is also one after each epoch", low=1)
+    keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind or out of range."""
+        super().__post_init__()
+        if self.stop_at is not None and not 0 < self.stop_at <= 1:
+            raise ValueError(f"stop_at: expected a score in (0, 1], got {self.stop_at}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run.
+
+    Attributes:
+        model: which model.
+        data: which images.
+        task: what it is trained for.
+        optimiser: how weights change.
+        schedule: learning rate over time.
+        augmentation: how training images are changed at random.
+        run: how long, where, and what is kept.
+
+    Example:
+        >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
+        >>> config.run.epochs
+        3
+    """
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    @classmethod
+    def of(cls, **settings: Any) -> TrainConfig:
+        """A run of these settings, by their names without groups, or by groups.
+
+        Raises:
+            UnknownNameError: (a ValueError) for a name that is no setting. ValueError: for a value of another kind or
+                out of range.
+        """
+        return cls.from_dict(settings)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`; also reads settings without groups, and what early versions wrote.
+
+        Raises:
+            ValueError: as `of`, or for what is no mapping.
+        """
+        return cls()._with(flattened(values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, by groups."""
+        return asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """JSON-ready, every setting by its name without a group."""
+        return flattened(self.to_dict())
+
+    def updated(self, **changes: Any) -> TrainConfig:
+        """A copy with those of the changes that are not None, by their names without groups, or by groups."""
+        return self._with({name: value for name, value in flattened(changes).items() if value is not None})
+
+    def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
+        """A copy in which these take the place of settings that are None."""
+        flat = self.flat()
+        return self._with({name: value for name, value in defaults.items() if flat[name] is None})
+
+    def _with(self, changes: Mapping[str, Any]) -> TrainConfig:
+        by_group: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            group, key = NAMES[name][:2]
+            by_group.setdefault(group, {})[key] = value
+        return replace(self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()})
+
+
+GROUPS: dict[str, type[Any]] = {
+    "model": ModelSettings, "data": DataSettings, "task": TaskSettings, "optimiser": OptimiserSettings,
+    "schedule": ScheduleSettings, "augmentation": AugmentationSettings, "run": RunSettings,
+}  # fmt: skip
+# Name without a group -> group, name in it, and what it is in one line.
+NAMES: dict[str, tuple[str, str, str]] = {
+    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"])
+    for group, kind in GROUPS.items()
+    for f in fields(kind)
+}
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
+EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of an early configuration -> settings
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their names without groups.
+
+    Raises:
+        UnknownNameError: (a ValueError) for a name that is neither a setting nor a group. ValueError: no mapping.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"expected names with values, got {values!r}")
+    if "kind" in values:
+        if values["kind"] not in EARLIER:
+            raise UnknownNameError("kind of run", str(values["kind"]), EARLIER)
+        values = EARLIER[values["kind"]](dict(values))
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in GROUPS and isinstance(value, Mapping):
+            known = {key: flat for flat, (group, key, _) in NAMES.items() if group == name}
+            for key, one in value.items():
+                if key not in known:
+                    raise UnknownNameError(f"setting of {name}", key, known)
+                found[known[key]] = one
+        elif name in NAMES:
+            found[name] = value
+        else:
+            raise UnknownNameError("setting", name, [*NAMES, *GROUPS])
+    return found
+
+
+def hint_of(name: str) -> Any:
+    """The type of a setting, by its name without a group."""
+    group, key, _ = NAMES[name]
+    return _HINTS[GROUPS[group]][key]
+
+
+def _taken(name: str, value: Any, hint: Any) -> Any:
+    """The value in the type that `hint` asks for.
+
+    Raises:
+        ValueError: it is none of that type. UnknownNameError: (a ValueError) for a word that is no choice.
+    """
+    kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        return _one_of(name, value, get_args(hint))
+    if kind is Literal:
+        if value not in get_args(hint):
+            raise UnknownNameError(name, str(value), get_args(hint))
+        return value
+    if kind is tuple:
+        return _numbers(name, value, pair=Ellipsis not in get_args(hint))
+    if isinstance(value, Path) and kind is str:
+        return str(value)
+    wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name}: expected {_WORDS[kind]}, got {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+    if isinstance(value, dict):
+        _check_plain(name, value)
+    return value
+
+
+def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Of a union: None, a word of its choices, or else the one type that it has beside them."""
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if (value is None and NoneType in kinds) or value in words:
+        return value
+    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
+    if not rest:
+        raise UnknownNameError(name, str(value), words)
+    return _taken(name, value, rest[0])
+
+
+def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
+    """Whole numbers above zero: a pair (or one for both), or any count."""
+    sides = (value, value) if pair and isinstance(value, int) else value
+    good = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
+    if not good or (pair and len(sides) != 2):
+        raise ValueError(f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}")
+    return tuple(sides)
+
+
+def _check_plain(name: str, value: dict[str, Any]) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None

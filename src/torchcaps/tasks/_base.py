@@ -1,0 +1,337 @@
+"""What a system is trained for. A task is a module around a model: what the loop steps, and what processes share.
+
+It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures. Everything else (the
+loop, run folders, the command line, the report, the explorer) knows tasks, never a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import atan, degrees
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from torchcaps import plugins
+from torchcaps.data import ImageSet, Preprocess, affine, flip, images_in, random_crop, relight, shift
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
+from torchcaps.ranks import Ranks, joined
+from torchcaps.settings import AugmentationSettings, TrainConfig
+from torchcaps.types import ModelSpec, declares, spec_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BATCH = 256
+DEFAULTS = {"lr": 1e-3, "schedule": "short", "degrees": 0.0, "zoom": 0.0, "shear": 0.0, "reconstruction": 0.0}
+Outcomes = dict[str, Tensor]
+Batch = tuple[Tensor | None, ...]
+B = TypeVar("B", bound=Batch)
+T = TypeVar("T", bound="type[Task]")
+_TASKS: dict[str, type[Task]] = {}
+
+
+class Exhibit(NamedTuple):
+    """Something to show of a trained model: a file of its plots, and a section of its report.
+
+    Attributes:
+        key: letters and hyphens: its name as a file, and its address within a report.
+        title: a heading.
+        about: what is seen, in plain sentences.
+        figure: drawn by matplotlib; None for a table alone.
+        alt: what the figure shows, for those who do not see it.
+        heads: titles of a table's columns; empty without a table.
+        rows: its cells.
+    """
+
+    key: str
+    title: str
+    about: str
+    figure: Figure | None = None
+    alt: str = ""
+    heads: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+class Found(Protocol):
+    """What a task measures on test images, once.
+
+    `to_dict` has the figures, ready for JSON, with "num_samples" among them; `table` the same for a person, the first
+    row being the heading; `summary` is one sentence.
+    """
+
+    @property
+    def summary(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def table(self) -> list[tuple[str, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a task that has no evaluation of its own.
+
+    Attributes:
+        figures: by name.
+        num_samples: images measured.
+        score: name of the figure that models are chosen by.
+    """
+
+    figures: dict[str, float]
+    num_samples: int
+    score: str
+
+    @property
+    def summary(self) -> str:
+        """`accuracy 0.9712 on 1,000 images`."""
+        return f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, ready for JSON."""
+        return {**self.figures, "num_samples": self.num_samples}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A line for each figure."""
+        return [("figure", "value"), *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items())]
+
+
+class Task(nn.Module):
+    """Base of tasks. A subclass writes `forward`, `outcome` and `figures`, and what else differs from what stands here.
+
+    Args:
+        model: any module; what it declares is in `self.spec`.
+        config: of the run; its task names this one or "auto".
+        images: what it is for, to be refused here if they do not suit; None where there are none yet.
+
+    Attributes:
+        name: set when it is registered.
+        score: the name of the figure on held-out images by which the epoch is chosen; more is better.
+        losses: names that the setting `loss` may have; the first one is taken where neither run nor model says.
+        defaults: of settings that a run leaves open, beside those of every task.
+        offers: what a person may ask of a trained model: "classes", "decode", "routing", "sweep".
+        labelled: whether labels have a part in it.
+    """
+
+    name: ClassVar[str]
+    score: ClassVar[str] = "accuracy"
+    losses: ClassVar[Collection[str]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    offers: ClassVar[frozenset[str]] = frozenset()
+    labelled: ClassVar[bool] = True
+
+    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__()
+        del images
+        self.model: Any = model  # of any class: what it can do, it declares
+        self.spec = spec_of(model)
+        if not declares(model):
+            model.spec = self.spec  # what it is taken for from here on
+        self.loss = self._loss_name(config.task.loss)
+        filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
+        self.config = filled.updated(task=self.name, loss=self.loss)
+
+    def settings(self) -> dict[str, Any]:
+        """Defaults that depend on the model or the loss, of settings that the run leaves open."""
+        return {}
+
+    @property
+    def clip(self) -> float:
+        """Largest norm of the gradient where the run leaves it open."""
+        return 1.0
+
+    @classmethod
+    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        """Whether "auto" means this task for a model that declares this and these images."""
+        del images
+        return spec.task == cls.name
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+        """A batch: tensors of equal length on the set's device. Changed at random in training mode, else as they are.
+
+        Args:
+            images: the set.
+            indices: `[batch]` which images.
+            generator: all that is random comes from it.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: Any, share: float) -> Outcomes:
+        """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
+
+        What has an axis is not a loss: `[batch, ...]`, for `stuck`.
+
+        Args:
+            batch: as `batch` makes it.
+            share: of the training that is done, in [0, 1].
+        """
+        raise NotImplementedError
+
+    def outcome(self, batch: Any) -> Outcomes:
+        """What a batch of images that are not trained with comes to: by name, `[batch, ...]` for each image."""
+        raise NotImplementedError
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Figures of all images by their outcomes, "loss" and the score among them; by default means."""
+        return {name: values.double().mean().item() for name, values in outcomes.items()}
+
+    def warnings(self, outcomes: Outcomes) -> list[str]:
+        """What is wrong with the model by its outcomes on held-out images, a sentence each."""
+        del outcomes
+        return []
+
+    def stuck(self, losses: Outcomes) -> str | None:
+        """A word for a network that does not learn, by what `forward` gave in an early step; it then starts again."""
+        del losses
+        return None
+
+    def outcomes(self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None) -> Outcomes:
+        """The outcomes of all images in their order, computed by all processes together."""
+        count, parts = len(images), []
+        ranks = joined() if count >= joined().world else Ranks()  # a few images are looked at by every process
+        rows = torch.arange(count)[ranks.rows(count)]
+        place = device_of(self.model)
+        with evaluating(self), autocast(place, precision):
+            for indices in rows.split(BATCH):
+                generator = Generator().manual_seed(int(indices[0]))
+                batch = self.batch(images, indices.to(images.images.device), generator)
+                parts.append(self.outcome(mapped(batch, lambda x: x.to(place))))
+                if progress is not None:
+                    progress(int(indices[-1]) + 1, count)
+        return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
+
+    def check(self, images: ImageSet) -> Outcomes:
+        """Let one image through, so that images that the model cannot take are refused before a training."""
+        return self.outcomes(images.subset([0]))
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """The figures on test images, which training had no part in."""
+        outcomes = self.outcomes(images, progress=progress)
+        return Measured(self.figures(outcomes), len(images), self.score)
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """What to show of the model beside its figures, on these images; needs matplotlib."""
+        del found, images
+        return []
+
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each."""
+        raise NotImplementedError
+
+    def _loss_name(self, asked: str) -> str:
+        name = (
+            asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else next(iter(self.losses))
+        )
+        if name not in self.losses:
+            raise UnknownNameError("loss", name, self.losses)
+        return name
+
+
+def register_task(name: str) -> Callable[[T], T]:
+    """Class decorator: makes a task known as `name`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+
+    def register(cls: T) -> T:
+        plugins.add("task", name, cls, _TASKS)
+        cls.name = name
+        return cls
+
+    return register
+
+
+def list_tasks() -> list[str]:
+    """Names of tasks."""
+    return plugins.names(_TASKS)
+
+
+def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
+    """The task of a name; "auto" is the one that the model is made for and the images suit.
+
+    Raises:
+        UnknownNameError: (a ValueError) there is no such task.
+    """
+    if name != "auto":
+        return plugins.find("task", name, _TASKS)
+    spec = spec_of(model)
+    plugins.find("task", spec.task, _TASKS)  # loads the plug-in that registers it
+    suiting = (kind for kind in _TASKS.values() if images is not None and kind.suits(spec, images))
+    return next(suiting, _TASKS[spec.task])
+
+
+def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
+    """The task of a run around a model.
+
+    Args:
+        model: as the task takes it.
+        config: of the run.
+        images: what it is for; None where there are none yet.
+
+    Raises:
+        ValueError: for an unknown task or loss, or a model or images that the task does not take.
+    """
+    return task_class(config.task.name, model, images)(model, config, images)
+
+
+def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
+    """A batch in the same kind of tuple, with every tensor changed."""
+    found = [None if tensor is None else change(tensor) for tensor in batch]
+    kind: Any = type(batch)
+    return cast(B, kind(found) if kind is tuple else kind(*found))
+
+
+def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:
+    """Images `[batch, channels, height, width]` moved, mirrored, turned, resized and cropped at random."""
+    if how.shift:
+        images = shift(images, how.shift, generator=generator)
+    if how.flip:
+        images = flip(images, generator=generator)
+    if how.degrees or how.zoom or how.shear:
+        zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
+        images = affine(
+            images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, generator=generator
+        )
+    return images if crop is None else random_crop(images, crop, generator=generator)
+
+
+def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tensor:
+    """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
+    if how.relight:
+        images = relight(images, generator=generator)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH) -> list[dict[str, Any]]:
+    """What a trained model says of image files, and of all images in folders; several processes share the work.
+
+    Args:
+        model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and, if it is not what the model
+            declares, `.task`.
+        paths: image files and folders.
+        batch_size: images at a time.
+
+    Returns:
+        One dictionary an image, ready for JSON: its "path", and what `Task.predict` of its task gives.
+
+    Raises:
+        DataError: for a path that is absent, holds no image, or cannot be read as one.
+        ValueError: for a model without `.preprocess`, or a batch size below 1.
+    """
+    check_range("batch_size", batch_size, low=1)
+    preprocess = getattr(model, "preprocess", None)
+    if not isinstance(preprocess, Preprocess):
+        raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
+    task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
+    files, ranks, rows = images_in(paths), joined(), []
+    mine = files[ranks.rows(len(files))]
+    with evaluating(model):
+        for start in range(0, len(mine), batch_size):
+            batch = mine[start : start + batch_size]
+            pictures = torch.stack([preprocess(file) for file in batch]).to(device_of(model))
+            found = task.predict(pictures)
+            rows += [{"path": str(file), **row} for file, row in zip(batch, found, strict=True)]
+    return [row for part in ranks.gather(rows) for row in part]

@@ -1,0 +1,236 @@
+"""One class an image, and its losses: margin, spread, cross-entropy, and the reconstruction beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Generator, Tensor, nn
+
+from torchcaps import plugins
+from torchcaps.data import Drawn as Batch
+from torchcaps.data import ImageSet, multi_hot
+from torchcaps.evaluation import Evaluation, evaluate
+from torchcaps.evaluation.forward import Progress, activations_of
+from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
+from torchcaps.functional.squash import full_precision
+from torchcaps.settings import TaskSettings, TrainConfig
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks.collapse import collapse_warnings, stuck
+from torchcaps.tasks.exhibits import classified
+from torchcaps.types import Capsules, ModelSpec
+
+# The paper's weight belongs to images of this many values; per value it is then the same for every image size.
+PAPER_PIXELS, PAPER_WEIGHT = 784, 0.0005
+SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the start leaves many capsules dead
+
+
+class Scores(NamedTuple):
+    """What a model says of a batch.
+
+    Attributes:
+        activation: of the classes, `[batch, classes]`: lengths or probabilities in [0, 1].
+        logits: what probabilities are made of, `[batch, classes]`; None for capsules.
+        capsules: of the classes; None for a model without poses.
+    """
+
+    activation: Float[Tensor, "batch classes"]
+    logits: Float[Tensor, "batch classes"] | None
+    capsules: Capsules | None
+
+
+# (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
+Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
+LOSSES: dict[str, Loss] = {}
+
+
+def register_loss(loss: Loss) -> Loss:
+    """Decorate a loss of class scores: its name is one that the setting `loss` may have.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    plugins.add("loss", loss.__name__, loss, LOSSES)
+    return loss
+
+
+@register_loss
+def cross_entropy(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+    """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
+    del share
+    if scores.logits is None:
+        raise ValueError("loss: cross_entropy needs a model with logits, and this one has none")
+    logits, smoothing = full_precision(scores.logits), settings.label_smoothing
+    if wanted.dim() == 1:
+        return F.cross_entropy(logits, wanted, label_smoothing=smoothing)
+    target = wanted * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(logits)
+
+
+@register_loss
+def margin(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+    """Margin loss (arXiv 1710.09829, equation 4)."""
+    del share, settings
+    return margin_loss(scores.activation, wanted)
+
+
+@register_loss
+def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+    """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
+    del settings
+    low, high = SPREAD
+    return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
+
+
+@register_task("classify")
+class Classify(Task):
+    """One class an image.
+
+    With a decoder and the margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
+    one is (arXiv 1710.09829, section 4.1).
+    """
+
+    losses = LOSSES
+    offers = frozenset({"classes", "decode", "routing", "sweep"})
+    axes: ClassVar[int] = 1  # of labels
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__(model, config, images)
+        if images is not None and images.labels.dim() != self.axes:
+            axes = images.labels.dim()
+            raise ValueError(f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes")
+        weight = self.config.task.reconstruction or 0.0
+        if weight and not self.spec.decoder and self.loss == "margin":
+            raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {weight}")
+        self.weight = weight if self.spec.decoder else 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """The paper's weight of the reconstruction, with the margin loss and a decoder."""
+        return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss == "margin" else 0.0}
+
+    @property
+    def clip(self) -> float:
+        """None for the spread loss; others start with gradients that Adam remembers for a thousand steps."""
+        return 0.0 if self.loss == "spread" else 1.0
+
+    @classmethod
+    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        """For models made to tell classes apart, and images of one class each."""
+        return spec.task == "classify" and images.labels.dim() == cls.axes
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+        """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
+        if not self.training:
+            return Batch(images.float_images(indices), images.labels[indices.to(images.labels.device)])
+        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
+        layers = drawn.images
+        if drawn.singles is not None:
+            layers = torch.cat([layers, drawn.singles.flatten(1, 2)], dim=1)
+        layers = changed(layers, how, self.config.data.crop, generator)
+        if drawn.singles is None:
+            return Batch(lit(layers, how, generator), drawn.labels)
+        image, *singles = layers.chunk(1 + drawn.singles.shape[1], dim=1)
+        return Batch(lit(image, how, generator), drawn.labels, torch.stack(singles, dim=1))
+
+    def scores(self, images: Tensor) -> Scores:
+        """What the model says of images."""
+        if self.spec.pose:
+            capsules = self.model.capsules(images)
+            return Scores(capsules.activation, None, capsules)
+        if self.spec.logits:
+            logits = self.model.logits(images)
+            return Scores(self.model.probabilities(logits), logits, None)
+        outputs = self.model(images)
+        if self.spec.activation == "logit":
+            return Scores(self.probabilities(outputs), outputs, None)
+        return Scores(outputs, None, None)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of classes of which an image shows one."""
+        return full_precision(logits).softmax(dim=1)
+
+    def wanted(self, labels: Tensor, classes: int) -> Tensor:
+        """What a loss is given for labels: themselves, or 1 for theirs where each class is judged by itself."""
+        by_itself = self.spec.several and self.loss == "cross_entropy"
+        return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
+
+    def forward(self, batch: Batch, share: float) -> Outcomes:
+        """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
+        scores = self.scores(batch.images)
+        wanted = self.wanted(batch.labels, scores.activation.shape[1])
+        loss = LOSSES[self.loss](scores, wanted, share, self.config.task)
+        parts = {self.loss: loss}
+        total = loss
+        if self.weight and scores.capsules is not None:
+            parts["reconstruction"] = self.drawn(scores.capsules, batch)
+            weight = self.weight * PAPER_PIXELS / batch.images[0].numel()
+            total = loss + weight * parts["reconstruction"]
+        share_right = right(scores.activation, batch.labels).double().mean()
+        return {"loss": total, **parts, "accuracy": share_right, "activation": scores.activation.detach()}
+
+    def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
+        """Summed squared error of what the labelled capsules draw, mean over the batch."""
+        drawing = self.model.reconstruct(capsules, batch.labels)
+        return reconstruction_loss(drawing, batch.images)
+
+    def outcome(self, batch: Batch) -> Outcomes:
+        """Activations, labels, and logits where there are any."""
+        scores = self.scores(batch.images)
+        found = {"activation": scores.activation.float(), "labels": batch.labels}
+        return found if scores.logits is None else found | {"logits": scores.logits.float()}
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """The loss of the classes, as at the end of the training, and the accuracy."""
+        activation, labels = outcomes["activation"], outcomes["labels"]
+        scores = Scores(activation, outcomes.get("logits"), None)
+        loss = LOSSES[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
+        return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
+
+    def warnings(self, outcomes: Outcomes) -> list[str]:
+        """Capsules that are dead or saturated, and a model that tells no classes apart."""
+        activation, labels = outcomes["activation"], outcomes["labels"]
+        found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
+        return collapse_warnings(activation, labels, found)
+
+    def stuck(self, losses: Outcomes) -> str | None:
+        """For capsules only: whether all of them are dead or saturated."""
+        return None if self.loss == "cross_entropy" else stuck(losses["activation"])
+
+    def check(self, images: ImageSet) -> Outcomes:
+        """Refuse a model with fewer outputs than there are classes."""
+        found = super().check(images)
+        outputs = found["activation"].shape[1]
+        if outputs < images.num_classes:
+            raise ValueError(f"model: expected an output for each of {images.num_classes} classes, got {outputs}")
+        return found
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """Accuracy overall and by class, confusions, calibration."""
+        return evaluate(self.model, images, progress=progress)
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """Confusion matrix, accuracy by class, calibration, examples, and reconstructions."""
+        assert isinstance(found, Evaluation)
+        return classified(self.model, found, images)
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """The class with the largest activation, and the activations of all, the largest first."""
+        classes: tuple[str, ...] = self.model.classes
+        rows = []
+        for values in activations_of(self.model, pictures):
+            order = values.argsort(descending=True).tolist()
+            ranked = {classes[k]: float(values[k]) for k in order}
+            rows.append({"label": classes[order[0]], "activation": float(values[order[0]]), "activations": ranked})
+        return rows
+
+
+def right(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]) -> Bool[Tensor, " n"]:
+    """Whether the most active class is the label; of k labels, whether the k most active classes are exactly those."""
+    if labels.dim() == 1:
+        return activation.argmax(dim=1) == labels
+    found = activation.topk(labels.shape[1], dim=1).indices
+    return (found.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)

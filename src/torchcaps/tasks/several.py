@@ -1,0 +1,71 @@
+"""Several classes an image, such as overlapping digits (arXiv 1710.09829, section 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet, multi_hot
+from torchcaps.evaluation import evaluate_multilabel
+from torchcaps.evaluation.forward import Progress
+from torchcaps.functional import reconstruction_loss
+from torchcaps.functional.squash import full_precision
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks._base import Exhibit, Found, register_task
+from torchcaps.tasks.classify import Batch, Classify
+from torchcaps.tasks.exhibits import overlaps
+from torchcaps.types import Capsules
+
+
+@register_task("several")
+class Several(Classify):
+    """Several classes an image: a target for each class, and each labelled capsule draws what it stands for alone."""
+
+    axes = 2
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__(model, config, images)
+        if self.spec.logits and not self.spec.several:
+            raise ValueError(
+                "model: images that show several classes need a network built with the option several=true"
+            )
+        if self.loss == "spread":
+            raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of each class by itself."""
+        return full_precision(logits).sigmoid()
+
+    def wanted(self, labels: Tensor, classes: int) -> Tensor:
+        """1 for each class that is there, `[batch, classes]`."""
+        return multi_hot(labels, classes)
+
+    def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
+        """Errors of the drawings of all labelled capsules against the single images, added up."""
+        if batch.singles is None:
+            raise ValueError("singles: expected what each labelled class looks like alone, got none")
+        error = capsules.pose.new_zeros(())
+        for label, target in zip(batch.labels.unbind(dim=1), batch.singles.unbind(dim=1), strict=True):
+            error = error + reconstruction_loss(self.model.reconstruct(capsules, label), target)
+        return error
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """Shares of images with all, with some of their classes found."""
+        return evaluate_multilabel(self.model, images, groups=images.draws, progress=progress)
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """What the decoder draws of the classes of an image, one by one."""
+        del found
+        if not self.spec.decoder or images.labels.shape[1] != 2:
+            return []
+        return [overlaps(self.model, images)]
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """The two most active classes, and the activations of all."""
+        rows = super().predict(pictures)
+        for row in rows:
+            row["label"] = " + ".join([*row["activations"]][:2])
+        return rows

@@ -1,0 +1,263 @@
+"""Drawing what an image looks like after a known transformation: no labels, but pairs of views of each image.
+
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011. Source AND target are transformed
+from the original image; where only the target is, all sources look alike, and poses need not depend on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.evaluation.forward import Progress, evaluating
+from torchcaps.functional import move_by_matrix, reconstruction_loss
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.models import TransformedPairs
+from torchcaps.models.transforming_autoencoder import Pose
+from torchcaps.settings import EARLIER, TrainConfig
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
+from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
+from torchcaps.types import spec_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Images = Float[Tensor, "batch channels height width"]
+Matrices = Float[Tensor, "batch 3 3"]
+AXES = ("batch", "channels", "height", "width")
+CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}  # of views beside shifts, for affine poses
+SEED = 99  # of the pairs that are measured
+SHOWN, DRAWN_CAPSULES, MOST_UNITS, MOST_POINTS, MOST_PRESENT = 14, 10, 20, 2000, 5
+EARLY_MODEL = ("capsules", "recognition", "generation", "pose", "constrained", "bounded")
+
+
+@register_task("transform")
+class Transform(Task):
+    """Pairs of views of an image: the model draws the second by the first and the transformation between them."""
+
+    # What the capsules are for: to tell what was done. The error of the drawing also falls where more and more of them
+    # draw by heart; and a score of at most 1 can be one to stop at.
+    score = "correlation"
+    losses = ("reconstruction",)
+    defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
+    offers = frozenset({"decode", "sweep"})
+    labelled = False
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        if spec_of(model).task != self.name:
+            kind = type(model).__name__
+            raise ValueError(f"task: {self.name} takes a model whose poses a known transformation moves, got {kind}")
+        super().__init__(model, config, images)
+        self.pose: Pose = self.model.pose
+        how = self.config.augmentation
+        for name in CHANGES if self.pose == "translation" else ():
+            if getattr(how, name):
+                raise ValueError(f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}")
+        self.ranges = {name: getattr(how, name) for name in ("shift", *CHANGES)}
+        self.how = replace(how, shift=0, degrees=0.0, zoom=0.0, shear=0.0)  # of an image, before there are two views
+
+    def settings(self) -> dict[str, Any]:
+        """Poses that are moved by shifts see nothing but shifts."""
+        return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
+
+    @property
+    def clip(self) -> float:
+        """None: the loss is a sum over pixels, and so are its gradients."""
+        return 0.0
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
+        """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
+        if not self.training:
+            drawn = self._views(len(images), images.img_size, Generator().manual_seed(SEED))
+            return _pairs(images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn))
+        originals = images.draw(indices, generator=generator).images
+        originals = lit(changed(originals, self.how, self.config.data.crop, generator), self.how, generator)
+        height, width = originals.shape[2:]
+        return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
+
+    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
+        """The squared error of the drawn target, summed over its pixels."""
+        del share
+        error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
+        return {"loss": error, "reconstruction": error}
+
+    def outcome(self, batch: TransformedPairs) -> Outcomes:
+        """Poses and presences of both views, and errors; see `compared`."""
+        return {name: values.float() for name, values in compared(self.model, batch).items()}
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """The loss, and the correlation of estimated and true transformations: a mean over their numbers."""
+        together = correlation(outcomes["true"], predicted(outcomes))
+        return {"loss": outcomes["error"].double().mean().item(), "correlation": together.nan_to_num().mean().item()}
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """What poses say of known transformations, and errors of drawings, on one pair made of each image."""
+        return measured(self.outcomes(images, progress=progress))
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """Told against true transformations, drawings, and what generation units draw."""
+        assert isinstance(found, TransformingEvaluation)
+        return [self._told(found), self._drawings(found, images), self._capsules(found)]
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """The most present capsules of each picture, with their presences and poses."""
+        poses, presences = self.model.capsules(pictures)
+        found = []
+        for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
+            first, *_ = order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
+            capsules = [{"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()} for k in order]
+            found.append({"capsule": first, "presence": float(presence[first]), "capsules": capsules})
+        return found
+
+    def _views(self, count: int, img_size: tuple[int, int], generator: Generator) -> tuple[Matrices, Matrices]:
+        return _random_views(count, img_size, generator=generator, **self.ranges)
+
+    def _told(self, found: TransformingEvaluation) -> Exhibit:
+        from torchcaps import viz
+
+        some, unit = slice(0, MOST_POINTS), "pixels" if self.pose == "translation" else ""
+        of_each = (found.correlation, found.slope, found.mean_r2)
+        return Exhibit(
+            "scatter", "Do capsules know what was done?",
+            "Each image is paired with itself transformed. The capsules, weighted by their presence in both, say what "
+            "was done; it is known what was. A correlation and a slope of 1 would be right. R² is a mean over single "
+            "capsules.",
+            viz.predicted_transformations(found.true[some], found.predicted[some], names=found.names, unit=unit),
+            f"Told against true {' and '.join(found.names)} of each pair, a panel each.",
+            ("Number", "Correlation", "Slope", "R² of a capsule"),
+            tuple((name, *(rounded(of[name]) for of in of_each)) for name in found.names),
+        )  # fmt: skip
+
+    def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
+        errors = {
+            "the drawing": found.error, "the input as it is": found.copy_error,
+            "the input, itself transformed": found.moved_error, "the mean of all targets": found.mean_error,
+        }  # fmt: skip
+        return Exhibit(
+            "triplets", "What it draws",
+            "The network sees the first row and is told the transformation; it draws the second, and should draw the "
+            "third.",
+            self._triplets(images),
+            "Test images, what the network draws when told a transformation, and the images so transformed.",
+            ("Beside the target", "Mean squared error per pixel"),
+            tuple((name, f"{error:.5f}") for name, error in errors.items()),
+        )  # fmt: skip
+
+    def _triplets(self, images: ImageSet) -> Figure:
+        from torchcaps import viz
+
+        place = next(self.model.parameters()).device
+        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
+        with evaluating(self):
+            pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            drawn = self.model(pairs.source, pairs.transformation)
+        return viz.transformed(*(x.float().cpu() for x in (pairs.source, drawn, pairs.target)))
+
+    def _capsules(self, found: TransformingEvaluation) -> Exhibit:
+        from torchcaps import viz
+
+        strokes = self.model.strokes().cpu()
+        often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
+        return Exhibit(
+            "generation", "The capsules",
+            f"{found.alive} of {len(found.presence)} capsules are present in more than one image of a hundred. "
+            f"Presence changes by {found.presence_change:.3f} on average when the image is transformed; it ought to "
+            "stay. Below, a row for each of those most often present: what its generation units draw.",
+            viz.generation_weights(
+                strokes[often, :MOST_UNITS],
+                title="what the generation units of the capsules most often present draw",
+            ),
+            "What the generation units of the capsules most often present draw, a row a capsule.",
+        )  # fmt: skip
+
+
+def transformed_pairs(
+    images: Images,
+    pose: Pose = "translation",
+    *,
+    shift: int = 2,
+    degrees: float = CHANGES["degrees"],
+    zoom: float = CHANGES["zoom"],
+    shear: float = CHANGES["shear"],
+    generator: Generator,
+) -> TransformedPairs:
+    """Two random views of each image, and the transformation from the first to the second.
+
+    Args:
+        images: `[batch, channels, height, width]` in [0, 1].
+        pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the centre, then a shift.
+        shift: largest shift of a view in pixels per axis; two views differ by up to twice as much.
+        degrees: largest rotation of an affine view either way.
+        zoom: largest change of its size either way, as a fraction up to 0.9.
+        shear: largest shear of its rows either way: pixels to the side for each pixel down.
+        generator: where the views are drawn from; it may be on the CPU for images elsewhere.
+
+    Returns:
+        TransformedPairs: each view is sampled once, from the original; zero fills what comes from outside.
+
+    Raises:
+        ValueError: for images of other axes, an unknown pose, or a range below 0.
+    """
+    check_shape("images", images, AXES)
+    for name, value in (("shift", shift), ("degrees", degrees), ("shear", shear)):
+        check_range(name, value, low=0)
+    check_range("zoom", zoom, low=0, high=0.9)
+    if pose not in get_args(Pose):
+        raise UnknownNameError("pose", pose, get_args(Pose))
+    if pose == "translation":
+        degrees = zoom = shear = 0.0
+    height, width = images.shape[2:]
+    views = _random_views(
+        len(images), (height, width), shift=shift, degrees=degrees, zoom=zoom, shear=shear, generator=generator
+    )
+    return _pairs(images, pose, *views)
+
+
+def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
+    """The views of images that these matrices make, and the transformation from the first to the second."""
+    source, target = (move_by_matrix(images, matrices.to(images)) for matrices in (first, second))
+    if pose == "translation":
+        between = ((second - first)[:, :2, 2] * (max(images.shape[2:]) / 2)).round()
+    else:
+        with without_autocast(first):
+            between = second @ torch.linalg.inv(first)
+    return TransformedPairs(source, target, between.to(images))
+
+
+def _random_views(
+    count: int, img_size: tuple[int, int], *, shift: int, degrees: float, zoom: float, shear: float,
+    generator: Generator,
+) -> tuple[Matrices, Matrices]:  # fmt: skip
+    """For two views each, `[count, 3, 3]`: shear, zoom and rotation drawn uniformly, then a shift by whole pixels."""
+    place, both = generator.device, []
+    for _ in range(2):
+        moves = torch.randint(-shift, shift + 1, (count, 2), generator=generator, device=place)
+        turn, size, slant = 2 * torch.rand(3, count, generator=generator, device=place) - 1
+        turn, size, slant = turn * math.radians(degrees), 1 + size * zoom, slant * shear
+        cos, sin = size * turn.cos(), size * turn.sin()
+        matrices = torch.eye(3, device=place).repeat(count, 1, 1)
+        matrices[:, 0, 0], matrices[:, 0, 1] = cos, slant * cos - sin
+        matrices[:, 1, 0], matrices[:, 1, 1] = sin, slant * sin + cos
+        matrices[:, :2, 2] = moves * (2 / max(img_size))
+        both.append(matrices)
+    return both[0], both[1]
+
+
+def _early(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run of an early version, which had a configuration of its own for this."""
+    kind, options = values.pop("kind"), {name: values.pop(name) for name in EARLY_MODEL if name in values}
+    if options.get("pose", "translation") == "translation":
+        values = {name: value for name, value in values.items() if name not in CHANGES}  # it did not look at them
+    return {"model": kind, "model_options": options, "epochs": 20, "batch_size": 64, **values}
+
+
+EARLIER["transforming_autoencoder"] = _early

@@ -1,0 +1,129 @@
+"""Where a training leaves what it finds: in memory, or in a run folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.errors import TrainingError
+from torchcaps.ranks import joined
+from torchcaps.training.checkpoint import save_tensors
+from torchcaps.training.run_folder import RunFolder
+from torchcaps.training.state import Progress, digest, diverged, load_state, save_state
+
+if TYPE_CHECKING:
+    from torchcaps.training.loop import Trainer
+
+
+class InMemory:
+    """Keeps the metrics and the best model; there is nothing to continue from.
+
+    Attributes:
+        rows: of the metrics.
+        best: the best model's state_dict, on its device; None before the first epoch.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Tensor] | None = None
+
+    def restore(self, trainer: Trainer) -> Progress:
+        """Take up what an earlier process left, into the model and the optimiser; where it stands."""
+        return trainer.progress
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Keep a row of the metrics."""
+        self.rows.append(row)
+
+    def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
+        """An epoch has ended, with the best model so far or not."""
+        del epoch
+        if best:
+            self.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    def save(self, trainer: Trainer) -> None:
+        """Keep what `restore` needs."""
+
+    def clear(self) -> None:
+        """The training starts again: forget the metrics."""
+        self.rows.clear()
+
+    def left(self) -> str:
+        """What is left of a training that failed, and what to do about it."""
+        return "start again with a lower lr, or with clip"
+
+
+class InFolder(InMemory):
+    """A run folder: metrics, checkpoints to continue from, and the best model. Only the first process writes.
+
+    Args:
+        run: held by the caller (`begun`, `continued`).
+        about: describes the model; see `checkpoint.describe_model`.
+        images: trained with.
+        held: validated with.
+        keep_epochs: whether the model of every epoch is kept.
+    """
+
+    def __init__(
+        self, run: RunFolder, about: dict[str, Any], images: ImageSet, held: ImageSet, *, keep_epochs: bool
+    ) -> None:
+        super().__init__()
+        self.run, self.about, self.keep_epochs, self.main = run, about, keep_epochs, joined().main
+        self.data = {
+            "data": {
+                "train": len(images), "held out": len(held), "classes": images.num_classes,
+                "channels": images.in_chans,
+            },
+            "digest": digest(images.images, images.labels, held.images, held.labels),
+        }  # fmt: skip
+
+    def restore(self, trainer: Trainer) -> Progress:
+        """Take up the newest whole checkpoint; every process gets the first one's."""
+        model, optimiser, ranks = trainer.task.model, trainer.optimiser, trainer.ranks
+        progress, text = trainer.progress, ""
+        if self.main:
+            about = self._unchanging(trainer)
+            progress, text = load_state(self.run.last, model, optimiser, about, steps=trainer.total)
+            self.run.rewind(progress.step)
+        if ranks.world > 1:
+            if len({*ranks.gather(self.data["digest"])}) > 1:
+                raise TrainingError("data: expected the same images and labels in all processes, got different ones")
+            state = (progress, optimiser.state_dict(), {n: t.cpu() for n, t in model.state_dict().items()})
+            progress, moments, weights = ranks.same(state)
+            model.load_state_dict(weights)
+            optimiser.load_state_dict(moments)
+        if text:
+            trainer.tell({"kind": "note", "step": progress.step, "text": text})
+        return progress
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Add a line to the metrics."""
+        if self.main:
+            self.run.append(row)
+
+    def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
+        """Write the model where it is the best so far, or every epoch's is kept."""
+        for path, wanted in ((self.run.model, best), (self.run.epoch_model(epoch), self.keep_epochs)):
+            if wanted and self.main:
+                save_tensors(path, model.state_dict(), self.about)
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint."""
+        if self.main:
+            about = self._unchanging(trainer)
+            save_state(self.run.last, trainer.task.model, trainer.optimiser, trainer.progress, about)
+
+    def clear(self) -> None:
+        """Forget the metrics."""
+        if self.main:
+            self.run.rewind(-1)
+
+    def left(self) -> str:
+        """Which file is the last good state, and what to do."""
+        return diverged(self.run.last)
+
+    def _unchanging(self, trainer: Trainer) -> dict[str, Any]:
+        """What must not change between a stop and the continuation."""
+        return self.run.unchanging(trainer.config) | self.data

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.evaluation import evaluate_multilabel, score_multilabel, top_labels
+
+from ..stubs import PixelReader, StubData
+
+# The two largest are: 0 and 1; 1 and 2; 3 and 0; 3 and 2.
+ACTIVATIONS = torch.tensor([[0.9, 0.8, 0.1, 0.2], [0.1, 0.7, 0.6, 0.0], [0.4, 0.1, 0.0, 0.5], [0.0, 0.1, 0.8, 0.9]])
+LABELS = torch.tensor([[1, 0], [1, 3], [0, 3], [0, 1]])  # both right; one; both; none
+
+
+def test_all_three_figures_by_hand() -> None:
+    found = score_multilabel(ACTIVATIONS, LABELS)
+    assert found.exact == 0.5
+    assert found.error == 0.5
+    assert found.almost == 0.75
+    assert found.per_digit == pytest.approx(5 / 8)
+    assert found.standard_error == pytest.approx((0.5 * 0.5 / 4) ** 0.5)
+    assert (found.num_samples, found.num_labels) == (4, 2)
+
+
+def test_composites_of_one_digit_count_as_one_draw() -> None:
+    exact = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 8, 5, 8]))
+    # Deviations 1/2, -1/2, 1/2, -1/2 add up to 1 and -1 in the two groups.
+    assert exact.standard_error == pytest.approx(2**0.5 / 4)
+    mixed = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 5, 8, 8]))
+    assert mixed.standard_error == 0
+
+
+def test_one_label_is_plain_accuracy() -> None:
+    found = score_multilabel(ACTIVATIONS, torch.tensor([[0], [0], [3], [3]]))
+    assert found.exact == found.almost == found.per_digit == 0.75
+
+
+def test_the_most_active_come_first() -> None:
+    assert top_labels(ACTIVATIONS).tolist() == [[0, 1], [1, 2], [3, 0], [3, 2]]
+    assert top_labels(ACTIVATIONS, 1).tolist() == [[0], [1], [3], [3]]
+
+
+def test_a_data_set_with_several_labels() -> None:
+    data = StubData(ACTIVATIONS[:, None, None], LABELS, ("a", "b", "c", "d"))
+    assert evaluate_multilabel(PixelReader(4), data, 3) == score_multilabel(ACTIVATIONS, LABELS)
+
+
+def test_figures_as_text() -> None:
+    found = score_multilabel(ACTIVATIONS, LABELS)
+    assert found.table()[1:] == [
+        ("all labels found", "50.00 %"), ("at least one", "75.00 %"), ("of single labels", "62.50 %"),
+    ]  # fmt: skip
+    assert found.summary.startswith("error 50.00%")
+    assert found.to_dict()["almost"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[0, 4]] * 4, "labels: expected class indices from 0 to 3, got 4"),
+        ([[0, 1]] * 3, r"labels: expected \[n=4, k\]"),
+        ([[0, 1], [2, 2], [0, 1], [0, 1]], r"labels: expected different classes in one image, got \[2, 2\] in image 1"),
+    ],
+)
+def test_labels_that_do_not_fit(labels, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        score_multilabel(ACTIVATIONS, torch.tensor(labels))
+
+
+def test_logits_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected lengths in"):
+        score_multilabel(10 * ACTIVATIONS, LABELS)

@@ -1,0 +1,164 @@
+"""A system of one's own in one file: a model, its task (loss, batches, figures, pictures), and one of all else.
+
+Capsules that take the noise from pictures; nothing in the library knows of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from torchcaps import data, models, report, tasks, training
+from torchcaps.reproduce import register_measure
+from torchcaps.settings import TrainConfig
+from torchcaps.types import Capsules, ModelSpec
+
+
+class Denoiser(nn.Module):
+    """Each capsule has a pose and a presence, and draws a part of the picture."""
+
+    spec = ModelSpec(pose=True, activation="probability", decoder=True, task="denoise", loss="absolute")
+
+    def __init__(self, in_chans=1, img_size=(18, 20), *, capsules=4, dim=3):
+        super().__init__()
+        self.in_chans, self.img_size, self.sizes = in_chans, tuple(img_size), (capsules, dim)
+        pixels = in_chans * img_size[0] * img_size[1]
+        self.see = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.tell = nn.Linear(32, capsules * (dim + 1))
+        self.draw = nn.Parameter(0.1 * torch.randn(capsules, dim, pixels))
+
+    def capsules(self, images):
+        """`[batch, capsules, dim]` and `[batch, capsules]`."""
+        told = self.tell(self.see(images)).unflatten(1, (self.sizes[0], -1))
+        return Capsules(told[..., 1:], told[..., 0].sigmoid())
+
+    def reconstruct(self, capsules, labels=None):
+        """What all capsules draw, or those of `labels`."""
+        shown = capsules.activation
+        if labels is not None:
+            shown = shown * nn.functional.one_hot(labels, self.sizes[0])
+        drawn = torch.einsum("bk,bkd,kdp->bp", shown, capsules.pose, self.draw).sigmoid()
+        return drawn.unflatten(1, (self.in_chans, *self.img_size))
+
+    def forward(self, images):
+        """The pictures without their noise."""
+        return self.reconstruct(self.capsules(images))
+
+
+@models.register_model(
+    models.Passport(
+        title="Noise goes", year=2026, arxiv="", img_size=(18, 20), in_chans=1, num_classes=0, parameters=0,
+        published="nothing",
+    )
+)  # fmt: skip
+def denoiser(*, num_classes=0, **options):
+    """Labels have no part in it."""
+    del num_classes
+    return Denoiser(**options)
+
+
+@tasks.register_task("denoise")
+class Denoise(tasks.Task):
+    """Pictures from noisy ones."""
+
+    score, losses, labelled, offers = "likeness", ("absolute",), False, frozenset({"decode"})
+    defaults: ClassVar = {"lr": 0.01}
+
+    def batch(self, images, indices, generator):
+        """(noisy, clean)"""
+        clean = images.float_images(indices)
+        noise = torch.randn(clean.shape, generator=generator).to(clean)
+        return (clean + 0.1 * noise).clamp(0, 1), clean
+
+    def forward(self, batch, share):
+        """The mean absolute difference, and how much is drawn."""
+        del share
+        noisy, clean = batch
+        drawn = self.model(noisy)
+        absolute, ink = (drawn - clean).abs().mean(), drawn.mean()
+        return {"loss": absolute + 0.001 * ink, "absolute": absolute, "ink": ink}
+
+    def outcome(self, batch):
+        """For each picture."""
+        noisy, clean = batch
+        error = (self.model(noisy) - clean).abs().flatten(1).mean(dim=1)
+        return {"loss": error, "likeness": 1 - error}
+
+    def exhibits(self, found, images):
+        """Noisy pictures above clean ones."""
+        noisy, _ = self.batch(images, torch.arange(6), torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            rows = torch.cat([noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()])
+        figure = Figure(figsize=(6, 2))
+        for place, picture in enumerate(rows):
+            axes = figure.add_subplot(2, 6, place + 1)
+            axes.imshow(picture[0], cmap="gray")
+            axes.set_axis_off()
+        about = f"Likeness {found.to_dict()['likeness']:.3f}."
+        return [tasks.Exhibit("noise", "Noise goes", about, figure, "Noisy pictures above what is drawn of them.")]
+
+    @torch.inference_mode()
+    def predict(self, pictures):
+        """How much of each picture is ink."""
+        return [{"ink": float(drawn.mean())} for drawn in self.model(pictures)]
+
+
+@tasks.register_loss
+def squared(scores, wanted, share, settings):
+    """The squared difference of activations and classes; for any classifier."""
+    del share, settings
+    target = nn.functional.one_hot(wanted, scores.activation.shape[1])
+    return (scores.activation - target).square().sum(dim=1).mean()
+
+
+@training.register_optimiser
+def signs(parameters, lr, settings):
+    """Momentum whose steps have one size."""
+    del settings
+    return torch.optim.Rprop(parameters, lr)
+
+
+@register_measure
+def steadiness(trained):
+    """How little presences change when the light does."""
+    pictures = trained.images.float_images(torch.arange(20))
+    with torch.inference_mode():
+        before, after = (trained.task.model.capsules(x).activation for x in (pictures, 0.9 * pictures))
+    return {"steadiness": 1 - float((before - after).abs().mean())}
+
+
+@report.register_section("denoise")
+def closing_words(run):
+    """A section of the report of its own."""
+    return tasks.Exhibit("words", "Closing words", f"{run.task.name} is done.")
+
+
+@data.register_dataset(
+    data.DatasetInfo(
+        name="stripes", title="a bright stripe in one of three places", classes=("left", "middle", "right"),
+        image_shape=(1, 18, 20), train=60, test=30, licence="none", source="computed", sha256={}, embedded=Path.cwd(),
+    )
+)  # fmt: skip
+def read_stripes(folder, split):
+    """Computed here."""
+    del folder
+    count = 60 if split == "train" else 30
+    labels = torch.arange(count) % 3
+    images = torch.randint(0, 40, (count, 1, 18, 20), generator=torch.Generator().manual_seed(count)).byte()
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[..., 6 * label : 6 * label + 6] += 180
+    return data.ImageSet(images, labels, ("left", "middle", "right"), "stripes")
+
+
+training.register_recipe(
+    "noise-goes",
+    {
+        "title": "Noise from stripes", "published": "nothing", "measures": ["steadiness"],
+        "figures": ["likeness", "steadiness"], "run": TrainConfig.of(model="denoiser", data="stripes", epochs=2).flat(),
+        "budgets": {"small": {"cost": "seconds"}},
+    },
+)  # fmt: skip

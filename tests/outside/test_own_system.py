@@ -1,0 +1,145 @@
+"""A system from one file outside the package, by every command; and that no file above the tasks names a system."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import torchcaps
+from torchcaps.models import list_models
+
+FILE = Path(__file__).with_name("own_system.py")
+SOURCE = Path(torchcaps.__file__).parent
+ABOVE = ("training", "evaluation", "viz", "bench", "report", "reproduce", "explorer", "cli")
+
+# All commands in one process, which is not this one: what the file registers stays there.
+COMMANDS = """
+import contextlib, io, json, sys
+from torchcaps.cli.main import main
+
+def command(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main([*words, "--import", sys.argv[1]])
+    return [status, out.getvalue()]
+
+found = {
+    "train": command("train", "denoiser", "--data", "stripes", "--epochs", "2", "--output", "run", "--json"),
+    "own optimiser": command("train", "denoiser", "--data", "stripes", "--epochs", "1", "--optimiser", "signs",
+                             "--output", "signs", "--json"),
+    "own loss": command("train", "capsnet", "--data", "stripes", "--epochs", "1", "--loss", "squared", "--option",
+                        "channels=8", "--option", "primary_types=2", "--output", "squared", "--json"),
+    "half": command("train", "denoiser", "--data", "stripes", "--epochs", "2", "--output", "half", "--json"),
+    "evaluate": command("evaluate", "run", "--json"),
+    "report": command("report", "run"),
+    "reproduce": command("reproduce", "noise-goes", "--json"),
+    "models": command("models", "--json"),
+}
+from PIL import Image
+Image.new("L", (20, 18), 128).save("grey.png")
+found["predict"] = command("predict", "run", "grey.png", "--json")
+
+# A training that is stopped ends, once resumed, in the same bytes.
+from torchcaps import training
+steps = iter(range(1, 100))
+config = training.RunFolder.open("run").config()
+with contextlib.suppress(training.Interrupted):
+    training.train(config, "stopped", should_stop=lambda: next(steps) == 5)
+found["resume"] = command("train", "denoiser", "--output", "stopped", "--resume", "--json")
+
+import base64
+from starlette.testclient import TestClient
+from torchcaps.explorer import open_session
+from torchcaps.explorer.app import make_app
+client = TestClient(make_app([open_session("run")]), base_url="http://127.0.0.1:8700")
+found["about"] = client.get("/api/about").json()
+pixels = base64.b64encode(bytes(18 * 20)).decode()
+found["look"] = client.post("/api/look", json={"image": pixels}).json()
+json.dump(found, open("found.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(FILE)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return folder, json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train", "own optimiser", "own loss", "evaluate", "report", "reproduce", "models", "predict", "resume"],
+)
+def test_every_command_takes_it(outcome, name):
+    status, out = outcome[1][name]
+    assert status == 0 and out
+
+
+def test_its_figures_and_pictures_are_its_own(outcome):
+    folder, found = outcome
+    figures = json.loads(found["evaluate"][1])
+    assert figures.keys() >= {"loss", "likeness", "num_samples"}
+    assert figures["likeness"] > 0.7
+    assert (folder / "run" / "plots" / "noise.png").exists()
+    assert (folder / "run" / "plots" / "curves.png").exists()
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {"train_absolute", "train_ink", "val_likeness"} <= rows[-1].keys()
+    page = (folder / "run" / "report.html").read_text()
+    assert "Noise goes" in page and "denoise is done." in page and "likeness" in page.lower()
+
+
+def test_a_stopped_run_ends_in_the_same_bytes(outcome):
+    folder, _ = outcome
+    for file in ("model.safetensors", "checkpoints/last.safetensors"):
+        assert (folder / "stopped" / file).read_bytes() == (folder / "run" / file).read_bytes()
+
+
+def test_an_experiment_measures_it(outcome):
+    [result] = json.loads(outcome[1]["reproduce"][1])
+    assert 0 <= result["figures"]["steadiness"] <= 1
+    assert result["shown"] == ["likeness", "steadiness"]
+
+
+def test_it_predicts_what_its_task_says(outcome):
+    [row] = json.loads(outcome[1]["predict"][1])
+    assert row["path"] == "grey.png" and 0 <= row["ink"] <= 1
+
+
+def test_its_own_loss_trains_a_classifier(outcome):
+    rows = (outcome[0] / "squared" / "metrics.jsonl").read_text().splitlines()
+    assert "train_squared" in json.loads(rows[-1])
+
+
+def test_the_explorer_answers_for_it(outcome):
+    _, found = outcome
+    [about] = found["about"]["models"]
+    assert about["decoder"] is True and about["dim"] == 3
+    assert "error" not in found["look"], found["look"]
+
+
+def systems():
+    """Names of models, and of their classes, as code would have them."""
+    classes = {"CapsNet", "MatrixCaps", "TransformingAutoencoder", "CNN", "Transforming"}
+    return {*list_models(), *classes}
+
+
+@pytest.mark.parametrize("room", ABOVE)
+def test_no_file_above_the_tasks_names_a_system(room):
+    for path in (SOURCE / room).rglob("*.py"):
+        with open(path, "rb") as file:
+            tokens = list(tokenize.tokenize(file.readline))
+        named = {token.string.strip("\"'") for token in tokens if token.type in (tokenize.NAME, tokenize.STRING)}
+        assert not named & systems(), path

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps import create_model
+from torchcaps.data import ImageSet
+from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
+from torchcaps.models import CNN
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.tasks.classify import Batch
+
+TINY = {"channels": 8, "primary_types": 2}
+
+LABELS = torch.tensor([2, 0, 1, 2])
+
+
+def model_of(size=20, channels=1, **options):
+    torch.manual_seed(0)
+    return create_model("capsnet", num_classes=3, in_chans=channels, img_size=size, **TINY, **options)
+
+
+def images_of(size=20, channels=1):
+    return torch.rand(4, channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def set_of(labels):
+    pixels = torch.zeros(len(labels), 1, 20, 20, dtype=torch.uint8)
+    source = ImageSet(pixels, labels.view(len(labels), -1)[:, 0].contiguous(), ("a", "b", "c"), "some")
+    if labels.dim() == 1:
+        return source
+    object.__setattr__(source, "labels", labels)
+    return source
+
+
+def task_of(model, labels=LABELS, **settings):
+    return create_task(model, TrainConfig.of(**settings), set_of(labels)).train()
+
+
+def losses(model, images, labels, singles=None, share=0.0, **settings):
+    return task_of(model, labels, **settings)(Batch(images, labels, singles), share)
+
+
+def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labelled_capsules_picture():
+    model, images = model_of(28), images_of(28)
+    found = losses(model, images, LABELS, reconstruction=0.0005)
+    capsules = model.capsules(images)
+    error = reconstruction_loss(model.reconstruct(capsules, LABELS), images)
+    torch.testing.assert_close(found["margin"], margin_loss(capsules.activation, LABELS))
+    torch.testing.assert_close(found["reconstruction"], error)
+    torch.testing.assert_close(found["loss"], found["margin"] + 0.0005 * error)  # 28 x 28 is the paper's size
+    torch.testing.assert_close(found["activation"], capsules.activation)
+
+
+def test_training_masks_by_the_label_and_not_by_the_longest_capsule():
+    model, images = model_of(), images_of()
+    longest = model.capsules(images).activation.argmax(dim=1)
+    others = (longest + 1) % 3
+    found = losses(model, images, others, reconstruction=1.0)
+    of_labels = reconstruction_loss(model.reconstruct(model.capsules(images), others), images)
+    of_longest = reconstruction_loss(model.reconstruct(model.capsules(images)), images)
+    torch.testing.assert_close(found["reconstruction"], of_labels)
+    assert abs(of_labels - of_longest) > 1e-4
+
+
+@pytest.mark.parametrize(("size", "channels"), [(20, 1), (28, 3), (32, 3)])
+def test_the_weight_is_per_784_values_so_that_a_pixel_counts_the_same_at_every_size(size, channels):
+    found = losses(model_of(size, channels), images_of(size, channels), LABELS, reconstruction=0.5)
+    weight = 0.5 * 784 / (channels * size * size)
+    torch.testing.assert_close(found["loss"], found["margin"] + weight * found["reconstruction"])
+
+
+def test_a_weight_of_zero_leaves_the_decoder_without_gradient():
+    model = model_of()
+    found = losses(model, images_of(), LABELS, reconstruction=0)
+    found["loss"].backward()
+    assert "reconstruction" not in found
+    assert found["loss"] == found["margin"]
+    assert all(weight.grad is None for weight in model.decoder.parameters())
+    assert all(weight.grad.abs().sum() > 0 for weight in model.class_capsules.parameters())
+
+
+def test_a_weight_above_zero_reaches_every_parameter():
+    model = model_of()
+    losses(model, images_of(), LABELS, reconstruction=0.0005)["loss"].backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_a_weight_without_a_decoder_is_refused_and_none_is_taken_by_itself():
+    model = model_of(decoder=False)
+    assert task_of(model).weight == task_of(model, reconstruction=0).weight == 0
+    assert task_of(model_of()).weight == 0.0005
+    assert task_of(model_of(), loss="spread").weight == 0
+    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 0.0005"):
+        task_of(model, reconstruction=0.0005)
+
+
+def matrix_model(**options):
+    torch.manual_seed(0)
+    return create_model("matrix_caps", num_classes=3, in_chans=1, img_size=20, types=(2, 2), **TINY, **options)
+
+
+@pytest.mark.parametrize(("share", "margin"), [(0.0, 0.2), (0.5, 0.55), (1.0, 0.9), (1.5, 0.9)])
+def test_the_margin_of_the_spread_loss_rises_with_the_training(share, margin):
+    found = losses(matrix_model(), images_of(), LABELS, share=share)
+    torch.testing.assert_close(found["loss"], spread_loss(found["activation"], LABELS, margin))
+    torch.testing.assert_close(found["spread"], found["loss"])
+
+
+def test_auto_is_what_the_model_was_published_with():
+    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,))
+    assert [task_of(model).loss for model in (matrix_model(), model_of(), cnn)] == ["spread", "margin", "cross_entropy"]
+    assert task_of(matrix_model(), loss="margin").loss == "margin"
+    assert task_of(torch.nn.Linear(2, 2)).loss == "cross_entropy"
+    with pytest.raises(ValueError, match="unknown loss 'spred'; did you mean 'spread'"):
+        task_of(model_of(), loss="spred")
+    with pytest.raises(ValueError, match="cross_entropy needs a model with logits"):
+        losses(model_of(), images_of(), LABELS, loss="cross_entropy")
+
+
+def test_spread_reaches_every_parameter():
+    model = matrix_model()
+    losses(model, images_of(), LABELS)["loss"].backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_the_gradient_is_clipped_but_for_the_spread_loss():
+    assert [task_of(model).clip for model in (matrix_model(), model_of())] == [0.0, 1.0]
+
+
+TWO = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1]])
+
+
+def test_of_two_labels_each_capsule_draws_its_own_single_image():
+    model, images = model_of(), images_of()
+    singles = torch.rand(4, 2, 1, 20, 20, generator=torch.Generator().manual_seed(2))
+    found = losses(model, images, TWO, singles, reconstruction=0.5)
+    capsules = model.capsules(images)
+    wanted = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1], [0, 1, 1]])
+    torch.testing.assert_close(found["margin"], margin_loss(capsules.activation, wanted))
+    first, second = (reconstruction_loss(model.reconstruct(capsules, TWO[:, k]), singles[:, k]) for k in (0, 1))
+    torch.testing.assert_close(found["reconstruction"], first + second)
+    crossed = losses(model, images, TWO.flip(1), singles, reconstruction=0.5)
+    assert abs(crossed["reconstruction"] - found["reconstruction"]) > 1e-4
+
+
+def test_two_labels_without_what_they_look_like_alone_are_refused():
+    with pytest.raises(ValueError, match="singles: expected what each labelled class looks like alone, got none"):
+        losses(model_of(), images_of(), TWO, reconstruction=0.5)
+
+
+def test_two_labels_have_a_margin_loss_without_a_decoder_and_no_spread_loss():
+    model = model_of(decoder=False)
+    assert losses(model, images_of(), TWO, reconstruction=0)["loss"] > 0
+    with pytest.raises(ValueError, match="several classes; take margin"):
+        task_of(model, TWO, loss="spread")
+
+
+@pytest.mark.parametrize("labels", [LABELS, TWO])
+def test_a_network_for_several_classes_takes_each_by_itself(labels):
+    torch.manual_seed(0)
+    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), pool=True, several=True, dropout=0.0)
+    found = losses(cnn, images_of(), labels)
+    p = cnn.eval()(images_of())
+    wanted = torch.zeros(4, 3).scatter_(1, labels.view(4, -1), 1.0)
+    torch.testing.assert_close(found["activation"], p)
+    expected = -(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum(dim=1).mean()
+    torch.testing.assert_close(found["loss"], expected)
+
+
+def test_a_network_for_one_class_refuses_two_labels():
+    with pytest.raises(ValueError, match="several=true"):
+        task_of(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), TWO)
+    with pytest.raises(ValueError, match="task: classify does not suit some, whose labels have 2 axes"):
+        task_of(model_of(), TWO, task="classify")
+
+
+def test_smoothed_labels_give_every_class_its_share():
+    torch.manual_seed(0)
+    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), dropout=0.0)
+    p = cnn.eval()(images_of())
+    target = torch.nn.functional.one_hot(LABELS, 3) * 0.7 + 0.1
+    found = losses(cnn, images_of(), LABELS, label_smoothing=0.3)
+    torch.testing.assert_close(found["loss"], -(target * p.log()).sum(dim=1).mean())
+
+
+class Flat(torch.nn.Module):
+    """A user's own classifier: logits, and nothing declared."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(400, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+@pytest.mark.parametrize(("labels", "function"), [(LABELS, "softmax"), (TWO, "sigmoid")])
+def test_a_module_that_declares_nothing_gives_logits(labels, function):
+    torch.manual_seed(0)
+    model = Flat()
+    found = losses(model, images_of(), labels)
+    logits = model(images_of())
+    expected = logits.softmax(dim=1) if function == "softmax" else logits.sigmoid()
+    torch.testing.assert_close(found["activation"], expected)
+    wanted = torch.zeros(4, 3).scatter_(1, labels.view(4, -1), 1.0)
+    chosen = wanted * expected.log() + (1 - wanted) * (1 - expected).log() * (function == "sigmoid")
+    torch.testing.assert_close(found["loss"], -chosen.sum(dim=1).mean())
+
+
+def test_validation_has_the_loss_of_the_end_of_the_training():
+    task = task_of(matrix_model())
+    pixels = images_of().mul(255).byte()
+    outcomes = task.outcomes(ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
+    figures = task.figures(outcomes)
+    found = task.eval()(Batch(pixels.float() / 255, LABELS), 1.0)
+    assert figures["loss"] == pytest.approx(found["loss"].item(), rel=1e-5)
+    assert figures["accuracy"] == found["accuracy"].item()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.functional import margin_loss
+from torchcaps.tasks.collapse import collapse_warnings, plateau
+
+
+def spread(count, classes):
+    return torch.arange(count) % classes
+
+
+def healthy(labels, classes, right=0.8, seed=0):
+    """Lengths of a network that has begun to learn: `right` of the images are recognised."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.rand(len(labels), classes, generator=random) * 0.3
+    known = torch.rand(len(labels), generator=random) < right
+    lengths[known, labels[known]] += 0.5
+    return lengths
+
+
+def sentences(activation, labels):
+    return collapse_warnings(activation, labels, margin_loss(activation, labels).item())
+
+
+@pytest.mark.parametrize(("classes", "published"), [(10, 0.5236), (2, 0.2133)])
+def test_the_fingerprints_of_the_plateau(classes, published):
+    assert plateau(classes) == pytest.approx(published, abs=5e-5)
+    # No constant length has a lower loss.
+    labels = spread(200, classes)
+    constants = torch.linspace(0, 1, 2001)
+    losses = [margin_loss(torch.full((200, classes), float(length)), labels).item() for length in constants]
+    assert min(losses) == pytest.approx(plateau(classes), abs=1e-6)
+
+
+def test_dead_capsules_are_told_with_what_to_change():
+    [sentence] = sentences(torch.full((30, 10), 0.01), spread(30, 10))
+    assert "dead" in sentence
+    assert "bias=true" in sentence
+
+
+def test_saturated_capsules_are_told_with_what_to_change():
+    [sentence] = sentences(torch.full((30, 10), 0.99), spread(30, 10))
+    assert "saturated" in sentence
+    assert "lower" in sentence
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 43])
+def test_the_plateau_is_told_by_its_loss_and_chance_accuracy(classes):
+    labels = spread(20 * classes, classes)
+    best = (0.9 + 0.05 * (classes - 1)) / (1 + 0.5 * (classes - 1))
+    noise = 0.02 * torch.rand(len(labels), classes, generator=torch.Generator().manual_seed(0))
+    [sentence] = sentences(best + noise - 0.01, labels)
+    assert "no class information" in sentence
+    assert f"{plateau(classes):.3f}" in sentence
+
+
+def test_a_loss_near_the_plateau_with_knowledge_of_the_classes_is_no_collapse():
+    labels = spread(300, 10)
+    activation = healthy(labels, 10, right=0.5)
+    assert collapse_warnings(activation, labels, plateau(10)) == []
+
+
+def test_silent_classes_are_named_if_they_occur():
+    labels = spread(90, 9)  # of ten classes the last never occurs
+    activation = healthy(labels, 10)
+    activation[:, [3, 9]] = 0.05
+    [sentence] = sentences(activation, labels)
+    assert "class capsules 3 never change" in sentence
+
+
+def test_of_many_silent_classes_a_few_are_named():
+    labels = spread(430, 43)
+    activation = healthy(labels, 43)
+    activation[:, 10:] = 0.05
+    [sentence] = sentences(activation, labels)
+    assert "class capsules 10, 11, 12, 13, 14 and 28 more never change" in sentence
+
+
+@pytest.mark.parametrize("classes", [2, 10, 43])
+@pytest.mark.parametrize("right", [0.3, 0.6, 0.99])
+def test_a_healthy_network_is_left_in_peace(classes, right):
+    labels = spread(50 * classes, classes)
+    assert sentences(healthy(labels, classes, max(right, 1.5 / classes)), labels) == []
+
+
+def test_no_sentence_breaks_over_lines():
+    for lengths in (0.0, 0.2, 1.0):
+        for sentence in sentences(torch.full((30, 10), lengths), spread(30, 10)):
+            assert "\n" not in sentence
+            assert "  " not in sentence
+
+
+def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
+    labels = torch.tensor([[0, 1], [1, 2], [0, 2]] * 5)
+    lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
+    assert collapse_warnings(lengths, labels, 0.5) == []
+    lengths[:, 1] = 0.5
+    [sentence] = collapse_warnings(lengths, labels, 0.5)
+    assert "class capsules 1 never change" in sentence

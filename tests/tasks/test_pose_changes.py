@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from torchcaps.models import TransformedPairs, TransformingAutoencoder
+from torchcaps.tasks import evaluate_transforming
+from torchcaps.types import Capsules
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.rand(40, 1, 4, 4, generator=GENERATOR)
+
+
+class Knowing(TransformingAutoencoder):
+    """Knows the pose of each image by its first pixel, its number; capsule 2 turns it round, capsule 3 is absent."""
+
+    def __init__(self, poses, kind="translation"):
+        super().__init__(1, 4, capsules=3, pose=kind)
+        self.poses = poses
+
+    def capsules(self, images):
+        own = self.poses[images[:, 0, 0, 0].round().long()]
+        pose = torch.stack([own, -own, own * 5], dim=1)
+        presence = torch.tensor([0.8, 0.2, 0.0]).expand(len(images), 3)
+        return Capsules(pose, presence)
+
+
+def numbered(first, count):
+    images = IMAGES[:count].clone()
+    images[:, 0, 0, 0] = torch.arange(first, first + count).float()
+    return images
+
+
+def test_figures_of_shifts():
+    shifts = torch.randn(40, 2, generator=GENERATOR)
+    origin = torch.randn(40, 2, generator=GENERATOR)
+    model = Knowing(torch.cat([origin, origin + shifts]))
+    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts), batch_size=7)
+    torch.testing.assert_close(found.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    torch.testing.assert_close(found.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    assert found.capsule_correlation[2].isnan().all()
+    assert found.mean_correlation == pytest.approx(0.8 - 0.2)
+    share = (0.64 - 0.04) / 0.68
+    torch.testing.assert_close(found.predicted, share * shifts)
+    assert found.correlation == pytest.approx({"dx": 1.0, "dy": 1.0})
+    assert found.slope == pytest.approx({"dx": share, "dy": share})
+    assert found.mean_r2 == pytest.approx({"dx": 1.0, "dy": 1.0})  # +1 and -1 squared; the dead capsule has no part
+    spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
+    assert found.slope_spread == pytest.approx({"dx": spread, "dy": spread})
+    assert found.cross_correlation == pytest.approx(0.0, abs=1e-6)
+    assert (found.alive, found.presence_change) == (2, 0.0)
+    figures = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert figures["correlation_dx"] == pytest.approx(1.0)
+    assert figures["slope_dy"] == pytest.approx(share)
+    assert (figures["capsules_alive"], figures["num_samples"]) == (2, 40)
+    assert figures["pixel_mse"] == pytest.approx(found.error)
+    assert found.summary == "correlation of estimated and true dx 1.000, dy 1.000 on 40 pairs"
+    heads, *rows = found.table()
+    assert {len(row) for row in rows} == {len(heads)}
+    assert ("capsules alive", "2") in rows
+
+
+def test_axes_that_mix_are_found_out():
+    shifts = torch.randn(40, 2, generator=GENERATOR)
+    origin = torch.randn(40, 2, generator=GENERATOR)
+    model = Knowing(torch.cat([origin, origin + shifts.flip(1)]))
+    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts))
+    assert found.cross_correlation > 0.9
+
+
+def test_matrices_are_found_by_least_squares():
+    done = torch.eye(3) + 0.3 * torch.randn(40, 3, 3, generator=GENERATOR)
+    done[:, 2] = torch.tensor([0.0, 0.0, 1.0])
+    origin = torch.eye(3) + 0.3 * torch.randn(40, 3, 3, generator=GENERATOR)
+    model = Knowing(torch.cat([origin, done @ origin]).flatten(1), "affine")
+    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), done))
+    torch.testing.assert_close(found.predicted, done[:, :2].flatten(1), rtol=1e-3, atol=1e-4)
+    assert list(found.correlation) == ["xx", "xy", "x", "yx", "yy", "y"]
+    assert found.correlation == pytest.approx(dict.fromkeys(found.correlation, 1.0))
+
+
+def test_errors_beside_the_trivial_ones():
+    model = TransformingAutoencoder(1, 4, capsules=2)
+    source, target = IMAGES[:20], IMAGES[20:]
+    shifts = torch.ones(20, 2)
+    found = evaluate_transforming(model.train(), TransformedPairs(source, target, shifts))
+    assert found.error == pytest.approx((model(source, shifts) - target).square().mean().item(), rel=1e-5)
+    assert found.copy_error == pytest.approx((source - target).square().mean().item(), rel=1e-5)
+    assert found.mean_error == pytest.approx(target.var(dim=0, unbiased=False).mean().item(), rel=1e-5)
+    assert all(value != value for value in found.correlation.values())  # shifts that never change
+    assert found.to_dict()["correlation_dx"] is None
+    assert ("correlation dx", "–") in found.table()
+    moved = torch.zeros_like(source)
+    moved[:, :, 1:, 1:] = source[:, :, :-1, :-1]
+    assert found.moved_error == pytest.approx((moved - target).square().mean().item(), rel=1e-5)
+    assert model.training
+
+
+def test_too_few():
+    model = TransformingAutoencoder(1, 4, capsules=2)
+    with pytest.raises(ValueError, match="number of pairs: expected at least 2, got 1"):
+        evaluate_transforming(model, TransformedPairs(IMAGES[:1], IMAGES[:1], torch.zeros(1, 2)))
+    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=4, width=4\], got"):
+        big = torch.zeros(2, 1, 5, 5)
+        evaluate_transforming(model, TransformedPairs(big, big, torch.zeros(2, 2)))
