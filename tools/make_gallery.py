@@ -12,7 +12,6 @@ import argparse
 import io
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -285,13 +284,16 @@ def command(run: Run) -> str:
         return "torchcaps train capsnet-digits"
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in _changed(config, TrainConfig()).items()
              if name not in ("model", "model_options", "data")]  # fmt: skip
-    options = [f"--option {name}={value}" for name, value in config.model_options.items()]
-    return " ".join([f"torchcaps train {config.model} --data {config.data}", *flags, *options])
+    options = [f"--option {name}={value}" for name, value in config.model.options.items()]
+    return " ".join([f"torchcaps train {config.model.name} --data {config.data.name}", *flags, *options])
 
 
-def _changed(config: Any, other: Any) -> dict[str, Any]:
-    names = [field.name for field in fields(config) if field.name not in ("root", "device", "checkpoint_every")]
-    return {name: getattr(config, name) for name in names if getattr(config, name) != getattr(other, name)}
+def _changed(config: TrainConfig, other: TrainConfig) -> dict[str, Any]:
+    """Settings that differ, but for those that the task or the loop filled in."""
+    before = other.flat()
+    passed = ("root", "device", "checkpoint_every", "task", "loss", "clip")
+    settings = {name: value for name, value in config.flat().items() if name not in passed}
+    return {name: value for name, value in settings.items() if before[name] not in (None, value)}
 
 
 def save(figure: Figure, path: Path, dpi: int, colours: int) -> int:
