@@ -83,13 +83,10 @@ class CapsNet(ImageModel):
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, *self.img_size)) if decoder else None
         if impl != "auto":
             set_impl(self, impl)
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Capsules with lengths, unless the routing gives probabilities; trained by the margin loss."""
-        activation = self.class_capsules.router.activation
-        has_decoder = self.decoder is not None
-        return ModelSpec(pose=True, activation=activation, decoder=has_decoder, smallest=SMALLEST, loss="margin")
+        self.spec = ModelSpec(
+            pose=True, activation=self.class_capsules.router.activation, decoder=decoder, smallest=SMALLEST,
+            loss="margin",
+        )  # fmt: skip
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
