@@ -16,7 +16,7 @@ def server(monkeypatch):
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         for name, data in CONTENT.items():
-            running.files[f"/{name}.gz"] = gzip.compress(data, 1)
+            running.files[f"/{name}.gz"] = gzip.compress(data, 1, mtime=0)
         yield running
         running.shutdown()
         thread.join()

@@ -37,7 +37,7 @@ def hostile(make):
 
 def zeros(count, start=b""):
     """gzip of `start` and `count` MiB of zeros, in as many parts."""
-    return gzip.compress(start) + gzip.compress(bytes(MIB)) * count
+    return gzip.compress(start, mtime=0) + gzip.compress(bytes(MIB)) * count
 
 
 def npy(shape, dtype="|u1", data=b""):
@@ -273,7 +273,7 @@ def tar_gz_name_of_five_gib(folder):
 @hostile
 def tar_gz_many_members(folder):
     block = tarfile.TarInfo("cat/0.png").tobuf() * 1024
-    (folder / "a.tar.gz").write_bytes(gzip.compress(block) * 500)
+    (folder / "a.tar.gz").write_bytes(gzip.compress(block, mtime=0) * 500)
     return folder / "a.tar.gz"
 
 
@@ -337,7 +337,7 @@ def cifar_bytes(folder):
 
 @hostile
 def cifar_marks(folder):
-    return batches(folder, gzip.compress(b"\x80\x02") + gzip.compress(b"(" * MIB) * 200)
+    return batches(folder, gzip.compress(b"\x80\x02", mtime=0) + gzip.compress(b"(" * MIB) * 200)
 
 
 @hostile

@@ -40,7 +40,7 @@ def write_idx_set(folder, train=20, test=10, shape=(6, 5), classes=10, gz=False)
         arrays[f"{stem}-labels-idx1-ubyte"] = (np.arange(count) % classes).astype(np.uint8)
     for name, array in arrays.items():
         data = idx_bytes(array)
-        (folder / (f"{name}.gz" if gz else name)).write_bytes(gzip.compress(data) if gz else data)
+        (folder / (f"{name}.gz" if gz else name)).write_bytes(gzip.compress(data, mtime=0) if gz else data)
     return arrays
 
 
