@@ -26,6 +26,7 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a test before it may have taken more
 
 
 @pytest.fixture

@@ -3,19 +3,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import torch
 
 from torchcaps.training import train
 from training.makers import tiny, write_bars
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny images on several threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

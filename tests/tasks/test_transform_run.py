@@ -16,14 +16,6 @@ from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 MODEL = {"capsules": 2, "recognition": 3, "generation": 3}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def settings(tmp_path):
     """Of 9 steps: 3 epochs of 3 batches."""
