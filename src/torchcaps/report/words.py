@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-
-def percent(share: float | None) -> str:
-    """`99.43 %` for 0.9943, and a dash for what is not known."""
-    return "–" if share is None else f"{100 * share:.2f} %"
+from torchcaps.tasks.exhibits import percent as percent
 
 
 def figure(key: str, value: float) -> str:

@@ -43,8 +43,7 @@ def confusions(found: Evaluation) -> Exhibit:
         for n, place in zip(counts[:CONFUSIONS], places[:CONFUSIONS], strict=True) if n
     ]  # fmt: skip
     rows = tuple(
-        (names[true], names[taken], f"{n:,}", _percent(n / int(found.confusion[true].sum())))
-        for n, true, taken in pairs
+        (names[true], names[taken], f"{n:,}", percent(n / int(found.confusion[true].sum()))) for n, true, taken in pairs
     )
     about = "Rows are true classes, columns what they were taken for."
     about += " The most frequent confusions are listed below it." if rows else " No image was taken for another class."
@@ -65,8 +64,8 @@ def by_class(found: Evaluation) -> Exhibit:
     shares, counts = [row["accuracy"] for row in found.per_class], [row["count"] for row in found.per_class]
     least = sorted(range(len(shares)), key=lambda k: (shares[k] is None, shares[k] or 0.0))[:MOST_ROWS]
     rows = tuple(
-        (row["name"], str(k), _percent(row["accuracy"]), f"{row['correct']:,}", f"{row['count']:,}",
-         _percent(row["precision"]))
+        (row["name"], str(k), percent(row["accuracy"]), f"{row['correct']:,}", f"{row['count']:,}",
+         percent(row["precision"]))
         for k, row in enumerate(found.per_class) if k in least
     )  # fmt: skip
     listed = "" if len(rows) == len(shares) else f" Listed are the {len(rows)} least accurate of {len(shares)} classes."
@@ -87,10 +86,10 @@ def calibrated(found: Evaluation, spec: ModelSpec) -> Exhibit:
     about = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
     about += (
         f"The {kind} of a capsule is no probability, so both readings in use are shown: the largest {kind} divided by "
-        f"the sum of all, and as it is. The expected calibration error is {_percent(errors.normalised.error)} for the "
-        f"first and {_percent(errors.length.error)} for the second; 0 would be perfect."
+        f"the sum of all, and as it is. The expected calibration error is {percent(errors.normalised.error)} for the "
+        f"first and {percent(errors.length.error)} for the second; 0 would be perfect."
         if spec.pose
-        else f"The expected calibration error of its largest output is {_percent(errors.length.error)}; 0 would be "
+        else f"The expected calibration error of its largest output is {percent(errors.length.error)}; 0 would be "
         "perfect."
     )
     return Exhibit(
@@ -141,5 +140,6 @@ def evenly(indices: Tensor, most: int) -> Tensor:
     return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """`99.43 %` for 0.9943, and a dash for what is not known."""
     return "–" if share is None else f"{100 * share:.2f} %"
