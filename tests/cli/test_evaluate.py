@@ -176,3 +176,13 @@ def test_a_damaged_configuration_is_named(command, run, name, content):
     outcome = command(name, run)
     assert outcome.status == 1
     assert the_sentence(outcome).startswith(f"{run / 'config.json'}: is no readable configuration (")
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
+    words = ("--data", "digits", "--per-class", "4", "--holdout", "10", "--epochs", "1", "--output", tmp_path / "run")
+    assert command("train", "cnn_matched", *words, "--option", "match=matrix_caps_small").status == 0
+    outcome = command("evaluate", tmp_path / "run", "--data", "multi-digits", "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out).keys() >= {"error", "per_digit"}
+    assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()

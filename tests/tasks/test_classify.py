@@ -10,6 +10,7 @@ from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.classify import Batch
+from torchcaps.types import ModelSpec
 
 TINY = {"channels": 8, "primary_types": 2}
 
@@ -154,7 +155,7 @@ def test_two_labels_have_a_margin_loss_without_a_decoder_and_no_spread_loss():
     model = model_of(decoder=False)
     assert losses(model, images_of(), TWO, reconstruction=0)["loss"] > 0
     with pytest.raises(ValueError, match="several classes; take margin"):
-        task_of(model, TWO, loss="spread")
+        losses(model, images_of(), TWO, loss="spread")
 
 
 @pytest.mark.parametrize("labels", [LABELS, TWO])
@@ -171,7 +172,7 @@ def test_a_network_for_several_classes_takes_each_by_itself(labels):
 
 def test_a_network_for_one_class_refuses_two_labels():
     with pytest.raises(ValueError, match="several=true"):
-        task_of(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), TWO)
+        losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
     with pytest.raises(ValueError, match="task: classify does not suit some, whose labels have 2 axes"):
         task_of(model_of(), TWO, task="classify")
 
@@ -217,3 +218,13 @@ def test_validation_has_the_loss_of_the_end_of_the_training():
     found = task.eval()(Batch(pixels.float() / 255, LABELS), 1.0)
     assert figures["loss"] == pytest.approx(found["loss"].item(), rel=1e-5)
     assert figures["accuracy"] == found["accuracy"].item()
+
+
+def test_only_capsules_are_said_to_be_dead():
+    class Constant(Flat):
+        spec = ModelSpec(activation="probability", loss="margin")
+
+    still = {"activation": torch.full((4, 3), 0.01)}
+    assert task_of(model_of()).stuck(still) == "every class capsule was dead"
+    assert task_of(Constant()).stuck(still) is None
+    assert task_of(model_of()).stuck({"activation": torch.eye(3)}) is None

@@ -20,7 +20,7 @@ def evaluate(
     output: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Measure a trained model: accuracy overall and per class, loss, calibration; write plots.
+    """Measure a trained model; write plots. Of a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
 
@@ -61,7 +61,9 @@ def predict(
     device: str = "auto",
     json: bool = False,
 ) -> int:
-    """Classify image files, or all images in folders. Activations are capsule lengths, not probabilities.
+    """Say what a trained model makes of image files, or of all images in folders.
+
+    A classifier gives the class and its activation, which for capsules is a length and not a probability.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/
 
@@ -69,7 +71,7 @@ def predict(
         run: A run folder, or a model.safetensors file.
         images: Image files and folders.
         device: auto, cpu, cuda, ...
-        json: Print JSON: for each image its path, label, activation, and the activations of all classes.
+        json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
     from torchcaps import tasks
     from torchcaps.training import load

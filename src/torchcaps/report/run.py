@@ -12,7 +12,7 @@ from torchcaps.errors import DataError, RunError, read_text
 from torchcaps.ranks import first_alone, joined
 from torchcaps.report.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Found, Task, create_task
+from torchcaps.tasks import Found, Task, create_task, task_class
 from torchcaps.training import RunFolder, load
 from torchcaps.training.checkpoint import atomic, write_json
 from torchcaps.training.lock import make_folder
@@ -48,16 +48,17 @@ def open_run(
     elif data is None:
         raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
     max_bytes = config.data.max_bytes if data is None else None
-    if data is None:
-        data, root = config.data.name, root or config.data.root
+    name, root = (config.data.name, root or config.data.root) if data is None else (data, root)
     size, channels = model.preprocess.img_size, model.preprocess.in_chans
     with first_alone():
-        images = load_dataset(data, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
+        images = load_dataset(name, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes)
     images = cropped(images, model.preprocess.crop)
+    if data is not None and not task_class(config.task.name, model, images).takes(images):
+        config = config.updated(task="auto")  # such as overlapping digits, for a model of single ones
     task = create_task(model, config, images)
     if task.labelled and images.classes != model.classes:
         raise RunError(
-            f"{data}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
+            f"{name}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
             f"{len(model.classes)} ({_few(model.classes)})"
         )
     return task, images

@@ -109,7 +109,8 @@ class Task(nn.Module):
     Attributes:
         name: set when it is registered.
         score: the name of the figure on held-out images by which the epoch is chosen; more is better.
-        losses: names that the setting `loss` may have; the first one is taken where neither run nor model says.
+        losses: names that the setting `loss` may have; the first one is taken where neither run nor model says. A task
+            of one loss needs none: it is then called "loss".
         defaults: of settings that a run leaves open, beside those of every task.
         offers: what a person may ask of a trained model: "classes", "decode", "routing", "sweep".
         labelled: whether labels have a part in it.
@@ -143,10 +144,15 @@ class Task(nn.Module):
         return 1.0
 
     @classmethod
+    def takes(cls, images: ImageSet) -> bool:
+        """Whether the labels of images are of the kind that this task needs."""
+        del images
+        return True
+
+    @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
         """Whether "auto" means this task for a model that declares this and these images."""
-        del images
-        return spec.task == cls.name
+        return spec.task == cls.name and cls.takes(images)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """A batch: tensors of equal length on the set's device. Changed at random in training mode, else as they are.
@@ -183,7 +189,10 @@ class Task(nn.Module):
         return []
 
     def stuck(self, losses: Outcomes) -> str | None:
-        """A word for a network that does not learn, by what `forward` gave in an early step; it then starts again."""
+        """What is wrong with a network that does not learn, by what `forward` gave in an early step: it starts again.
+
+        Such as "every class capsule was dead"; None where nothing is.
+        """
         del losses
         return None
 
@@ -217,15 +226,19 @@ class Task(nn.Module):
         return []
 
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each."""
-        raise NotImplementedError
+        """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
+
+        Raises:
+            ValueError: the task says nothing of single pictures.
+        """
+        del pictures
+        raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
 
     def _loss_name(self, asked: str) -> str:
-        name = (
-            asked if asked != "auto" else self.spec.loss if self.spec.loss in self.losses else next(iter(self.losses))
-        )
-        if name not in self.losses:
-            raise UnknownNameError("loss", name, self.losses)
+        known = self.losses or ("loss",)
+        name = asked if asked != "auto" else self.spec.loss if self.spec.loss in known else next(iter(known))
+        if name not in known:
+            raise UnknownNameError("loss", name, known)
         return name
 
 

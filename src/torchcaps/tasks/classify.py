@@ -81,6 +81,8 @@ def margin(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
 def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     del settings
+    if wanted.dim() == 2:
+        raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
     low, high = SPREAD
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
@@ -99,7 +101,7 @@ class Classify(Task):
 
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
-        if images is not None and images.labels.dim() != self.axes:
+        if images is not None and not self.takes(images):
             axes = images.labels.dim()
             raise ValueError(f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes")
         weight = self.config.task.reconstruction or 0.0
@@ -117,9 +119,14 @@ class Classify(Task):
         return 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
+    def takes(cls, images: ImageSet) -> bool:
+        """Images of one class each."""
+        return images.labels.dim() == cls.axes
+
+    @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """For models made to tell classes apart, and images of one class each."""
-        return spec.task == "classify" and images.labels.dim() == cls.axes
+        """For models made to tell classes apart, one or several."""
+        return spec.task == "classify" and cls.takes(images)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
@@ -197,7 +204,8 @@ class Classify(Task):
 
     def stuck(self, losses: Outcomes) -> str | None:
         """For capsules only: whether all of them are dead or saturated."""
-        return None if self.loss == "cross_entropy" else stuck(losses["activation"])
+        state = stuck(losses["activation"]) if self.spec.pose else None
+        return state and f"every class capsule was {state}"
 
     def check(self, images: ImageSet) -> Outcomes:
         """Refuse a model with fewer outputs than there are classes."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.evaluation import evaluate_multilabel
 from torchcaps.evaluation.forward import Progress
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, register_task
 from torchcaps.tasks.classify import Batch, Classify
 from torchcaps.tasks.exhibits import overlaps
 from torchcaps.types import Capsules
@@ -25,14 +21,13 @@ class Several(Classify):
 
     axes = 2
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        super().__init__(model, config, images)
+    def forward(self, batch: Batch, share: float) -> Outcomes:
+        """As for one class an image; refuses a network whose classes share one softmax."""
         if self.spec.logits and not self.spec.several:
             raise ValueError(
                 "model: images that show several classes need a network built with the option several=true"
             )
-        if self.loss == "spread":
-            raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
+        return super().forward(batch, share)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of each class by itself."""
@@ -61,11 +56,3 @@ class Several(Classify):
         if not self.spec.decoder or images.labels.shape[1] != 2:
             return []
         return [overlaps(self.model, images)]
-
-    @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The two most active classes, and the activations of all."""
-        rows = super().predict(pictures)
-        for row in rows:
-            row["label"] = " + ".join([*row["activations"]][:2])
-        return rows

@@ -103,9 +103,9 @@ class Transform(Task):
         return measured(self.outcomes(images, progress=progress))
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Told against true transformations, drawings, and what generation units draw."""
+        """Estimated against true transformations, drawings, and what generation units draw."""
         assert isinstance(found, TransformingEvaluation)
-        return [self._told(found), self._drawings(found, images), self._capsules(found)]
+        return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class Transform(Task):
     def _views(self, count: int, img_size: tuple[int, int], generator: Generator) -> tuple[Matrices, Matrices]:
         return _random_views(count, img_size, generator=generator, **self.ranges)
 
-    def _told(self, found: TransformingEvaluation) -> Exhibit:
+    def _poses(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
 
         some, unit = slice(0, MOST_POINTS), "pixels" if self.pose == "translation" else ""
@@ -132,7 +132,7 @@ class Transform(Task):
             "was done; it is known what was. A correlation and a slope of 1 would be right. R² is a mean over single "
             "capsules.",
             viz.predicted_transformations(found.true[some], found.predicted[some], names=found.names, unit=unit),
-            f"Told against true {' and '.join(found.names)} of each pair, a panel each.",
+            f"Estimated against true {' and '.join(found.names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
             tuple((name, *(rounded(of[name]) for of in of_each)) for name in found.names),
         )  # fmt: skip

@@ -206,7 +206,7 @@ class Trainer:
             return False
         rate = self.config.optimiser.lr or 0.0
         text = (
-            f"every class capsule was {state} after step {self.progress.step}; the training starts again, once, with a "
+            f"{state} after step {self.progress.step}; the training starts again, once, with a "
             f"tenth of the learning rate ({rate * RESTART_RATE:g})"
         )
         self.progress = Progress(rate=RESTART_RATE)
