@@ -123,15 +123,16 @@ class OptimiserSettings(_Group):
 class ScheduleSettings(_Group):
     """Learning rate over time."""
 
-    name: Literal["short", "cosine", "paper", "constant", "steps"] | None = setting(
+    name: Literal["short", "cosine", "paper", "constant", "steps", "exponential"] | None = setting(
         None,
         "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
         "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is "
-        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones",
+        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; exponential "
+        "falls by a factor after each epoch, to a tenth at the lowest",
         name="schedule",
     )
     milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")
-    decay: float = setting(0.1, "factor by which it falls there", low=0, high=1)
+    decay: float = setting(0.1, "factor by which it falls, with the schedules steps and exponential", low=0, high=1)
 
 
 @dataclass(frozen=True)

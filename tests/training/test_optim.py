@@ -67,6 +67,11 @@ def test_the_rate_falls_at_milestones():
     assert found == pytest.approx([0.1] * 50 + [0.01] * 30 + [0.001] * 20)
 
 
+def test_the_rate_falls_after_each_epoch_to_a_tenth():
+    found = rates(40, schedule="exponential", lr=0.5, epochs=20, decay=0.8)
+    assert found == pytest.approx([0.5 * max(0.1, 0.8**epoch) for epoch in range(20) for _ in range(2)])
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_every_optimiser_takes_its_settings(name):
     weight = torch.nn.Parameter(torch.ones(3))

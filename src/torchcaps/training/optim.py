@@ -14,6 +14,7 @@ from torchcaps.settings import OptimiserSettings, TrainConfig
 
 WARM_UP, WARM_UP_STEPS = 0.05, 40
 PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR, PAPER_RISE = 0.96, 2000, 1e-6, 1000
+LOWEST = 0.1  # share of the rate that an exponential schedule ends at
 LARGEST_BATCH, SMALLEST_BATCH = 128, 8
 ENOUGH_STEPS = 100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
 Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
@@ -85,9 +86,11 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
         fallen = max(PAPER_FLOOR, rate * PAPER_DECAY ** (step / PAPER_STEPS))
         return fallen * min(1.0, (step + 1) / min(rise, PAPER_RISE))
+    done = step * config.run.epochs // total_steps
     if schedule.name == "steps":
-        done = step * config.run.epochs // total_steps
         return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
+    if schedule.name == "exponential":
+        return rate * max(LOWEST, schedule.decay**done)
     if schedule.name == "cosine":
         rise = 0
     if step < rise:
