@@ -26,6 +26,10 @@ class DataError(TorchcapsError):
     """A data set that is absent, damaged or unusable."""
 
 
+class AbsentError(DataError):
+    """A named data set is in none of the places looked at."""
+
+
 class RunError(TorchcapsError):
     """A run folder or checkpoint that is absent, damaged or does not fit."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset
+from torchcaps.errors import DataError
 from torchcaps.reproduce import MEASURES, register_measure
 from torchcaps.reproduce.measures import finished
 from torchcaps.training import TrainConfig, train
@@ -120,3 +121,16 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
 def test_a_measure_has_a_name_of_its_own():
     with pytest.raises(ValueError, match="measure 'ablation' is registered twice"):
         register_measure(MEASURES["ablation"])
+
+
+def test_affnist_itself_is_measured_where_it_is_at_hand(digits, tmp_path, monkeypatch):
+    elsewhere = replace(digits, config=digits.config.updated(root=str(tmp_path)))
+    assert MEASURES["affnist"](elsewhere) == {}
+    (tmp_path / "affnist" / "test_batches").mkdir(parents=True)
+    (tmp_path / "affnist" / "test_batches" / "1.mat").write_bytes(b"no such file")
+    with pytest.raises(DataError, match=r"1\.mat"):
+        MEASURES["affnist"](elsewhere)
+    images = load_dataset("digits", "test").subset(range(20))
+    monkeypatch.setattr("torchcaps.reproduce.measures.load_dataset", lambda name, *_, **__: images)
+    right = (digits.model(images.float_images()).argmax(dim=1) == images.labels).float().mean()
+    assert MEASURES["affnist"](digits)["affnist_error"] == pytest.approx(1 - float(right), abs=1e-6)

@@ -11,7 +11,7 @@ from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
 from torchcaps.data.pixels import Size, fit_images
-from torchcaps.errors import DataError
+from torchcaps.errors import AbsentError, DataError
 
 SPLITS = ("train", "test")
 
@@ -111,8 +111,8 @@ def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str |
     raise not_found(name, looked)
 
 
-def not_found(name: str, looked: list[Path]) -> DataError:
+def not_found(name: str, looked: list[Path]) -> AbsentError:
     """The error for a named set that is in none of the places looked at."""
     info = origin(name)
     how = f"get it with: torchcaps data fetch {info.name}" if info.sources else f"get it from {info.source}"
-    return DataError(f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}")
+    return AbsentError(f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}")

@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcaps import evaluation, plugins
 from torchcaps.data import ImageSet, load_dataset
-from torchcaps.errors import NoAblationError
+from torchcaps.errors import AbsentError, NoAblationError
 from torchcaps.report import open_run
 from torchcaps.tasks import Task
 from torchcaps.training import RunFolder, TrainConfig, load
@@ -128,6 +128,17 @@ def placed(trained: Trained) -> Figures:
     if not trained.one_class:
         return {}
     return {"clean_error": trained.error(trained.other(f"placed-{trained.config.data.name.removeprefix('affine-')}"))}
+
+
+@register_measure
+def affnist(trained: Trained) -> Figures:
+    """Error on affNIST's own test images, where that set is at hand; nothing of it where it is not."""
+    if not trained.one_class:
+        return {}
+    try:
+        return {"affnist_error": trained.error(trained.other("affnist"))}
+    except AbsentError:
+        return {}
 
 
 @register_measure
