@@ -17,7 +17,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train test pytest test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture install browser clean
+.PHONY: train test pytest test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -64,6 +64,13 @@ gallery: runs/capsnet-digits/model.safetensors
 
 runs/capsnet-digits/model.safetensors: | $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits --output runs/capsnet-digits
+
+# The weights that come with the package: needs MNIST (torchcaps data fetch mnist) and about two hours of training.
+weights: runs/capsnet-small-mnist/evaluation.json runs/efficient-capsnet-mnist/evaluation.json
+	$(BIN)/python tools/make_weights.py runs/capsnet-small-mnist runs/efficient-capsnet-mnist
+
+runs/%-mnist/evaluation.json: | $(INSTALLED)
+	$(BIN)/torchcaps train $*-mnist --output runs/$*-mnist
 
 # The picture at the head of README.md: needs MNIST (torchcaps data fetch mnist) and about half an hour of training.
 picture: runs/capsnet-mnist/model.safetensors runs/capsnet-pairs/model.safetensors

@@ -127,8 +127,8 @@ class ScheduleSettings(_Group):
         None,
         "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
         "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is "
-        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; exponential "
-        "falls by a factor after each epoch, to a tenth at the lowest",
+        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; "
+        "exponential falls by a factor after each epoch, to a tenth at the lowest",
         name="schedule",
     )
     milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")

@@ -99,6 +99,26 @@ def test_bias_by_default_from_eleven_classes_on(num_classes, has_bias):
         assert (model.class_capsules.bias is not None) == asked
 
 
+def test_layers_between():
+    torch.manual_seed(0)
+    model = tc.create_model("capsnet", between=(6, 5), class_dim=4, **SMALL).eval()
+    assert [layer.votes.sizes[2:] for layer in model.between] == [(6, 4), (5, 4)]
+    assert model.class_capsules.votes.sizes[:2] == (5, 4)
+    images = torch.rand(2, 1, 28, 28)
+    with tc.record_routing(model) as record:
+        model(images)
+    assert list(record) == ["between.0", "between.1", "class_capsules"]
+    given = tc.nn.create_router("dynamic", iterations=2)
+    model = tc.create_model("capsnet", between=(6,), routing=given, **SMALL)
+    assert model.class_capsules.router is given
+    assert model.between[0].router is not given
+
+
+def test_a_small_decoder():
+    model = tc.create_model("capsnet", decoder=(12, 20), **SMALL)
+    assert [layer.out_features for layer in model.decoder.layers[::2]] == [12, 20, 784]
+
+
 @pytest.mark.parametrize("img_size", [16, (28, 16), (16, 28), 1])
 def test_too_small(img_size):
     with pytest.raises(ValueError, match=r"img_size: the primary capsules .* at least 17x17 pixels, got"):
@@ -131,10 +151,9 @@ def test_registry():
     assert "capsnet" in tc.list_models()
     assert tc.list_models("caps*") == [name for name in tc.list_models() if name.startswith("caps")]
     assert tc.list_models("no such*") == []
-    assert tc.list_models(pretrained=True) == []
     with pytest.raises(UnknownNameError, match="unknown model 'capsnt'; did you mean 'capsnet'"):
         tc.create_model("capsnt")
-    with pytest.raises(ValueError, match="pretrained: no weights are published"):
+    with pytest.raises(ValueError, match="pretrained: no weights of .capsnet. come with the package"):
         tc.create_model("capsnet", pretrained=True)
     with pytest.raises(TypeError, match="takes no option 'itertions'"):
         tc.create_model("capsnet", itertions=2)

@@ -55,8 +55,7 @@ def evaluate(
 
 
 def predict(
-    run: Annotated[Path, tyro.conf.Positional],
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")],
     /,
     device: str = "auto",
     json: bool = False,
@@ -68,15 +67,21 @@ def predict(
     Example: torchcaps predict runs/capsnet-digits photo.png folder/
 
     Args:
-        run: A run folder, or a model.safetensors file.
-        images: Image files and folders.
+        paths: A run folder or a model.safetensors file, then image files and folders. Images alone go to a network
+            that comes with the package and knows digits.
         device: auto, cpu, cuda, ...
         json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
     from torchcaps import tasks
+    from torchcaps.data.images import is_image_name
+    from torchcaps.models import weights_file
     from torchcaps.training import load
     from torchcaps.training.optim import resolve_device
+    from torchcaps.training.run_folder import CONFIG
 
+    first = paths[0] if paths else Path()
+    alone = len(paths) == 1 and first.is_dir() and not (first / CONFIG).exists()
+    run, *images = [weights_file(), *paths] if alone or is_image_name(first.name) else [first, *paths[1:]]
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
     rows = tasks.predict(load(run, device=resolve_device(device)), images)

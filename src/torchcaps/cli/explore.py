@@ -12,7 +12,7 @@ from torchcaps.cli.signals import at_once
 
 
 def explore(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path | None, tyro.conf.Positional] = None,
     other: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
     data: str | None = None,
@@ -28,7 +28,7 @@ def explore(
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
-        run: A run folder, or a model.safetensors file.
+        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         other: Another one, to compare with on the same input.
         data: Another data set than the run's own to choose test images from, by name or path.
         root: Folder in which a named data set is looked for first.
@@ -48,9 +48,11 @@ def explore(
     import torch
 
     from torchcaps.explorer import open_session, server
+    from torchcaps.models import weights_file
     from torchcaps.report.words import telling
 
     torch.set_num_threads(threads)
+    run = run or weights_file()
     runs = [run] if other is None else [run, other]
     note("reading the model ...")
     named = zip(runs, telling(runs), strict=True)

@@ -11,7 +11,7 @@ from torchcaps.cli.console import usage
 
 
 def reconstruct(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
     images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
     data: str | None = None,
@@ -25,25 +25,27 @@ def reconstruct(
     Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
 
     Args:
-        run: A run folder, or a model.safetensors file.
+        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         images: Own image file or folder instead of test images; may be given several times.
         data: Another data set than the run's own, by name or path.
         root: Folder in which a named data set is looked for first.
         per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
         seed: Of their choice.
-        output: The picture; by default plots/reconstructions.png in the run folder.
+        output: The picture; by default plots/reconstructions.png in the run folder, or here.
     """
     from torchcaps import report
     from torchcaps.errors import check_range
+    from torchcaps.models import weights_file
 
     with usage():
         check_range("--per-class", per_class, low=1)
+    run = run or weights_file()
     print(report.reconstruct_run(run, images, data=data, root=root, per_class=per_class, seed=seed, output=output))
     return 0
 
 
 def perturb(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
     images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
     data: str | None = None,
@@ -58,21 +60,23 @@ def perturb(
     Example: torchcaps perturb runs/capsnet-digits
 
     Args:
-        run: A run folder, or a model.safetensors file.
+        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         images: Own image file or folder instead of one test image per class; may be given several times.
         data: Another data set than the run's own, by name or path.
         root: Folder in which a named data set is looked for first.
         span: How far each dimension moves either way.
         steps: Steps from one end to the other, an odd number shows the capsule as it is in the middle.
         seed: Of the choice of test images.
-        output: Folder of the pictures; by default plots/ in the run folder.
+        output: Folder of the pictures; by default plots/ in the run folder, or here.
     """
     from torchcaps import report
     from torchcaps.errors import check_range
+    from torchcaps.models import weights_file
 
     with usage():
         check_range("--span", span, low=0)
         check_range("--steps", steps, low=2)
+    run = run or weights_file()
     written = report.perturb_run(run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output)
     for path in written:
         print(path)

@@ -1,5 +1,7 @@
 """One file, one published system, and the registry that finds them."""
 
+from torchcaps.models._pretrained import weights_file as weights_file
+from torchcaps.models._pretrained import weights_passport as weights_passport
 from torchcaps.models._registry import Passport as Passport
 from torchcaps.models._registry import create_model as create_model
 from torchcaps.models._registry import list_models as list_models

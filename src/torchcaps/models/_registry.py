@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchcaps import plugins
+from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import drawn_from
 
 Builder = Callable[..., nn.Module]
@@ -60,9 +61,10 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
     Args:
         filter: such as "caps*".
-        pretrained: only models with published weights; there are none so far.
+        pretrained: only models whose weights come with the package.
     """
-    return [] if pretrained else [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
+    names = [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
+    return [name for name in names if (FOLDER / f"{name}.safetensors").is_file()] if pretrained else names
 
 
 def model_passport(name: str) -> Passport:
@@ -87,7 +89,8 @@ def create_model(
 
     Args:
         name: see `list_models()`.
-        pretrained: weights trained by this project; there are none so far.
+        pretrained: take the weights that come with the package, and the options that they were trained with; see
+            `weights_passport`. With another `num_classes`, the layers that depend on it start anew.
         num_classes: at least 1.
         in_chans: channels of the images.
         img_size: height and width in pixels, or one number for both.
@@ -95,21 +98,17 @@ def create_model(
         options: the model's own; see its class.
 
     Raises:
-        ValueError: for an unknown name, a size that the model cannot take, or `pretrained=True`.
+        ValueError: for an unknown name, a size that the model cannot take, or weights that are not there or do not fit.
         TypeError: for an option that the model does not take.
 
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
     builder, passport = _find(name)
-    if pretrained:
-        raise ValueError(
-            f"pretrained: no weights are published for {name!r} yet; train it with `torchcaps train {name}`"
-        )
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {name: getattr(passport, name) if value is None else value for name, value in given.items()}
+    sizes = {key: getattr(passport, key) if value is None else value for key, value in given.items()}
     with nullcontext() if generator is None else drawn_from(generator):
-        return builder(**sizes, **options)
+        return pretrained_model(name, builder, given, options) if pretrained else builder(**sizes, **options)
 
 
 def _find(name: str) -> tuple[Builder, Passport]:

@@ -7,6 +7,8 @@ CapsuleLinear).
 
 from __future__ import annotations
 
+from copy import deepcopy
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -37,8 +39,9 @@ class CapsNet(ImageModel):
         channels: of the first convolution.
         primary_types: types of primary capsules per pixel.
         primary_dim: their dimensions.
-        class_dim: dimensions of a class capsule.
-        decoder: whether to build the decoder.
+        class_dim: dimensions of a class capsule, and of those between.
+        between: capsules of each layer between primary and class capsules; the paper has none.
+        decoder: whether to build the decoder; or the widths of its two hidden layers, in place of 512 and 1024.
         bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
             the many absent classes push every length to zero before the right ones rise, and without a bias nothing
             wakes them again.
@@ -64,7 +67,8 @@ class CapsNet(ImageModel):
         primary_types: int = 32,
         primary_dim: int = 8,
         class_dim: int = 16,
-        decoder: bool = True,
+        between: tuple[int, ...] = (),
+        decoder: bool | tuple[int, int] = True,
         bias: bool | None = None,
         routing: str | nn.Module | RouteFunction = "dynamic",
         impl: Impl = "auto",
@@ -77,14 +81,18 @@ class CapsNet(ImageModel):
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
-        self.class_capsules = CapsuleLinear(
-            children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
-        )
-        self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, *self.img_size)) if decoder else None
+        layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
+        self.between = nn.Sequential(*(
+            CapsuleLinear(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
+            for child, parent in pairwise(layers[:-1])
+        ))  # fmt: skip
+        self.class_capsules = CapsuleLinear(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
+        shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
+        self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
         if impl != "auto":
             set_impl(self, impl)
         self.spec = ModelSpec(
-            pose=True, activation=self.class_capsules.router.activation, decoder=decoder, smallest=SMALLEST,
+            pose=True, activation=self.class_capsules.router.activation, decoder=bool(decoder), smallest=SMALLEST,
             loss="margin",
         )  # fmt: skip
 
@@ -93,7 +101,7 @@ class CapsNet(ImageModel):
         self._check(images)
         x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
-        return self.class_capsules(flatten_space(primary))  # 10 of dim 16
+        return self.class_capsules(self.between(flatten_space(primary)))  # 10 of dim 16
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Lengths of the class capsules, in [0, 1); not logits."""
@@ -121,3 +129,16 @@ class CapsNet(ImageModel):
 def capsnet(**options: Any) -> CapsNet:
     """The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without."""
     return CapsNet(**options)
+
+
+@register_model(
+    Passport(
+        title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+        num_classes=10, parameters=1_280_720, published="none: a small form, whose weights come with the package",
+    )
+)  # fmt: skip
+def capsnet_small(
+    *, channels: int = 64, primary_types: int = 8, decoder: bool | tuple[int, int] = (256, 512), **options: Any
+) -> CapsNet:
+    """A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder."""
+    return CapsNet(channels=channels, primary_types=primary_types, decoder=decoder, **options)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import DataError, RunError, read_text
+from torchcaps.models._pretrained import FOLDER
 from torchcaps.ranks import first_alone, joined
 from torchcaps.report.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task, task_class
 from torchcaps.training import RunFolder, load
 from torchcaps.training.checkpoint import atomic, write_json
+from torchcaps.training.description import read_header
 from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped
@@ -31,7 +33,7 @@ def open_run(
     """The trained model of a run within its task, and images for it.
 
     Args:
-        run: a run folder, or a model file (then `data` is needed).
+        run: a run folder, or a model file; then `data` is needed, but for those that come with the package.
         data: name or path of a data set; by default the one that the run was trained on.
         root: where a named set is looked for first.
         split: "test" or "train".
@@ -46,7 +48,9 @@ def open_run(
     if path.is_dir():
         config = RunFolder.open(path).config()
     elif data is None:
-        raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
+        data = read_header(path)[1].get("weights", {}).get("shown")
+        if data is None:
+            raise RunError(f"{path}: a model file does not say what data it was trained on; give --data")
     max_bytes = config.data.max_bytes if data is None else None
     name, root = (config.data.name, root or config.data.root) if data is None else (data, root)
     size, channels = model.preprocess.img_size, model.preprocess.in_chans
@@ -65,8 +69,11 @@ def open_run(
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
-    """Where an evaluation belongs: the run folder for its own test images, else a folder in it named after the data."""
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    """Where an evaluation belongs: the run folder for its own test images, else a folder in it named after the data.
+
+    For weights of the package that is the present folder.
+    """
+    folder = Path(run) if Path(run).is_dir() else Path() if Path(run).parent == FOLDER else Path(run).parent
     if data is None and split == "test":
         return folder
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"

@@ -1,0 +1,46 @@
+"""Put trained runs, each in a folder of its recipe's name, into the package as weights with a passport."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from torchcaps.models._pretrained import FOLDER
+from torchcaps.training import RunFolder
+from torchcaps.training.checkpoint import load_tensors, save_tensors
+
+MOST_BYTES = 6_000_000  # of all files together
+SHOWN = {"mnist": "digits"}  # data set -> images of its kind that come with the package
+LICENCE = "Apache-2.0; MNIST: Yann LeCun and Corinna Cortes, CC BY-SA 3.0"
+
+
+def pack(path: Path) -> Path:
+    """The best model of a run, as weights of the package under the model's name."""
+    run = RunFolder.open(path)
+    config, found = run.config(), json.loads((path / "evaluation.json").read_text())
+    tensors, about = load_tensors(run.model)
+    about["weights"] = {
+        "data": config.data.name, "shown": SHOWN[config.data.name], "seed": config.run.seed,
+        "epochs": config.run.epochs, "held_out": config.data.holdout, "accuracy": found["accuracy"],
+        "images": found["num_samples"], "command": f"torchcaps train {path.name} --seed {config.run.seed}",
+        "licence": LICENCE, "torch": run.environment()["torch"],
+    }  # fmt: skip
+    target = FOLDER / f"{about['model']}.safetensors"
+    FOLDER.mkdir(exist_ok=True)
+    save_tensors(target, tensors, about)
+    return target
+
+
+def main(runs: list[str]) -> int:
+    for run in runs:
+        target = pack(Path(run))
+        print(f"{target.name}: {target.stat().st_size:,} bytes")
+    total = sum(file.stat().st_size for file in FOLDER.glob("*.safetensors"))
+    if total > MOST_BYTES:
+        print(f"weights: expected at most {MOST_BYTES:,} bytes, got {total:,}", file=sys.stderr)
+    return int(total > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
