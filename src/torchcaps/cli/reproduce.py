@@ -21,6 +21,7 @@ def reproduce(
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
     /,
     list: bool = False,
+    table: bool = False,
     budget: Literal["small", "hour", "full"] = "small",
     seeds: int = 1,
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
@@ -39,6 +40,7 @@ def reproduce(
     Args:
         recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
+        table: Run every recipe whose name begins with field-, and set all systems of the field side by side.
         budget: small: at most ten minutes on 2 processor cores; hour: at most one; full: as published.
         seeds: How many seeds of each row.
         row: Only rows whose name contains this; may be given several times.
@@ -50,13 +52,15 @@ def reproduce(
     """
     from torchcaps import training
     from torchcaps.errors import check_range
-    from torchcaps.reproduce import read_results, results_table, viewpoint_lines, write_table
+    from torchcaps.reproduce import field_tables, read_results, results_table, viewpoint_lines, write_field, write_table
     from torchcaps.training.environment import check_threads
 
-    if list or recipe is None:
+    if list or (recipe is None and not table):
         return _list(json)
     with usage():
         check_range("--seeds", seeds, low=1)
+        if table and recipe is not None:
+            raise ValueError(f"--table: expected no recipe beside it, got {recipe}")
         if threads is not None:
             check_threads("--threads", threads)
     if threads is not None:
@@ -64,38 +68,47 @@ def reproduce(
 
         torch.set_num_threads(threads)
     training.keep_memory()
-    stopped = _run(training.load_recipe(recipe), budget, seeds, row, root, output, device)
-    if isinstance(stopped, int):
-        return stopped
+    names = [name for name in training.list_recipes() if name.startswith("field-")] if recipe is None else [recipe]
+    results = _run([training.load_recipe(name) for name in names], budget, seeds, row, root, output, device)
+    if isinstance(results, int):
+        return results
     everything = read_results(output)
-    write_table(everything, output)
+    files = [write_table(everything, output), *(write_field(everything, output) if table else ())]
     if json:
-        print_json([vars(result) for result in stopped])
-    else:
-        print_table(results_table(stopped))
-        for line in viewpoint_lines(stopped):
-            print(f"\n{line}")
-        print(f"\nall results: {output / 'results.md'}")
+        print_json([vars(result) for result in results])
+        return 0
+    tables = field_tables(results) if table else {"": results_table(results)}
+    for data, rows in tables.items():
+        if data:
+            print(f"\n{data}")
+        print_table(rows)
+    for line in viewpoint_lines(results):
+        print(f"\n{line}")
+    print(f"\nall results: {' '.join(map(str, files))}")
     return 0
 
 
 def _run(
-    recipe: Recipe, budget: str, seeds: int, rows: Sequence[str], root: str | None, output: Path, device: str | None
-) -> list[Result] | int:
+    recipes: Sequence[Recipe], budget: str, seeds: int, rows: Sequence[str], root: str | None, output: Path,
+    device: str | None,
+) -> Sequence[Result] | int:  # fmt: skip
     """The results, or the status of a command that a signal stopped."""
     from torchcaps import training
     from torchcaps.reproduce import reproduce
 
-    with progress_bar(recipe.name) as bar, noted() as caught:
-        try:
-            return reproduce(
-                recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device, listener=telling(bar),
-                started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
-            )  # fmt: skip
-        except training.Interrupted as stop:
-            settle()
-            note(f"{stop}; the same command continues it")
-            return 128 + caught[0]
+    found: Sequence[Result] = []
+    for recipe in recipes:
+        with progress_bar(recipe.name) as bar, noted() as caught:
+            try:
+                found = [*found, *reproduce(
+                    recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device,
+                    listener=telling(bar), started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
+                )]  # fmt: skip
+            except training.Interrupted as stop:
+                settle()
+                note(f"{stop}; the same command continues it")
+                return 128 + caught[0]
+    return found
 
 
 def _list(json: bool) -> int:

@@ -1,5 +1,7 @@
 """Published experiments, run and set beside their published figures."""
 
+from torchcaps.reproduce.field import field_tables as field_tables
+from torchcaps.reproduce.field import write_field as write_field
 from torchcaps.reproduce.measures import MEASURES as MEASURES
 from torchcaps.reproduce.measures import Trained as Trained
 from torchcaps.reproduce.measures import register_measure as register_measure

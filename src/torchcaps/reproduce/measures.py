@@ -6,14 +6,16 @@ Every figure is a plain number; shares, accuracies and errors are in [0, 1].
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from torchcaps import evaluation, plugins
+from torchcaps import evaluation, ops, plugins
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import AbsentError, NoAblationError
 from torchcaps.report import open_run
@@ -228,6 +230,19 @@ def validation(trained: Trained) -> Figures:
     score = trained.task.score
     value = trained.task.figures(trained.task.outcomes(trained.held_out()))[score]
     return {"validation_error": 1 - value} if score == "accuracy" else {f"validation_{score}": value}
+
+
+@register_measure
+def products(trained: Trained) -> Figures:
+    """Multiply-adds of matrix products and convolutions that one image takes, by the reference of every operator."""
+    plain = deepcopy(trained.model)
+    layers: list[Any] = list(plain.modules())
+    for layer in layers:
+        if "reference" in (impl for op in getattr(layer, "operators", ()) for impl in ops.implementations(op)):
+            layer.impl = "reference"
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        plain(trained.images.float_images([0]).to(next(plain.parameters()).device))
+    return {"products": counter.get_total_flops() // 2}
 
 
 def finished(run: RunFolder, config: TrainConfig) -> Trained:

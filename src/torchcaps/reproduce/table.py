@@ -54,24 +54,38 @@ def write_table(results: Sequence[Result], output: str | Path) -> Path:
     Raises:
         TrainingError: if it cannot be written.
     """
-    rows = results_table(results)
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(HEADING))
     sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
     notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
     views = [f"* {line}" for line in viewpoint_lines(results)]
     matched = ["", "## Novel views at equal accuracy on familiar ones", "", *views] if views else []
     path = Path(output) / TABLE
     with atomic(path) as partial:
-        text = ["# Measured and published", "", *lines, "", *notes, *matched, ""]
+        text = ["# Measured and published", "", markdown(results_table(results)), "", *notes, *matched, ""]
         partial.write_text("\n".join(text), encoding="utf-8")
     return path
+
+
+def markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    """Lines of a table, the first one its heading."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def over_seeds(name: str, values: Sequence[float | None]) -> str:
+    """A figure of one row: mean ± standard deviation over seeds, in percent if its name says so; a dash for none."""
+    given = [float(value) for value in values if value is not None and math.isfinite(value)]
+    percent = name.endswith(SHARES)
+    scale, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    if not given:
+        return "-"
+    spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
+    return f"{scale * mean(given):.{digits}f}{spread}{unit}"
 
 
 def _line(group: list[Result]) -> tuple[str, ...]:
     first = group[0]
     names = [name for name in first.shown if any(isinstance(r.figures.get(name), int | float) for r in group)]
-    measured = [f"{_words(name)} {_over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
+    measured = [f"{_words(name)} {over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
     seconds = mean(r.seconds for r in group)
     return (
         first.recipe, first.row, first.budget, "; ".join(measured) or "-",
@@ -96,16 +110,6 @@ def _matched(
         f"at {mean(pair.target for pair in pairs):.1%} on familiar views, {novel[0]:.1%} of novel ones for {first} and "
         f"{novel[1]:.1%} for {second}: {mean(gains):+.1f}{spread} points ({seeds})"
     )
-
-
-def _over_seeds(name: str, values: Sequence[float | None]) -> str:
-    given = [float(value) for value in values if value is not None and math.isfinite(value)]
-    percent = name.endswith(SHARES)
-    scale, digits, unit = (100, 2, " %") if percent else (1, 3, "")
-    if not given:
-        return "-"
-    spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
-    return f"{scale * mean(given):.{digits}f}{spread}{unit}"
 
 
 def _words(name: str) -> str:

@@ -5,6 +5,7 @@ may be anything that `numpy.asarray` takes, CPU tensors included.
 """
 
 from torchcaps.viz import canvas as _canvas  # first: it says what is missing where there is no matplotlib
+from torchcaps.viz.bench import accuracy_against_time as accuracy_against_time
 from torchcaps.viz.bench import latency_curves as latency_curves
 from torchcaps.viz.bench import layer_bars as layer_bars
 from torchcaps.viz.bench import memory_bars as memory_bars

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from torchcaps.errors import check_range
 from torchcaps.viz.canvas import SMALL, STYLES, Axes, Figure, line, new_figure, plain
 from torchcaps.viz.names import short
 
@@ -106,6 +107,32 @@ def latency_curves(rows: Rows) -> Figure:
     _logarithmic(axes, sorted({row["batch"] for row in rows}))
     plain(axes, "time of an answer, ms (dashed: 95th percentile)", xlabel="images at once")
     figure.legend(loc="outside lower center", ncols=len(names), fontsize=SMALL, frameon=False)
+    return figure
+
+
+def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]]) -> Figure:
+    """A panel a data set, a point a system: accuracy against minutes of training, with a bar from worst to best run.
+
+    Args:
+        panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]).
+
+    Raises:
+        ValueError: for no panel.
+    """
+    check_range("number of panels", len(panels), low=1)
+    names = list(dict.fromkeys(name for points in panels.values() for name in points))
+    looks = [(colour, marker) for _, marker in STYLES for colour, _ in STYLES]
+    figure = new_figure(0.6 + 3.6 * len(panels), 3.4 + 0.18 * -(-len(names) // 3))
+    for axes, (data, points) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        for name, (minutes, runs) in points.items():
+            colour, marker = looks[names.index(name) % len(looks)]
+            low, high = 100 * min(runs), 100 * max(runs)
+            axes.plot([minutes, minutes], [low, high], color=colour, lw=1)
+            axes.plot(minutes, 100 * sum(runs) / len(runs), color=colour, marker=marker, ms=5, ls="", label=name)
+        axes.set_xscale("log")
+        plain(axes, data, xlabel="minutes of training", ylabel="test accuracy, %", grid=True)
+    found = {name: mark for axes in figure.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False)
     return figure
 
 
