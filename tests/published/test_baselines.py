@@ -30,3 +30,24 @@ def test_transforming_autoencoder(pose, each):
     """Thirty capsules of 10 recognition and 20 generation units on 28x28 images (ICANN 2011)."""
     model = TransformingAutoencoder(pose=pose)
     assert sum(p.numel() for p in model.parameters()) == 30 * each
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 269_722), ({"shortcut": "B"}, 272_474), ({"in_chans": 1, "img_size": 28}, 269_434),
+        ({"in_chans": 1, "img_size": 28, "shortcut": "B"}, 272_186), ({"in_chans": 2}, 269_578),
+        ({"in_chans": 1, "width": 12}, 151_966), ({"in_chans": 1, "width": 38}, 1_512_676),
+        ({"in_chans": 1, "width": 72}, 5_421_826), ({"in_chans": 1, "width": 80}, 6_692_410),
+    ],
+)  # fmt: skip
+def test_resnet20(options, count):
+    """0.27 million in arXiv 1512.03385, table 6, with shortcuts without parameters (option A)."""
+    assert sum(p.numel() for p in tc.create_model("resnet20", **options).parameters()) == count
+
+
+def test_stages_of_resnet20():
+    blocks = [sum(p.numel() for p in block.parameters()) for block in tc.create_model("resnet20").trunk]
+    norms = [32] + [64] * 3 + [128] * 3 + [256] * 3
+    stages = [sum(blocks[at : at + 3]) - sum(norms[at : at + 3]) for at in (1, 4, 7)]
+    assert (blocks[0] - 32, *stages, sum(norms)) == (432, 13_824, 50_688, 202_752, 1376)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.functional import standardise
+from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
+from torchcaps.types import ModelSpec
 
 
 class ImageModel(nn.Module):
@@ -60,3 +64,55 @@ class ImageModel(nn.Module):
         return card(
             type(self).__name__, what, facts(facts_of(self)), table(("stage", "", "output", "parameters"), rows)
         )
+
+
+class PlainNetwork(ImageModel):
+    """Base of networks without capsules: logits of the classes, and what is made of them.
+
+    A subclass gives `scores(x)`: what the softmax is taken of, of images that are standardised if asked.
+
+    Args:
+        num_classes: at least 1.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        smallest: side of the smallest image in pixels, and what needs it, in the plural.
+        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
+        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
+    """
+
+    has_capsules, decoder = False, None
+
+    def __init__(
+        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,
+        several: bool, standardised: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
+        self.num_classes, self.several, self.standardised = num_classes, several, standardised
+        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest[0])
+
+    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images that are checked and, if asked, standardised."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it tells classes apart")
+
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
+        self._check(images)
+        return self.scores(standardise(images).to(images.dtype) if self.standardised else images)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Probabilities of the classes, in [0, 1]; not logits."""
+        return self.probabilities(self.logits(images))
+
+    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        """Softmax over classes, or a sigmoid for each; half precision gives float32."""
+        logits = full_precision(logits)
+        return logits.sigmoid() if self.several else logits.softmax(dim=1)
+
+    def capsules(self, images: Tensor) -> NoReturn:
+        """There are no capsules in this network.
+
+        Raises:
+            ValueError: always.
+        """
+        del images
+        raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

@@ -9,25 +9,22 @@ of dropout, 0.5, is this library's choice.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.functional import standardise
-from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import PlainNetwork
 from torchcaps.models._registry import Passport, create_model, register_model
-from torchcaps.types import ModelSpec
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
 SHAPE = (1, 2, 32)  # first and second convolution and hidden layer of a matched CNN, in widths: smallNORB's has 32
 
 
-class CNN(ImageModel):
+class CNN(PlainNetwork):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:
@@ -50,8 +47,6 @@ class CNN(ImageModel):
         ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
-    has_capsules, decoder = False, None
-
     def __init__(
         self,
         num_classes: int = 10,
@@ -66,10 +61,13 @@ class CNN(ImageModel):
         several: bool = False,
         standardised: bool = False,
     ) -> None:
-        super().__init__(in_chans, img_size, num_classes=num_classes)
         _check_layers(channels, kernels, hidden, dropout)
-        self.num_classes, self.several, self.standardised = num_classes, several, standardised
-        rows, columns = _map_size(self.img_size, len(channels) if pool else 0)
+        poolings = len(channels) if pool else 0
+        super().__init__(
+            num_classes, in_chans, img_size, (2**poolings, f"{poolings} poolings"), several=several,
+            standardised=standardised,
+        )  # fmt: skip
+        rows, columns = _map_size(self.img_size, poolings)
         layers: list[nn.Module] = []
         for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
             layers += [nn.Conv2d(below, above, kernel, padding=kernel // 2), nn.ReLU()]
@@ -82,33 +80,11 @@ class CNN(ImageModel):
         ))  # fmt: skip
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
-        smallest = 2 ** (len(channels) if pool else 0)
-        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
-        self._check(images)
-        x = standardise(images) if self.standardised else images
+    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images that are checked and, if asked, standardised."""
         features = self.convolutions(x).flatten(1)
         return self.classes_layer(self.dropout(self.hidden(features)))
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.probabilities(self.logits(images))
-
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes, or a sigmoid for each; half precision gives float32."""
-        logits = full_precision(logits)
-        return logits.sigmoid() if self.several else logits.softmax(dim=1)
-
-    def capsules(self, images: Tensor) -> NoReturn:
-        """There are no capsules in this network.
-
-        Raises:
-            ValueError: always.
-        """
-        del images
-        raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")
 
 
 def _check_layers(channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...], dropout: float) -> None:
@@ -182,7 +158,7 @@ def matched_cnn(
     elif any(value is not None for value in given.values()):
         names = ", ".join(name for name, value in given.items() if value is not None)
         raise TypeError(f"model: sizes and options ({names}) go with a name, not with {type(model).__name__}")
-    if isinstance(model, CNN):
+    if isinstance(model, PlainNetwork):
         raise ValueError("model: expected a capsule network, got a CNN")
     sized: Any = model
     sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)

@@ -1,0 +1,119 @@
+"""ResNet-20: the plain network with batch norm that an engineer would take.
+
+Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv
+1512.03385, section 4.2. Differs from the paper in: sizes follow the images, and channels that a shortcut lacks are
+zeros after the others (any order of channels is the same network).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.models._base import PlainNetwork
+from torchcaps.models._registry import Passport, register_model
+
+Shortcut = Literal["A", "B"]
+BLOCKS = 3  # of each stage
+SMALLEST = 5  # pixels that leave more than one place, of which batch norm needs two
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, added to what came.
+
+    Args:
+        below: channels that come.
+        above: channels that leave, at least as many.
+        stride: of the first convolution.
+        shortcut: what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
+            parameters; "B" is a 1x1 convolution with batch norm.
+    """
+
+    def __init__(self, below: int, above: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.stride, self.missing = stride, above - below
+        self.first = convolution(below, above, stride)
+        self.second = convolution(above, above, relu=False)
+        changes = shortcut == "B" and (stride > 1 or self.missing > 0)
+        self.projection = convolution(below, above, stride, kernel=1, relu=False) if changes else None
+
+    def forward(self, x: Float[Tensor, "batch below rows columns"]) -> Float[Tensor, "batch above rows2 columns2"]:
+        """The features of the next block."""
+        if self.projection is not None:
+            straight = self.projection(x)
+        else:
+            straight = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+        return torch.relu(self.second(self.first(x)) + straight)
+
+
+def convolution(below: int, above: int, stride: int = 1, *, kernel: int = 3, relu: bool = True) -> nn.Sequential:
+    """A convolution without bias that keeps the size (divided by the stride), batch norm, and ReLU if asked."""
+    conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    return nn.Sequential(conv, nn.BatchNorm2d(above), *([nn.ReLU()] if relu else []))
+
+
+def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
+    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`.
+
+    Raises:
+        ValueError: for sizes below one. UnknownNameError: (a ValueError) for another shortcut.
+    """
+    check_range("width", width, low=1)
+    if shortcut not in get_args(Shortcut):
+        raise UnknownNameError("shortcut", shortcut, get_args(Shortcut))
+    widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
+    blocks = [ResidualBlock(below, above, 1 if below == above else 2, shortcut) for below, above in pairwise(widths)]
+    return nn.Sequential(convolution(in_chans, width), *blocks)
+
+
+class ResNet(PlainNetwork):
+    """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
+
+    Args:
+        num_classes: at least 1.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 5 pixels each.
+        width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
+        shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
+        several: see `CNN`.
+        standardised: see `CNN`.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]` in
+        [0, 1], which sum to one unless `several`. For the logits see `logits`.
+
+    Raises:
+        ValueError: for images that are too small, sizes below one, or another shortcut.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *, width: int = 16,
+        shortcut: Shortcut = "A", several: bool = False, standardised: bool = False,
+    ) -> None:  # fmt: skip
+        needs = (SMALLEST, "residual networks")
+        super().__init__(num_classes, in_chans, img_size, needs, several=several, standardised=standardised)
+        self.trunk = residual_trunk(in_chans, width, shortcut)
+        self.classes_layer = nn.Linear(4 * width, num_classes)
+        nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
+
+    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images that are checked and, if asked, standardised."""
+        return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
+
+
+@register_model(
+    Passport(
+        title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32),
+        in_chans=3, num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
+    )
+)  # fmt: skip
+def resnet20(**options: Any) -> ResNet:
+    """The network of 20 layers for CIFAR-10: 270 thousand parameters."""
+    return ResNet(**options)
