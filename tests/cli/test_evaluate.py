@@ -186,3 +186,16 @@ def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_p
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out).keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
+
+
+def test_pictures_alone_go_to_a_network_of_the_package(command, tmp_path):
+    digits = load_dataset("digits", "test")
+    (tmp_path / "drawn").mkdir()
+    for k in range(4):
+        Image.fromarray(digits.images[k, 0].numpy()).save(tmp_path / "drawn" / f"{k}.png")
+    expected = [str(int(label)) for label in digits.labels[:4]]
+    for words in (["drawn"], [f"drawn/{k}.png" for k in range(4)]):
+        rows = json.loads(command("predict", *words, "--json").out)
+        assert [row["label"] for row in rows] == expected
+    outcome = command("predict", "gone", "drawn/0.png")
+    assert (outcome.status, the_sentence(outcome)) == (1, "gone: no such run folder or model file")

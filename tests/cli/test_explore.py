@@ -120,3 +120,11 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
             process.kill()
         assert process.returncode == 128 + signal.SIGTERM
         assert process.stderr.read() == "reading the model ...\n"
+
+
+def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, served):
+    assert command("explore", "--no-open").status == 0
+    [([session], _)] = served
+    about = session.describe()
+    assert about["classes"] == list("0123456789")
+    assert (about["decoder"], about["steps"], about["data"], about["note"]) == (True, True, "digits", "")

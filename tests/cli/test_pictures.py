@@ -55,3 +55,12 @@ def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
     refused = command(*start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "other")
     assert the_sentence(refused) == "reconstruction: expected 0 for a model without a decoder, got 0.1"
     assert command("evaluate", "blind", "--json").status == 0
+
+
+def test_without_a_run_a_network_of_the_package_draws_into_this_folder(command, tmp_path):
+    outcome = command("perturb", "--steps", 3)
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.splitlines() == [f"plots/perturb_{digit}.png" for digit in range(10)]
+    outcome = command("reconstruct", "--per-class", 1)
+    assert (outcome.status, outcome.out) == (0, "plots/reconstructions.png\n")
+    assert (tmp_path / "plots" / "reconstructions.png").exists()
