@@ -59,10 +59,12 @@ class SelfAttention(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """FCCaps of the authors' code."""
         del parents
-        B = votes.per_child(full_precision(self.prior))
-        here = torch.ones_like(B) if votes.present is None else votes.present.to(B).unsqueeze(-1)
-        whole = votes.weighted(here)  # sum_m u_mk
-        a = votes.agreement(whole) / (votes.dim**0.5 if self.scale is None else self.scale)
+        u, B = votes.dense(), votes.per_child(full_precision(self.prior))
+        here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum
+        # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.
+        whole = (u if here is None else u * here.unsqueeze(-1)).sum(dim=-3, keepdim=True)  # sum_m u_mk
+        a = (u * whole).sum(dim=-1) / (votes.dim**0.5 if self.scale is None else self.scale)
         c = votes.share(a)
-        v, length = steep_squash_with_length(votes.weighted(c + B * here))
+        weights = c + (B if here is None else B * here)
+        v, length = steep_squash_with_length((weights.unsqueeze(-1) * u).sum(dim=-3))
         return Routed(v, length, c)
