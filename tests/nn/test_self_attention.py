@@ -79,6 +79,7 @@ def test_uniform_coupling_keeps_what_the_prior_has_learned():
     routed = router.uniform()(votes)
     s = ((1 / PARENTS + router.prior).unsqueeze(-1) * votes).sum(dim=-3)
     torch.testing.assert_close(routed.pose, tc.functional.steep_squash_with_length(s)[0])
+    torch.testing.assert_close(built(0.7, equal=True)(votes).pose, routed.pose)
 
 
 def test_finite_gradients_at_zero():
