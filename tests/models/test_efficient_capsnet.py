@@ -37,7 +37,8 @@ def test_parts():
     assert model.primary.weight.abs().max().item() == pytest.approx((6 / 10449) ** 0.5, rel=1e-3)
     assert model.class_capsules.weight.std().item() == pytest.approx(0.0395, rel=0.02)
     assert not any(x.bias.any() for x in model.modules() if isinstance(x, nn.Conv2d))
-    assert (model.stem[2].eps, model.stem[2].momentum) == (1e-3, 0.01)
+    assert (model.stem[2].eps, model.stem[2].momentum) == (1e-3, 0.1)
+    assert tc.create_model("efficient_capsnet", momentum=0.01).stem[2].momentum == 0.01
     smallnorb = tc.create_model("efficient_capsnet_smallnorb", decoder=False)
     assert smallnorb.class_capsules.weight.std().item() == pytest.approx(0.0559, rel=0.02)
     assert smallnorb.stem[1].negative_slope == 0.3
