@@ -54,6 +54,8 @@ class CapsNet(ImageModel):
         ValueError: for images that are too small, or sizes below one.
     """
 
+    layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -77,7 +79,7 @@ class CapsNet(ImageModel):
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
-        self.class_capsules = CapsuleLinear(
+        self.class_capsules = self.layer(
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
         )
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, (in_chans, *self.img_size)) if decoder else None
