@@ -1,4 +1,4 @@
-"""Six published routings as somebody outside the library would write them: one file, from the papers' equations.
+"""Five published routings as somebody outside the library would write them: one file, from the papers' equations.
 
 Letters: i children, j parents, d dimensions of a child, h of a vote.
 """
@@ -8,26 +8,8 @@ import math
 import torch
 from torch import nn
 
-from torchcaps.functional.squash import safe_norm
 from torchcaps.nn import FactorisedVotes, LinearVotes, MatrixVotes, Router, register_router
 from torchcaps.types import Routed
-
-
-@register_router("self_attention")
-class SelfAttention(Router):
-    """Efficient-CapsNet: couplings from the products of all votes for a parent, once (arXiv 2101.12491)."""
-
-    exchangeable = False  # the prior belongs to places
-
-    def learn(self, sizes):
-        self.prior = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
-
-    def route(self, votes, parents):
-        whole = votes.weighted(torch.ones_like(votes.dense()[..., 0]))  # sum_m u_jm
-        c = votes.share(votes.agreement(whole) / votes.dim**0.5)
-        s = votes.weighted(c + votes.per_child(self.prior))
-        n = safe_norm(s, keepdim=True)
-        return Routed(-torch.expm1(-n) * s / n, -torch.expm1(-n).squeeze(-1), c)
 
 
 @register_router("heinsen_2019")

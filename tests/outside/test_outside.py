@@ -83,15 +83,6 @@ def test_concurrent_routing_equals_its_definition():
     torch.testing.assert_close(RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose)
 
 
-def test_attention_without_its_gram_matrix():
-    votes = random_votes(2, 6, 3, 4)
-    router = create_router("self_attention")
-    router.build(LayerSizes(6, 0, 3, 4))
-    gram = torch.einsum("bikd,bmkd->bkim", votes, votes) / 2
-    c = gram.sum(dim=-1).softmax(dim=1).mT
-    torch.testing.assert_close(router(votes).coupling, c)
-
-
 def test_credit_stands_beside_the_couplings():
     router = create_router("heinsen_2022")
     router.build(LayerSizes(6, 5, 3, 4))

@@ -22,6 +22,7 @@ from torchcaps.functional.routing import uniform_routing as uniform_routing
 from torchcaps.functional.squash import safe_norm as safe_norm
 from torchcaps.functional.squash import squash as squash
 from torchcaps.functional.squash import squash_with_length as squash_with_length
+from torchcaps.functional.squash import steep_squash_with_length as steep_squash_with_length
 from torchcaps.functional.votes import GivenVotes as GivenVotes
 from torchcaps.functional.votes import ProductVotes as ProductVotes
 from torchcaps.functional.votes import Votes as Votes

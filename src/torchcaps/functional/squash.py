@@ -1,4 +1,4 @@
-"""Squash (Sabour, Frosst, Hinton 2017, arXiv 1710.09829, equation 1) and norms that are safe at zero."""
+"""Squash (Sabour, Frosst, Hinton 2017, arXiv 1710.09829, equation 1), a steeper one, and norms safe at zero."""
 
 from __future__ import annotations
 
@@ -61,12 +61,42 @@ def squash_with_length(
     Returns:
         The squashed vectors, and their lengths in [0, 1) with the axis `dim` removed.
     """
-    check_floating(s=s)
-    s = full_precision(s)
-    # In units of the largest magnitude (at least one), as in safe_norm: with r = |s| / scale, n / (1 + n^2) becomes
-    # 1 / (r + 1 / (scale^2 r)) / scale, where nothing overflows.
-    inverse = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    scaled = s * inverse
-    norm = (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    scaled, norm, inverse = _measured(s, dim)
     factor = 1.0 / (inverse * inverse / norm + norm)
     return scaled * factor, (norm * factor).squeeze(dim)
+
+
+def steep_squash_with_length(
+    s: Float[Tensor, "*rest"], dim: int = -1
+) -> tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]:
+    """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`, and that length.
+
+    Source: Efficient-CapsNet (arXiv 2101.12491). Near zero it leaves vectors as they are, so that short capsules keep
+    their gradient; `squash` flattens them.
+
+    Args:
+        s: any shape; `dim` is the axis of a capsule's dimensions. Half precision is computed and returned in float32.
+        dim: that axis.
+
+    Returns:
+        The squashed vectors, and their lengths in [0, 1] with the axis `dim` removed; 1e-4 for zeros.
+
+    Example:
+        >>> steep_squash_with_length(torch.tensor([3.0, 4.0]))
+        (tensor([0.5960, 0.7946]), tensor(0.9933))
+    """
+    scaled, norm, inverse = _measured(s, dim)
+    length = -torch.expm1(-norm / inverse)  # exact for the shortest; exp(|s|) would overflow
+    return scaled * (length / norm), length.squeeze(dim)
+
+
+def _measured(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors in units of their largest magnitude (at least one), their norms in these units, and one by the unit.
+
+    With r = |s| / scale, the n / (1 + n^2) of squash is 1 / (r + 1 / (scale^2 r)) / scale, where nothing overflows.
+    """
+    check_floating(s=s)
+    s = full_precision(s)
+    inverse = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    scaled = s * inverse
+    return scaled, (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt(), inverse

@@ -9,6 +9,7 @@ from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
 from torchcaps.models.capsnet import CapsNet as CapsNet
 from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
+from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCapsNet
 from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs

@@ -1,0 +1,68 @@
+"""Self-attention routing: couplings from the inner products of all votes for a parent, computed once.
+
+Vittorio Mazzia, Francesco Salvetti, Marcello Chiaberge, "Efficient-CapsNet: capsule network with self-attention
+routing", Scientific Reports 11, 2021, arXiv 2101.12491. Letters: n, m children, k parents, d dimensions of a vote.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torchcaps.errors import check_range
+from torchcaps.functional.squash import full_precision, steep_squash_with_length
+from torchcaps.functional.votes import Votes
+from torchcaps.nn.routers import Router, register_router
+from torchcaps.types import Capsules, LayerSizes, Routed
+
+
+@register_router("self_attention")
+class SelfAttention(Router):
+    """A child belongs to the parents for which it votes as all children do together.
+
+        a_nk = sum_m <u_nk, u_mk> / scale;  c_n = softmax(a_n) over parents;  s_k = sum_n (c_nk + B_nk) u_nk;
+        v_k = (1 - exp(-|s_k|)) s_k / |s_k|
+
+    The sum over m needs no matrix of products: it is <u_nk, sum_m u_mk>. There is no iteration, and the gradient flows
+    through all of it. The prior B is learned from zero and added AFTER the softmax, as in the authors' code, which
+    calls it a log prior: so couplings with their prior need not sum to one. `Routed.coupling` is c, without it.
+
+    Args:
+        scale: by which products are divided; by default sqrt(d), d being the parents' as in the authors' code (the
+            paper has the children's).
+
+    Shapes:
+        `prior` is `[children, parents]`.
+
+    Raises:
+        ValueError: for a scale that is not above zero.
+    """
+
+    exchangeable = False  # the prior belongs to places
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        if scale is not None:
+            check_range("scale", scale, low=1e-6)
+        self.scale = scale
+
+    def learn(self, sizes: LayerSizes) -> None:
+        """One number for each child and parent."""
+        self.prior = nn.Parameter(torch.empty(sizes.children, sizes.parents))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the prior to zero."""
+        if self.sizes is not None:
+            nn.init.zeros_(self.prior)
+
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """FCCaps of the authors' code."""
+        del parents
+        B = votes.per_child(full_precision(self.prior))
+        here = torch.ones_like(B) if votes.present is None else votes.present.to(B).unsqueeze(-1)
+        whole = votes.weighted(here)  # sum_m u_mk
+        a = votes.agreement(whole) / (votes.dim**0.5 if self.scale is None else self.scale)
+        c = votes.share(a)
+        v, length = steep_squash_with_length(votes.weighted(c + B * here))
+        return Routed(v, length, c)
