@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
+from torchcaps.nn.primary import Grouping
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
 from torchcaps.types import Capsules, ModelSpec
@@ -38,6 +39,7 @@ class CapsNet(ImageModel):
         primary_types: types of primary capsules per pixel.
         primary_dim: their dimensions.
         class_dim: dimensions of a class capsule.
+        grouping: of channels to primary capsules; see `PrimaryCaps`.
         decoder: whether to build the decoder.
         bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
             the many absent classes push every length to zero before the right ones rise, and without a bias nothing
@@ -66,6 +68,7 @@ class CapsNet(ImageModel):
         primary_types: int = 32,
         primary_dim: int = 8,
         class_dim: int = 16,
+        grouping: Grouping = "position",
         decoder: bool = True,
         bias: bool | None = None,
         routing: str | nn.Module | RouteFunction = "dynamic",
@@ -77,7 +80,9 @@ class CapsNet(ImageModel):
         self.num_classes = num_classes
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
-        self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
+        self.primary = PrimaryCaps(
+            channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
+        )
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
         self.class_capsules = self.layer(
             children, primary_dim, num_classes, class_dim, routing, bias=bias, **routing_options
