@@ -153,8 +153,10 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         about = describe_model(name, options, names, Preprocess(img_size=(side, side), in_chans=channels))
         state = _state(layout, sizes, list(tensors.values()))
         with torch.device("meta"):
-            kinds = {key: ([*x.shape], "F32" if x.is_floating_point() else "I64") for key, x in state.items()}
-            check_fit(kinds, build_model(about))
+            bare = build_model(about)
+        counters = (name for name in bare.state_dict() if name.endswith(".num_batches_tracked"))
+        state = {name: torch.zeros((), dtype=torch.int64) for name in counters} | state  # Keras does not count
+        check_fit({k: ([*x.shape], "F32" if x.is_floating_point() else "I64") for k, x in state.items()}, bare)
         model = build_model(about, torch.Generator())
         model.load_state_dict(state)
         check_numbers(model)
