@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data import affine, flip, shift
+from torchcaps.data import affine, erase, flip, shift
 
 
 def drawn(seed):
@@ -125,6 +125,35 @@ def test_affine_of_bytes_is_the_rounded_affine():
     assert torch.equal(moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8))
 
 
+def test_squish_makes_narrower_and_draws_after_the_rest():
+    images = torch.ones(2000, 1, 3, 40)
+    before, after = drawn(3), drawn(3)
+    plain = affine(images, degrees=5, generator=before)
+    squished = affine(images, squish=0.25, generator=after)
+    torch.testing.assert_close(affine(images, degrees=5, squish=0.0, generator=drawn(3)), plain, rtol=0, atol=0)
+    torch.rand(2000, generator=before)
+    assert torch.equal(torch.rand(1, generator=before), torch.rand(1, generator=after))  # one more number each
+    left = squished[:, 0, 1].sum(dim=1) / 40
+    assert left.min() == pytest.approx(0.75, abs=0.01)
+    assert left.mean() == pytest.approx(0.875, abs=0.01)
+    torch.testing.assert_close(squished.flip(-1), squished, rtol=0, atol=1e-4)  # about the middle
+    torch.testing.assert_close(squished[:, :, 0, 20], images[:, :, 0, 20])  # and no lower than before
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_erase_is_the_loop(dtype):
+    images = torch.randint(1, 256, (60, 2, 7, 5), generator=drawn(1)).to(dtype)
+    found, expected = erase(images, 3, generator=drawn(2)), images.clone()
+    draw = drawn(2)
+    tops, lefts = (torch.randint(count, (60, 1), generator=draw).flatten().tolist() for count in (5, 3))
+    for image, top, left in zip(expected, tops, lefts, strict=True):
+        image[:, top : top + 3, left : left + 3] = 0
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
+    assert set(tops) == set(range(5))
+    assert torch.equal(erase(images, 0, generator=drawn(2)), images)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
@@ -146,6 +175,8 @@ def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
         (lambda x, g: flip(x, 1.5, generator=g), "probability: expected between 0 and 1, got 1.5"),
         (lambda x, g: affine(x, scale=(1.2, 0.8), generator=g), "scale: expected between 0.001 and 0.8, got 1.2"),
         (lambda x, g: affine(x, shear=90, generator=g), "shear: expected between 0 and 89, got 90"),
+        (lambda x, g: affine(x, squish=1.0, generator=g), "squish: expected between 0 and 0.9, got 1.0"),
+        (lambda x, g: erase(x, 4, generator=g), "side: expected between 0 and 3, got 4"),
     ],
 )
 def test_bad_arguments(call, message):

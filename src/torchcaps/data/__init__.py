@@ -17,6 +17,7 @@ from torchcaps.data._registry import register_made as register_made
 from torchcaps.data.arrays import read_arrays as read_arrays
 from torchcaps.data.augment import affine as affine
 from torchcaps.data.augment import centre_crop as centre_crop
+from torchcaps.data.augment import erase as erase
 from torchcaps.data.augment import flip as flip
 from torchcaps.data.augment import random_crop as random_crop
 from torchcaps.data.augment import relight as relight

@@ -70,6 +70,20 @@ def flip(images: Images, probability: float = 0.5, *, generator: Generator) -> I
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
+def erase(images: Images, side: int, *, generator: Generator) -> Images:
+    """Set a square of `side` × `side` pixels of each image, of any type, to zero, its place drawn uniformly."""
+    check_shape("images", images, AXES)
+    check_range("side", side, low=0, high=min(images.shape[2:]))
+    rows, columns = (
+        torch.arange(length, device=generator.device)
+        - torch.randint(length - side + 1, (len(images), 1), generator=generator, device=generator.device)
+        for length in images.shape[2:]
+    )
+    inside = [(along >= 0) & (along < side) for along in (rows, columns)]
+    square = (inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).unsqueeze(1).to(images.device)
+    return images.masked_fill(square, 0)
+
+
 def affine(
     images: Images,
     *,
@@ -77,9 +91,10 @@ def affine(
     scale: tuple[float, float] = (1.0, 1.0),
     shear: float = 0.0,
     translate: float = 0.0,
+    squish: float = 0.0,
     generator: Generator,
 ) -> Images:
-    """Turn, resize, shear and move each image about its centre, by amounts drawn uniformly; sampled bilinearly.
+    """Turn, resize, shear, squish and move each image about its centre, by amounts drawn uniformly; sampled bilinearly.
 
     Args:
         images: `[batch, channels, height, width]`, uint8 or floating.
@@ -87,19 +102,22 @@ def affine(
         scale: smallest and largest factor of size, above 0; 2 makes the content twice as large.
         shear: largest horizontal shear angle either way, in degrees, below 90.
         translate: largest move either way along each axis, as a fraction of that axis.
+        squish: largest share of its width that an image loses before all else, below 1.
         generator: where the amounts are drawn from.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])
     check_range("shear", shear, low=0, high=89)
+    check_range("squish", squish, low=0, high=0.9)
     one = (len(images),)
     turn = _uniform(one, -math.radians(degrees), math.radians(degrees), images, generator)
     factor = _uniform(one, *scale, images, generator)
     slant = _uniform(one, -math.radians(shear), math.radians(shear), images, generator).tan()
     move = _uniform((len(images), 2), -2 * translate, 2 * translate, images, generator)
+    narrow = 1 - _uniform(one, 0, squish, images, generator) if squish else 1.0
     # In the [-1, 1] coordinates of affine_grid an output point p shows the input at A⁻¹(p - move).
     aspect = images.shape[2] / images.shape[3]
-    inverse = inverse_map(turn, slant, factor, factor)
+    inverse = inverse_map(turn, slant, factor * narrow, factor)
     inverse = inverse * inverse.new_tensor([[1, aspect], [1 / aspect, 1]])
     theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)
     pixels = images if images.is_floating_point() else images.float()

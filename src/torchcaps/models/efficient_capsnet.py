@@ -8,18 +8,18 @@ where images are so large that the decoder of smallNORB draws too much, its midd
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, Literal
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, mask_capsules
+from torchcaps.nn.decoder import UpsamplingDecoder
+from torchcaps.nn.primary import WholeMapConv2d
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.types import Capsules, ModelSpec
 
@@ -85,9 +85,7 @@ class EfficientCapsNet(ImageModel):
             layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
         height, width = (_left(side, stem) - edge for side in self.img_size)
-        # A stride of the kernel's size leaves the edge out.
-        self.primary = nn.Conv2d(CHANNELS[-1], CHANNELS[-1], (height, width), (height, width), groups=CHANNELS[-1])
-        nn.init.xavier_uniform_(self.primary.weight)
+        self.primary = WholeMapConv2d(CHANNELS[-1], (height, width))
         children = CHANNELS[-1] // PRIMARY_DIM
         self.class_capsules = CapsuleLinear(
             children, PRIMARY_DIM, num_classes, CLASS_DIM, routing,
@@ -106,7 +104,7 @@ class EfficientCapsNet(ImageModel):
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
         self._check(images)
-        features = self.primary(self.stem(images)).flatten(1)  # [batch, 128]: a whole map each
+        features = self.primary(self.stem(images))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
 
@@ -125,37 +123,6 @@ class EfficientCapsNet(ImageModel):
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
         return self.decoder(mask_capsules(capsules, labels))
-
-
-class UpsamplingDecoder(nn.Module):
-    """A small map, doubled in size three times, with a 3x3 convolution after each, and one more that draws.
-
-    Args:
-        num_capsules: class capsules.
-        pose_dim: dimensions of each.
-        image_shape: (channels, height, width) of the image to draw.
-
-    Shapes:
-        input: masked poses `[batch, num_capsules, pose_dim]`; output `[batch, channels, height, width]` in [0, 1].
-    """
-
-    def __init__(self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        channels, *self.size = image_shape
-        self.start = [-(-(side + 16) // 8) for side in self.size]  # n becomes 8 n - 16
-        self.dense = nn.Linear(num_capsules * pose_dim, self.start[0] * self.start[1])
-        widths = (1, 64, 128, 128, channels)
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(widths))
-
-    def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
-        """Draw the capsule that the mask left."""
-        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
-        *growing, last = self.convolutions
-        for convolution in growing:
-            x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
-        drawn = last(x).sigmoid()
-        top, left = ((have - want) // 2 for have, want in zip(drawn.shape[2:], self.size, strict=True))
-        return drawn[:, :, top : top + self.size[0], left : left + self.size[1]]
 
 
 def _left(side: int, stem: tuple[tuple[int, int], ...]) -> int:
@@ -204,7 +171,7 @@ TITLE = "Efficient-CapsNet: capsule network with self-attention routing"
 @register_model(
     Passport(
         title=TITLE, year=2021, arxiv="2101.12491", img_size=(28, 28), in_chans=1, num_classes=10,
-        parameters=1_573_168, published="MNIST test error 0.26 %, 0.16 % with an ensemble (161 thousand parameters without the decoder)",
+        parameters=1_573_168, published="MNIST test error 0.26 %; 0.16 % with an ensemble",
     )
 )  # fmt: skip
 def efficient_capsnet(**options: Any) -> EfficientCapsNet:
@@ -233,7 +200,8 @@ def efficient_capsnet_smallnorb(
 @register_model(
     Passport(
         title=TITLE, year=2021, arxiv="2101.12491", img_size=(36, 36), in_chans=1, num_classes=10,
-        parameters=2_090_800, published="154 thousand parameters without the decoder; its errors count each digit for a half",
+        parameters=2_090_800,
+        published="154 thousand parameters without the decoder; its errors count each digit for a half",
     )
 )  # fmt: skip
 def efficient_capsnet_multimnist(

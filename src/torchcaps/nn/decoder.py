@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.types import Capsules
 
@@ -61,3 +63,34 @@ class FullyConnectedDecoder(nn.Module):
         """Draw the capsule that the mask left."""
         first = next(self.parameters())
         return self.layers(masked.flatten(1).to(first.dtype)).unflatten(1, self.image_shape)
+
+
+class UpsamplingDecoder(nn.Module):
+    """A small map, doubled in size three times, with a 3x3 convolution after each, and one more that draws.
+
+    Args:
+        num_capsules: class capsules.
+        pose_dim: dimensions of each.
+        image_shape: (channels, height, width) of the image to draw.
+
+    Shapes:
+        input: masked poses `[batch, num_capsules, pose_dim]`; output `[batch, channels, height, width]` in [0, 1].
+    """
+
+    def __init__(self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, *self.size = image_shape
+        self.start = [-(-(side + 16) // 8) for side in self.size]  # n becomes 8 n - 16
+        self.dense = nn.Linear(num_capsules * pose_dim, self.start[0] * self.start[1])
+        widths = (1, 64, 128, 128, channels)
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(widths))
+
+    def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
+        """Draw the capsule that the mask left."""
+        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
+        *growing, last = self.convolutions
+        for convolution in growing:
+            x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
+        drawn = last(x).sigmoid()
+        top, left = ((have - want) // 2 for have, want in zip(drawn.shape[2:], self.size, strict=True))
+        return drawn[:, :, top : top + self.size[0], left : left + self.size[1]]

@@ -30,6 +30,7 @@ class SelfAttention(Router):
     Args:
         scale: by which products are divided; by default sqrt(d), d being the parents' as in the authors' code (the
             paper has the children's).
+        equal: couple every child equally to all parents, which leaves the prior: the ablation that can be trained.
 
     Shapes:
         `prior` is `[children, parents]`.
@@ -40,11 +41,11 @@ class SelfAttention(Router):
 
     exchangeable = False  # the prior belongs to places
 
-    def __init__(self, scale: float | None = None) -> None:
+    def __init__(self, scale: float | None = None, *, equal: bool = False) -> None:
         super().__init__()
         if scale is not None:
             check_range("scale", scale, low=1e-6)
-        self.scale = scale
+        self.scale, self.equal = scale, equal
 
     def learn(self, sizes: LayerSizes) -> None:
         """One number for each child and parent."""
@@ -59,10 +60,12 @@ class SelfAttention(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """FCCaps of the authors' code."""
         del parents
-        B = votes.per_child(full_precision(self.prior))
-        here = torch.ones_like(B) if votes.present is None else votes.present.to(B).unsqueeze(-1)
-        whole = votes.weighted(here)  # sum_m u_mk
-        a = votes.agreement(whole) / (votes.dim**0.5 if self.scale is None else self.scale)
-        c = votes.share(a)
-        v, length = steep_squash_with_length(votes.weighted(c + B * here))
+        u, B = votes.dense(), votes.per_child(full_precision(self.prior))
+        here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum
+        # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.
+        whole = (u if here is None else u * here.unsqueeze(-1)).sum(dim=-3, keepdim=True)  # sum_m u_mk
+        a = (u * whole).sum(dim=-1) / (votes.dim**0.5 if self.scale is None else self.scale)
+        c = votes.share(None if self.equal else a)
+        weights = c + (B if here is None else B * here)
+        v, length = steep_squash_with_length((weights.unsqueeze(-1) * u).sum(dim=-3))
         return Routed(v, length, c)

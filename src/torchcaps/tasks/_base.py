@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
-from torchcaps.data import ImageSet, Preprocess, affine, flip, images_in, random_crop, relight, shift
+from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, images_in, random_crop, relight, shift
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
@@ -298,17 +298,19 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
 
 
 def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:
-    """Images `[batch, channels, height, width]` moved, mirrored, turned, resized and cropped at random."""
+    """Images `[batch, channels, height, width]` moved, mirrored, turned, resized, cropped and erased at random."""
     if how.shift:
         images = shift(images, how.shift, generator=generator)
     if how.flip:
         images = flip(images, generator=generator)
-    if how.degrees or how.zoom or how.shear:
+    if how.degrees or how.zoom or how.shear or how.squish:
         zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
         images = affine(
-            images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, generator=generator
-        )
-    return images if crop is None else random_crop(images, crop, generator=generator)
+            images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, squish=how.squish,
+            generator=generator,
+        )  # fmt: skip
+    images = images if crop is None else random_crop(images, crop, generator=generator)
+    return erase(images, how.erase, generator=generator) if how.erase else images
 
 
 def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tensor:
