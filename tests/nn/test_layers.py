@@ -165,3 +165,37 @@ def test_record_routing_closes_after_an_error_and_nests():
         tc.record_routing(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_children_that_compete_for_parents():
+    """The softmax over the wrong axis, in weights that were trained with it."""
+    layer, children = CapsuleLinear(6, 4, 5, 3, over="children"), torch.randn(2, 6, 4)
+    with tc.record_routing(layer) as record:
+        found = layer(children)
+    votes = torch.einsum("bic,ijdc->bijd", children, layer.weight)
+    b = torch.zeros(2, 6, 5)
+    for step in range(3):
+        c = b.softmax(dim=1)
+        v = tc.functional.squash(torch.einsum("bij,bijd->bjd", c, votes))
+        b = b + torch.einsum("bijd,bjd->bij", votes, v) if step < 2 else b
+    torch.testing.assert_close(found.pose, v)
+    torch.testing.assert_close(record[""][0].coupling, c)
+    assert layer.router.coupling == "free"
+    layer.router = layer.router.uniform()
+    torch.testing.assert_close(layer(children).pose, tc.functional.squash(votes.mean(dim=1)))
+    with pytest.raises(ValueError, match="unknown over 'child'; did you mean 'children'"):
+        CapsuleLinear(6, 4, 5, 3, over="child")
+
+
+def test_primary_capsules_along_the_rows_of_a_channel():
+    layer, images = (
+        tc.nn.PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=1, grouping="flat"),
+        torch.rand(2, 2, 6, 6),
+    )
+    capsules = layer(images)
+    assert capsules.pose.shape == (2, 3 * 4 * 4, 4)
+    torch.testing.assert_close(capsules.pose[:, 5], tc.functional.squash(layer.conv(images)[:, 1, 1]))
+    model = tc.create_model("capsnet", channels=4, primary_types=2, grouping="flat", decoder=False)
+    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+    with pytest.raises(ValueError, match="unknown grouping 'rows'"):
+        tc.nn.PrimaryCaps(2, grouping="rows")

@@ -10,7 +10,20 @@ from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import bench, compare, data, doctor, evaluate, explore, lists, pictures, report, reproduce, train
+from torchcaps.cli import (
+    bench,
+    compare,
+    data,
+    doctor,
+    evaluate,
+    explore,
+    lists,
+    pictures,
+    report,
+    reproduce,
+    train,
+    weights,
+)
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
@@ -25,6 +38,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare.compare,
     "report": report.report,
     "explore": explore.explore,
+    "import": weights.import_weights,
     "models": lists.models,
     "recipes": lists.recipes,
     "data": data.data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,9 @@ def linear_votes(
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=in_dim)
     return multiplied("...id,ijkd->...ijk", pose, weight)
+
+
+Over = Literal["parents", "children"]
 
 
 class Votes(ABC):
@@ -129,7 +133,11 @@ class Votes(ABC):
         return summed("...jd,...ijd->...ij", pose, self.dense())
 
     def share(
-        self, logits: Float[Tensor, "batch *positions i j"] | None = None, *, leaky: bool = False
+        self,
+        logits: Float[Tensor, "batch *positions i j"] | None = None,
+        *,
+        leaky: bool = False,
+        over: Over = "parents",
     ) -> Float[Tensor, "batch *positions i j"]:
         """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
 
@@ -138,13 +146,16 @@ class Votes(ABC):
         Args:
             logits: log weights; None before anything is known, which gives equal couplings.
             leaky: let one more parent compete, "none of the above", whose logit is 0.
+            over: "children" makes the children of a parent compete for it in place of the parents for a child.
         """
         like = logits if logits is not None else self._like()
         if self.fixed is not None:
             seed, scale = self.fixed
             logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
             logits = logits.to(like).expand(like.shape) if scale else None
-        if logits is None and not leaky:
+        if over == "children":
+            coupling = (torch.zeros_like(like) if logits is None else logits).softmax(dim=-2)
+        elif logits is None and not leaky:
             coupling = self.field.first(like)
         else:
             coupling = self.field.share(torch.zeros_like(like) if logits is None else logits, leaky)

@@ -7,10 +7,12 @@ from torchcaps.models._registry import create_model as create_model
 from torchcaps.models._registry import list_models as list_models
 from torchcaps.models._registry import model_passport as model_passport
 from torchcaps.models._registry import register_model as register_model
+from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
 from torchcaps.models.capsnet import CapsNet as CapsNet
 from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
 from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCapsNet
+from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs

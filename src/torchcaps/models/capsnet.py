@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
+from torchcaps.nn.primary import Grouping
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
 from torchcaps.types import Capsules, ModelSpec
@@ -41,6 +42,7 @@ class CapsNet(ImageModel):
         primary_dim: their dimensions.
         class_dim: dimensions of a class capsule, and of those between.
         between: capsules of each layer between primary and class capsules; the paper has none.
+        grouping: of channels to primary capsules; see `PrimaryCaps`.
         decoder: whether to build the decoder; or the widths of its two hidden layers, in place of 512 and 1024.
         bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
             the many absent classes push every length to zero before the right ones rise, and without a bias nothing
@@ -57,6 +59,8 @@ class CapsNet(ImageModel):
         ValueError: for images that are too small, or sizes below one.
     """
 
+    layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -68,6 +72,7 @@ class CapsNet(ImageModel):
         primary_dim: int = 8,
         class_dim: int = 16,
         between: tuple[int, ...] = (),
+        grouping: Grouping = "position",
         decoder: bool | tuple[int, int] = True,
         bias: bool | None = None,
         routing: str | nn.Module | RouteFunction = "dynamic",
@@ -79,14 +84,16 @@ class CapsNet(ImageModel):
         self.num_classes = num_classes
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
-        self.primary = PrimaryCaps(channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE)
+        self.primary = PrimaryCaps(
+            channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
+        )
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
         layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
         self.between = nn.Sequential(*(
-            CapsuleLinear(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
+            self.layer(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
             for child, parent in pairwise(layers[:-1])
         ))  # fmt: skip
-        self.class_capsules = CapsuleLinear(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
+        self.class_capsules = self.layer(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
         shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
         if impl != "auto":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import check_range
+from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import squash_with_length
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
+
+Grouping = Literal["position", "flat"]
 
 
 class LargeKernelConv2d(nn.Conv2d):
@@ -48,6 +52,8 @@ class PrimaryCaps(nn.Module):
         dim: dimensions of a capsule; the paper has 8.
         kernel_size: 9 in the paper.
         stride: 2 in the paper.
+        grouping: "flat" makes capsules of `dim` neighbours in a row of one channel's map after another's, as one
+            public code does; they have no places then: `[batch, children, dim]`.
 
     Shapes:
         input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
@@ -56,14 +62,20 @@ class PrimaryCaps(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, types: int = 32, dim: int = 8, *, kernel_size: int = 9, stride: int = 2
-    ) -> None:
+        self, in_channels: int, types: int = 32, dim: int = 8, *, kernel_size: int = 9, stride: int = 2,
+        grouping: Grouping = "position",
+    ) -> None:  # fmt: skip
         super().__init__()
+        if grouping not in get_args(Grouping):
+            raise UnknownNameError("grouping", grouping, get_args(Grouping))
+        self.grouping = grouping
         self.types, self.dim = types, dim
         self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
 
     def forward(self, x: Float[Tensor, "batch channels in_height in_width"]) -> Capsules:
         """Primary capsules of a feature map."""
+        if self.grouping == "flat":
+            return Capsules(*squash_with_length(self.conv(x).flatten(1).unflatten(1, (-1, self.dim))))
         features = self.conv(x).permute(0, 2, 3, 1)  # [batch, height, width, types * dim]
         return Capsules(*squash_with_length(features.unflatten(-1, (self.types, self.dim))))
 

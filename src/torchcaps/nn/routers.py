@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops, plugins
-from torchcaps.errors import NoAblationError, check_range
+from torchcaps.errors import NoAblationError, UnknownNameError, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
-from torchcaps.functional.votes import ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import Over, ProductVotes, Votes, as_votes
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 RouteFunction = Callable[..., Routed]
@@ -198,6 +198,8 @@ class DynamicRouting(Router):
         iterations: from 1 to 100; the paper uses 3.
         leaky: give each child a "none of the above" parent.
         detach: send no gradient through the coupling.
+        over: "children" has the children of a parent compete, as one public code does; see
+            `functional.dynamic_routing`, which it runs.
         impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
     """
 
@@ -205,16 +207,24 @@ class DynamicRouting(Router):
     any_size = True
 
     def __init__(
-        self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, impl: ops.Impl = "auto"
-    ) -> None:
+        self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, over: Over = "parents",
+        impl: ops.Impl = "auto",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_iterations(iterations)
-        self.iterations, self.leaky, self.detach, self.impl = iterations, leaky, detach, impl
+        if over not in get_args(Over):
+            raise UnknownNameError("over", over, get_args(Over))
+        self.iterations, self.leaky, self.detach, self.over, self.impl = iterations, leaky, detach, over, impl
+        self.coupling = "shares" if over == "parents" else "free"
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
         del parents
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
+        if self.over == "children":
+            return functional.dynamic_routing(
+                votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over
+            )  # fmt: skip
         return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
 
 

@@ -144,12 +144,12 @@ class Classify(Task):
 
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
-        if self.spec.pose:
-            capsules = self.model.capsules(images)
-            return Scores(capsules.activation, None, capsules)
         if self.spec.logits:
             logits = self.model.logits(images)
             return Scores(self.model.probabilities(logits), logits, None)
+        if self.spec.pose:
+            capsules = self.model.capsules(images)
+            return Scores(capsules.activation, None, capsules)
         outputs = self.model(images)
         if self.spec.activation == "logit":
             return Scores(self.probabilities(outputs), outputs, None)
@@ -204,7 +204,7 @@ class Classify(Task):
 
     def stuck(self, losses: Outcomes) -> str | None:
         """For capsules only: whether all of them are dead or saturated."""
-        state = stuck(losses["activation"]) if self.spec.pose else None
+        state = stuck(losses["activation"]) if self.spec.pose and not self.spec.logits else None
         return state and f"every class capsule was {state}"
 
     def check(self, images: ImageSet) -> Outcomes:

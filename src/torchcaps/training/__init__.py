@@ -4,6 +4,7 @@ from torchcaps.settings import TrainConfig as TrainConfig
 from torchcaps.training.allocator import keep_memory as keep_memory
 from torchcaps.training.checkpoint import OptionError as OptionError
 from torchcaps.training.checkpoint import load as load
+from torchcaps.training.imported import import_weights as import_weights
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.optim import register_optimiser as register_optimiser
 from torchcaps.training.recipes import Budget as Budget

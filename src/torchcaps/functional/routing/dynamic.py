@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.errors import check_range
 from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.functional.votes import Votes, as_votes
+from torchcaps.functional.votes import Over, Votes, as_votes
 from torchcaps.types import Routed
 
 
@@ -24,6 +24,7 @@ def dynamic_routing(
     bias: Float[Tensor, "parents dim"] | None = None,
     leaky: bool = False,
     detach: bool = False,
+    over: Over = "parents",
 ) -> Routed:
     """Couple each child to the parents that its votes agree with.
 
@@ -40,6 +41,7 @@ def dynamic_routing(
             votes of a layer bring their own.
         leaky: give each child one more parent, "none of the above", with constant logit 0, and drop its share.
         detach: send no gradient through the coupling, only through the last weighted sum.
+        over: what the softmax is over; "children" is a mistake of public code, for weights that were trained with it.
 
     Returns:
         Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in [0, 1), coupling c
@@ -57,7 +59,7 @@ def dynamic_routing(
     with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1
-            c = votes.share(b, leaky=leaky)
+            c = votes.share(b, leaky=leaky, over=over)
             if last and detach:
                 c = c.detach()
             s = summed("...ij,...ijd->...jd", c, u if last else fixed)

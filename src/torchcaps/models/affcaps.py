@@ -1,0 +1,124 @@
+"""AffCapsNet: class capsules by one affine map that all primary capsules share, without routing.
+
+Jindong Gu, Volker Tresp, "Improving the Robustness of Capsule Networks to Image Affine Transformations", CVPR 2020,
+arXiv 1911.07968. There is no code and no table of sizes: the trunk is CapsNet's (arXiv 1710.09829), and the constant,
+the start of the matrices and the training are this library's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import UnknownNameError
+from torchcaps.functional import safe_norm, squash_with_length
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import Votes
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.nn import CapsuleLinear
+from torchcaps.types import Capsules
+
+Share = Literal["all", "position", "none"]
+Constant = Literal["1/K", "1/sqrt(N)", "1/N"]
+
+
+class AffineCaps(CapsuleLinear):
+    """`v_k = squash(c sum_n W_k u_n)`: children that share a matrix are summed first, and then there is one product.
+
+    Other arguments are those of `CapsuleLinear`, with routing by agreement of the votes `c K W_k u_n`. One iteration
+    of it is the equation, and makes no votes.
+
+    Args:
+        in_capsules: N.
+        in_dim: of a child.
+        out_capsules: K.
+        out_dim: of a parent.
+        own: children with matrices of their own, which the others repeat in turn: 1, the types of a position, or None
+            for all N.
+        constant: c, 1 / K being equal couplings.
+
+    Shapes:
+        input and output as of `CapsuleLinear`; `weight` is `[own, K, out_dim, in_dim]`.
+
+    Raises:
+        ValueError: for sizes below one, or an unknown constant.
+    """
+
+    def __init__(
+        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: str = "dynamic", *,
+        own: int | None = 1, constant: Constant = "1/sqrt(N)", **options: Any,
+    ) -> None:  # fmt: skip
+        if constant not in get_args(Constant):
+            raise UnknownNameError("constant", constant, get_args(Constant))
+        own = in_capsules if own is None else own
+        c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[constant]
+        std = 0.1 if constant == "1/K" else in_dim**-0.5
+        if own == in_capsules:  # votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1
+            std = 4 / (c * (own * out_dim) ** 0.5)
+        super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
+        self.in_capsules, self.constant = in_capsules, c
+
+    def ask(self, children: Capsules | Tensor) -> Votes:
+        """The votes `c K W_k u_n`."""
+        if isinstance(children, Tensor):
+            children = Capsules(children, safe_norm(children))
+        return super().ask(children._replace(pose=children.pose * (self.constant * self.out_capsules)))
+
+    def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
+        """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
+        equal = self.router.passes == 1 and self.router.fixed in (None, (0, 0.0)) and not self.router.leaky
+        if not equal or self.recorder is not None:
+            return super().forward(children, parents)
+        given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])
+        self.check(given)
+        with without_autocast(given.pose):
+            pooled = full_precision(given.pose).unflatten(1, (-1, len(self.weight))).sum(dim=1)
+            s = self.constant * torch.einsum("bgi,gkdi->bkd", pooled, full_precision(self.weight))
+            return Capsules(*squash_with_length(s if self.bias is None else s + full_precision(self.bias)))
+
+
+class AffCapsNet(CapsNet):
+    """Convolution -> primary capsules -> their sum -> one matrix for each class -> decoder.
+
+    Other arguments, and shapes, are those of `CapsNet`.
+
+    Args:
+        primary_types: types of primary capsules per pixel.
+        share: which primary capsules have a matrix for each class in common: "all", those of one type ("position"), or
+            "none", as in CapsNet.
+        routing_iters: 1 is no routing: constant couplings.
+        constant: what the sum of the votes of N primary capsules is multiplied by. "1/K" is equal couplings to K
+            classes, "1/N" is the mean; with "1/sqrt(N)" lengths depend least on the size of the images.
+
+    Raises:
+        ValueError: for images that are too small, sizes below one, or an unknown share or constant.
+    """
+
+    layer = AffineCaps
+
+    def __init__(
+        self, *sizes: Any, primary_types: int = 32, share: Share = "all", routing_iters: int = 1,
+        constant: Constant = "1/sqrt(N)", **options: Any,
+    ) -> None:  # fmt: skip
+        if share not in get_args(Share):
+            raise UnknownNameError("share", share, get_args(Share))
+        own = {"all": 1, "position": primary_types}.get(share)
+        super().__init__(
+            *sizes, primary_types=primary_types, iterations=routing_iters, own=own, constant=constant, **options
+        )
+
+
+@register_model(
+    Passport(
+        title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020,
+        arxiv="1911.07968", img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
+        published="affNIST accuracy 93.21 %, trained on MNIST",
+    )
+)  # fmt: skip
+def affcaps(**options: Any) -> AffCapsNet:
+    """CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw."""
+    return AffCapsNet(**options)
