@@ -10,5 +10,6 @@ from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
+from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder

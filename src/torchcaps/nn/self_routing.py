@@ -1,0 +1,98 @@
+"""Self-routing: each child chooses its parents from its own pose, by a small router of its own.
+
+Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019. The bias of the choice is
+from the authors' code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.functional.bounds import FACTOR, bounded
+from torchcaps.functional.fields import Field
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import Votes
+from torchcaps.nn.routers import Router, register_router
+from torchcaps.nn.votes import checked
+from torchcaps.types import Capsules, LayerSizes, Routed
+
+
+@register_router("self_routing")
+class SelfRouting(Router):
+    """No agreement and no iterations: a softmax over parents of `choice_ij . pose_i + lean_ij`.
+
+    The activations of the parents of one position sum to one: they are relative. Children that are all absent count
+    alike. `choice` is `[children, parents, in_dim]` and `lean` `[children, parents]`; they start at zero, which is
+    uniform coupling.
+    """
+
+    activation, exchangeable, convention = "probability", False, "type"
+    choice: nn.Parameter
+    lean: nn.Parameter
+
+    def learn(self, sizes: LayerSizes) -> None:
+        """Zeros, as in the authors' code."""
+        self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
+        self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
+
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """a_j and u_j of the paper, in one pass."""
+        del parents
+        u = bounded(full_precision(votes.pose), FACTOR)
+        W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))
+        c = votes.share(torch.einsum("...id,ijd->...ij", u, W_route) + b)
+        a = _relative(votes.activation, votes.present).unsqueeze(-1)
+        given = c * a
+        mass = given.sum(dim=-2)  # a_j sum_i a_i
+        u_j = votes.weighted(given / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny))
+        return Routed(u_j, mass / a.sum(dim=-2), c)
+
+
+def _relative(a: Tensor, present: Tensor | None) -> Tensor:
+    """Activations over the largest of their position: only ratios matter, and sums of these do not vanish.
+
+    No gradient flows to the largest as a divisor: what is made of ratios does not change with it.
+    """
+    there = torch.ones_like(a) if present is None else present.to(a).expand_as(a)
+    most = a.detach().amax(dim=-1, keepdim=True)
+    ratio = a / most.clamp(min=torch.finfo(a.dtype).tiny)
+    return torch.where(most > 0, ratio, there)
+
+
+class PoseVotes(nn.Module):
+    """`vote_ij = pose_i`, the same for every parent, without matrices: for a layer that only chooses.
+
+    Args:
+        sizes: of the layer; votes have the dimensions of the children.
+
+    Raises:
+        ValueError: for sizes below one, or parents of other dimensions.
+    """
+
+    bias = None
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.sizes = checked(sizes)
+        if sizes.dim != sizes.in_dim:
+            raise ValueError(f"sizes: expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}")
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of these children in this field."""
+        return _Poses(children, field, self.sizes.parents, self.sizes.dim)
+
+
+class _Poses(Votes):
+    """Sums of poses need no votes."""
+
+    def _made(self) -> Tensor:
+        return full_precision(self.pose).unsqueeze(-2).expand(*self.pose.shape[:-1], self.parents, self.dim)
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        """`sum_i phi_ij pose_i`."""
+        poses = bounded(full_precision(self.pose), FACTOR)
+        return torch.einsum("...ij,...id->...jd", coefficients, poses)
