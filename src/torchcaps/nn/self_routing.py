@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.nn.routers import Router, register_router
 from torchcaps.nn.votes import checked
 from torchcaps.types import Capsules, LayerSizes, Routed
@@ -28,8 +28,6 @@ class SelfRouting(Router):
     """
 
     activation, exchangeable, convention = "probability", False, "type"
-    choice: nn.Parameter
-    lean: nn.Parameter
 
     def learn(self, sizes: LayerSizes) -> None:
         """Zeros, as in the authors' code."""
@@ -45,7 +43,7 @@ class SelfRouting(Router):
         a = _relative(votes.activation, votes.present).unsqueeze(-1)
         given = c * a
         mass = given.sum(dim=-2)  # a_j sum_i a_i
-        u_j = votes.weighted(given / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny))
+        u_j = _mixed(votes, u, given / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny))
         return Routed(u_j, mass / a.sum(dim=-2), c)
 
 
@@ -60,14 +58,20 @@ def _relative(a: Tensor, present: Tensor | None) -> Tensor:
     return torch.where(most > 0, ratio, there)
 
 
+def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
+    """`sum_i phi_ij V_ij`; of linear votes parent by parent, in half the time of storing all of them."""
+    if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
+        return votes.weighted(phi)
+    W = bounded(votes.matrices.to(u), FACTOR)
+    poses = [(phi[..., j].unsqueeze(-1) * u).flatten(-2) @ W[:, j].flatten(0, 1) for j in range(votes.parents)]
+    return bounded(torch.stack(poses, dim=-2), FACTOR)
+
+
 class PoseVotes(nn.Module):
     """`vote_ij = pose_i`, the same for every parent, without matrices: for a layer that only chooses.
 
-    Args:
-        sizes: of the layer; votes have the dimensions of the children.
-
     Raises:
-        ValueError: for sizes below one, or parents of other dimensions.
+        ValueError: for `sizes` below one, or parents of other dimensions than the children.
     """
 
     bias = None
@@ -94,5 +98,4 @@ class _Poses(Votes):
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         """`sum_i phi_ij pose_i`."""
-        poses = bounded(full_precision(self.pose), FACTOR)
-        return torch.einsum("...ij,...id->...jd", coefficients, poses)
+        return torch.einsum("...ij,...id->...jd", coefficients, bounded(full_precision(self.pose), FACTOR))
