@@ -22,9 +22,8 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 class SelfRouting(Router):
     """No agreement and no iterations: a softmax over parents of `choice_ij . pose_i + lean_ij`.
 
-    The activations of the parents of one position sum to one: they are relative. Children that are all absent count
-    alike. `choice` is `[children, parents, in_dim]` and `lean` `[children, parents]`; they start at zero, which is
-    uniform coupling.
+    Activations of one position's parents sum to one. Children that are all absent count alike. `choice`
+    `[children, parents, in_dim]` and `lean` `[children, parents]` start at zero, which is uniform coupling.
     """
 
     activation, exchangeable, convention = "probability", False, "type"
@@ -44,14 +43,12 @@ class SelfRouting(Router):
         given = c * a
         mass = given.sum(dim=-2)  # a_j sum_i a_i
         u_j = _mixed(votes, u, given / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny))
+        u_j = u_j if votes.bias is None else u_j + full_precision(votes.bias)
         return Routed(u_j, mass / a.sum(dim=-2), c)
 
 
 def _relative(a: Tensor, present: Tensor | None) -> Tensor:
-    """Activations over the largest of their position: only ratios matter, and sums of these do not vanish.
-
-    No gradient flows to the largest as a divisor: what is made of ratios does not change with it.
-    """
+    """Activations over the largest of their position: of these, sums do not vanish; only ratios matter."""
     there = torch.ones_like(a) if present is None else present.to(a).expand_as(a)
     most = a.detach().amax(dim=-1, keepdim=True)
     ratio = a / most.clamp(min=torch.finfo(a.dtype).tiny)
