@@ -1,8 +1,8 @@
 """SR-CapsNet: capsules on a ResNet-20 that choose their parents by themselves, and the heads beside them in the paper.
 
 Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019; sizes as in the authors'
-code. Differs from them in: sizes follow the images; the choice of classes starts at small random numbers, because of
-zeros no gradient reaches what is below; votes start at the scale of the poses; the classes of self-routing get a pose,
+code. Differs from them in: sizes follow the images; the choice of classes starts at random numbers, because of zeros no
+gradient reaches what is below; votes start at the scale of the poses; the classes of self-routing get a pose,
 the mean of their children's, which nothing is trained by; dynamic routing in depth 2 leaves out a batch norm that the
 authors build and do not use (1,024 numbers); EM routing is this library's, which starts from its own temperatures.
 """
@@ -32,7 +32,7 @@ PlainHead = Literal["average", "linear"]
 CapsuleHead = Literal["self_routing", "dynamic", "em"]
 CONVNET = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2))  # channels and stride of each 3x3 convolution
 TYPES, DIM = 32, 16
-CHOICE_STD, EM_GAIN, PARENT_LENGTH = 0.01, 0.5, 0.4  # at the start
+EM_GAIN, PARENT_LENGTH = 0.5, 0.4  # at the start
 
 
 def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
@@ -226,7 +226,7 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
         return RoutedLayer(LinearVotes(sizes, init_std=sizes.in_dim**-0.5), routing, field)
     layer = RoutedLayer(PoseVotes(sizes), routing)
     router: Any = layer.router
-    nn.init.normal_(router.choice, std=CHOICE_STD)
+    nn.init.normal_(router.choice, std=sizes.in_dim**-0.5)  # logits of normed poses: about 1
     return layer
 
 
