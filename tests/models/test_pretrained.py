@@ -54,9 +54,13 @@ def test_what_does_not_fit_is_refused():
         tc.create_model("capsnet_small", pretrained=True, img_size=32)
     with pytest.raises(ValueError, match="in_chans: the weights of capsnet_small are for 1, got 3"):
         tc.create_model("capsnet_small", pretrained=True, in_chans=3)
-    with pytest.raises(ValueError, match=r"the weights of capsnet_small do not fit these options, such as conv\.weight"):
+    with pytest.raises(
+        ValueError, match=r"the weights of capsnet_small do not fit these options, such as conv\.weight"
+    ):
         tc.create_model("capsnet_small", pretrained=True, channels=8)
-    with pytest.raises(ValueError, match="pretrained: no weights of 'capsnet' come with the package, only of capsnet_s"):
+    with pytest.raises(
+        ValueError, match="pretrained: no weights of 'capsnet' come with the package, only of capsnet_s"
+    ):
         tc.create_model("capsnet", pretrained=True)
     assert tc.create_model("capsnet_small", pretrained=True, decoder=False).decoder is None
     assert tc.create_model("capsnet_small", pretrained=True, img_size=28).img_size == (28, 28)

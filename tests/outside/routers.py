@@ -1,4 +1,4 @@
-"""Five published routings as somebody outside the library would write them: one file, from the papers' equations.
+"""Published routings as somebody outside the library would write them: one file, from the papers' equations.
 
 Letters: i children, j parents, d dimensions of a child, h of a vote.
 """
@@ -110,27 +110,6 @@ class VariationalBayes(Router):
             logits = (log_pi + 0.5 * log_det - 0.5 * D * math.log(2 * math.pi)).unsqueeze(-2) - 0.5 * Q
         H = 0.5 * D * math.log(2 * math.pi * math.e) - 0.5 * log_det
         return Routed(m, torch.sigmoid(self.beta - log_pi.exp() * H), R)
-
-
-@register_router("self_routing")
-class SelfRouting(Router):
-    """Each child chooses its parents from its own pose alone (Hahn, Pyeon, Kim, NeurIPS 2019)."""
-
-    activation, exchangeable, convention = "probability", False, "type"
-
-    def learn(self, sizes):
-        self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
-        self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
-
-    def route(self, votes, parents):
-        pose = votes.pose.to(votes.dense().dtype).clamp(-1e9, 1e9)
-        logits = torch.einsum("...id,ijd->...ij", pose, votes.per_child(self.choice)) + votes.per_child(self.lean)
-        c = votes.share(logits)
-        a = votes.activation.clamp(min=1e-12)  # all children absent: none counts
-        a = (a if votes.present is None else a * votes.present.to(a)).unsqueeze(-1)
-        mass = (c * a).sum(dim=-2)
-        pose = votes.weighted(c * a / mass.unsqueeze(-2).clamp(min=1e-20))
-        return Routed(pose, mass / a.sum(dim=-2).clamp(min=1e-20), c)
 
 
 @register_router("inverted_attention")

@@ -9,7 +9,9 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import DataError
 from torchcaps.reproduce import MEASURES, register_measure
 from torchcaps.reproduce.measures import finished
+from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig, train
+from torchcaps.types import ModelSpec
 
 TINY = {"channels": 8, "primary_types": 2}
 
@@ -134,3 +136,31 @@ def test_affnist_itself_is_measured_where_it_is_at_hand(digits, tmp_path, monkey
     monkeypatch.setattr("torchcaps.reproduce.measures.load_dataset", lambda name, *_, **__: images)
     right = (digits.model(images.float_images()).argmax(dim=1) == images.labels).float().mean()
     assert MEASURES["affnist"](digits)["affnist_error"] == pytest.approx(1 - float(right), abs=1e-6)
+
+
+class Templates(torch.nn.Module):
+    """Tells digits by their products with each class's mean: it is right, and can be led astray."""
+
+    spec = ModelSpec(activation="probability")
+
+    def __init__(self, images):
+        super().__init__()
+        x = images.float_images().flatten(1)
+        self.means = torch.nn.Parameter(torch.stack([x[images.labels == k].mean(dim=0) for k in range(10)]))
+
+    def forward(self, images):
+        return (images.flatten(1) @ self.means.T - self.means.square().sum(dim=1) / 2).softmax(dim=1)
+
+
+def test_attack_success_is_of_rightly_answered_images(cnn, monkeypatch):
+    few(monkeypatch, 48)
+    trained = replace(cnn, task=create_task(Templates(cnn.images), cnn.config))
+    monkeypatch.setattr("torchcaps.reproduce.measures.TURN", 0.15)
+    found = MEASURES["attack_success"](trained)
+    assert set(found) == {f"{kind}{name}_success" for kind in ("", "targeted_") for name in ("fgsm", "bim")}
+    assert 0 < found["targeted_fgsm_success"] < found["fgsm_success"] < 1
+    assert 0 < found["targeted_bim_success"] < found["bim_success"] < 1
+    monkeypatch.setattr("torchcaps.reproduce.measures.TURN", 0.0)
+    assert set(MEASURES["attack_success"](trained).values()) == {0.0}
+    monkeypatch.setattr("torchcaps.reproduce.measures.TURN", 1.0)
+    assert MEASURES["attack_success"](trained)["bim_success"] > 0.9

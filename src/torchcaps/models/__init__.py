@@ -15,5 +15,6 @@ from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCaps
 from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
+from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder

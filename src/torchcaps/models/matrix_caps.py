@@ -88,7 +88,7 @@ class MatrixCaps(ImageModel):
         kinds = (primary_types, *types)
         counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(height, width), strict=True)]
         heats = [
-            _temperature(gain, below / above, iterations, pose_size)
+            temperature(gain, below / above, iterations, pose_size)
             for below, above in zip(counts, (*counts[1:], num_classes), strict=True)
         ]
         self.conv_capsules = nn.Sequential(
@@ -119,7 +119,7 @@ def _maps(height: int, width: int) -> list[tuple[int, int]]:
     return list(zip(*positions, strict=True))
 
 
-def _temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:
+def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:
     """Options of a router for which a parent with its even share of `children`, half of them active, has this gain.
 
     `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2.

@@ -26,6 +26,8 @@ from torchcaps.nn.routers import create_router as create_router
 from torchcaps.nn.routers import list_routers as list_routers
 from torchcaps.nn.routers import register_router as register_router
 from torchcaps.nn.self_attention import SelfAttention as SelfAttention
+from torchcaps.nn.self_routing import PoseVotes as PoseVotes
+from torchcaps.nn.self_routing import SelfRouting as SelfRouting
 from torchcaps.nn.votes import FactorisedVotes as FactorisedVotes
 from torchcaps.nn.votes import LinearVotes as LinearVotes
 from torchcaps.nn.votes import MatrixVotes as MatrixVotes

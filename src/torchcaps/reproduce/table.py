@@ -14,7 +14,7 @@ from torchcaps.training.checkpoint import atomic
 
 TABLE = "results.md"
 HEADING = ("experiment", "what", "budget", "measured", "published", "seeds", "parameters", "epochs", "training")
-SHARES = ("error", "accuracy", "detected", "changed_by_routing")  # endings of figures shown in percent
+SHARES = ("error", "accuracy", "detected", "changed_by_routing", "success")  # endings of figures shown in percent
 
 
 def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:

@@ -87,6 +87,17 @@ def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
 
+@register_loss
+def likelihood(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+    """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
+    del share
+    if wanted.dim() == 2:
+        raise ValueError("loss: the likelihood has no form for images that show several classes; take margin")
+    activation = full_precision(scores.activation)
+    log = activation.clamp(min=torch.finfo(activation.dtype).tiny).log()
+    return F.cross_entropy(log, wanted, label_smoothing=settings.label_smoothing)
+
+
 @register_task("classify")
 class Classify(Task):
     """One class an image.
