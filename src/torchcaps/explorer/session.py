@@ -108,7 +108,7 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
-        meaning = "activation" if self.spec.pose else "probability"
+        meaning = "activation" if self.spec.pose and not self.spec.logits else "probability"
         labels = torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
         several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
         return {

@@ -88,7 +88,7 @@ def calibrated(found: Evaluation, spec: ModelSpec) -> Exhibit:
         f"The {kind} of a capsule is no probability, so both readings in use are shown: the largest {kind} divided by "
         f"the sum of all, and as it is. The expected calibration error is {percent(errors.normalised.error)} for the "
         f"first and {percent(errors.length.error)} for the second; 0 would be perfect."
-        if spec.pose
+        if spec.pose and not spec.logits
         else f"The expected calibration error of its largest output is {percent(errors.length.error)}; 0 would be "
         "perfect."
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, check_regular, one_line
+from torchcaps.errors import RunError, TorchcapsError, check_regular, one_line
 from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
 from torchcaps.training.description import check_fit, check_numbers
 
@@ -160,7 +160,7 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         model = build_model(about, torch.Generator())
         model.load_state_dict(state)
         check_numbers(model)
-    except (ValueError, RunError) as error:
+    except (ValueError, TorchcapsError) as error:
         raise RunError(f"{path}: its tensors do not fit together, taken for {layout.source} ({error})") from error
     save_tensors(output, model.state_dict(), about)
     return output, layout.source
