@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from torchcaps.data import dataset_info, list_datasets
 from torchcaps.errors import RunError, UnknownNameError
-from torchcaps.models import list_models
+from torchcaps.models import create_model, list_models
 from torchcaps.training import (
     Interrupted,
     TrainConfig,
@@ -48,6 +49,10 @@ def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
             config = recipe.resolve(row, budget)
             assert config.data.name in list_datasets()
             assert config.model.name in list_models()
+            channels, *size = dataset_info(config.data.name).image_shape
+            side = config.data.crop or config.data.img_size or tuple(size)
+            with torch.device("meta"):  # every model takes its options and sizes
+                create_model(config.model.name, in_chans=channels, img_size=side, **config.model.options)
     config = recipe.resolve(recipe.rows[0], "small", batch_size=2)
     config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
     if config.model.name == "capsnet":  # millions of weights take their time
