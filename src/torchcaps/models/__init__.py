@@ -11,3 +11,4 @@ from torchcaps.models.cnn import matched_cnn as matched_cnn
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
+from torchcaps.models.vb_caps import VBCaps as VBCaps

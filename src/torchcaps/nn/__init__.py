@@ -25,6 +25,7 @@ from torchcaps.nn.routers import UniformRouting as UniformRouting
 from torchcaps.nn.routers import create_router as create_router
 from torchcaps.nn.routers import list_routers as list_routers
 from torchcaps.nn.routers import register_router as register_router
+from torchcaps.nn.vb import VariationalBayes as VariationalBayes
 from torchcaps.nn.votes import FactorisedVotes as FactorisedVotes
 from torchcaps.nn.votes import LinearVotes as LinearVotes
 from torchcaps.nn.votes import MatrixVotes as MatrixVotes
