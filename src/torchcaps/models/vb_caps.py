@@ -128,7 +128,8 @@ class VBCaps(ImageModel):
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
         self._check(images)
-        x = self.stem(standardise(images) if self.standardised else images)  # [batch, A, 14, 14], for 32x32 images
+        x = standardise(images).to(images.dtype) if self.standardised else images
+        x = self.stem(x)  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)
 
@@ -170,7 +171,7 @@ def vb_caps(**options: Any) -> VBCaps:
 
 @register_model(
     Passport(
-        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=0,
+        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=206_144,
         published="smallNORB test accuracy 97.1 %",
     )
 )  # fmt: skip
