@@ -115,15 +115,16 @@ class VBCaps(ImageModel):
         rows, columns = _map(self.img_size, (STEM, *LAYERS[: len(types) or 1]))
         if not types:
             votes = MatrixVotes(LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2))
-            self.class_capsules = RoutedLayer(votes, field=Everything, **routing)
+            self.class_capsules = _drawn(RoutedLayer(votes, field=Everything, **routing), rows * columns)
             return
         below = primary_types
         for above, slide in zip(types, LAYERS, strict=True):
             check_range("types", above, low=1)
-            self.conv_capsules.append(ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing))
+            layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
+            self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
             below = above
         centres = tuple([(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns))
-        self.class_capsules = ClassCaps(below, num_classes, pose_size=POSE, centres=centres, **routing)
+        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=centres, **routing))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
@@ -145,6 +146,17 @@ def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
     for conv in convs:
         nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
     return [part for conv in convs for part in (conv, nn.BatchNorm2d(channels), nn.ReLU())]
+
+
+def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
+    """The layer with Xavier's weights, for windows of so many places.
+
+    From identity matrices the network learns nothing in the time in which it learns from these.
+    """
+    children, parents = layer.weight.shape[:2]
+    bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5
+    nn.init.uniform_(layer.weight, -bound, bound)
+    return layer
 
 
 def _map(size: tuple[int, int], layers: tuple[tuple[int, int], ...]) -> tuple[int, int]:

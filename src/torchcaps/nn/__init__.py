@@ -8,6 +8,7 @@ from torchcaps.nn.layers import CapsuleLinear as CapsuleLinear
 from torchcaps.nn.layers import ClassCaps as ClassCaps
 from torchcaps.nn.layers import ConvCaps as ConvCaps
 from torchcaps.nn.layers import TransposedConvCaps as TransposedConvCaps
+from torchcaps.nn.map_routing import MapRouting as MapRouting
 from torchcaps.nn.primary import LargeKernelConv2d as LargeKernelConv2d
 from torchcaps.nn.primary import MatrixPrimaryCaps as MatrixPrimaryCaps
 from torchcaps.nn.primary import PrimaryCaps as PrimaryCaps
