@@ -102,7 +102,7 @@ def test_compiles_whole():
 
 
 def test_wrong_sizes():
-    with pytest.raises(ValueError, match=r"dims: expected 4 numbers of at least 1, the last two alike, got \[2, 3, 4, 5\]"):
+    with pytest.raises(ValueError, match=r"dims: expected 4 numbers of .*, the last two alike, got \[2, 3, 4, 5\]"):
         tiny(dims=(2, 3, 4, 5))
     with pytest.raises(ValueError, match="types: expected at least 1, got 0"):
         tiny(types=0)

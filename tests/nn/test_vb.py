@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchcaps import testing
-from torchcaps.functional import GivenVotes, Windows
+from torchcaps.functional import Windows
 from torchcaps.nn import CapsuleLinear, ConvCaps, MatrixVotes, RoutedLayer, VariationalBayes
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -130,21 +130,23 @@ def test_equals_numpy(covariance, options):
 
 
 def test_a_map_equals_its_children_one_by_one():
-    """A child's couplings sum to one over all parents of all windows with it, and each window has posteriors of its own."""
+    """A child's couplings sum to one over all parents of all windows with it; each window has its own posteriors."""
     layer = ConvCaps(2, 3, 3, 2, routing="vb", pose_size=2).double()
     pose = torch.randn(1, 7, 5, 2, 4, generator=seeded(), dtype=torch.float64)
     activation = torch.rand(1, 7, 5, 2, generator=seeded(1), dtype=torch.float64)
     windows = [(y, x) for y in range(3) for x in range(2)]
     index = np.arange(7 * 5 * 2).reshape(7, 5, 2)
     members = [index[2 * y : 2 * y + 3, 2 * x : 2 * x + 3].reshape(-1) for y, x in windows]
-    poses, active, weight = pose.reshape(-1, 2, 2).numpy(), activation.reshape(-1).numpy(), layer.weight.detach().numpy()
+    poses, active = pose.reshape(-1, 2, 2).numpy(), activation.reshape(-1).numpy()
+    weight = layer.weight.detach().numpy()
     votes = [np.einsum("ipr,ijrq->ijpq", poses[who], weight).reshape(-1, 3, 4) for who in members]
     count = np.zeros(len(poses))
     for who in members:
         count[who] += 3
     coupling = [np.repeat(1 / count[who], 3).reshape(-1, 3) for who in members]
     for t in range(3):
-        fits = [numpy_fit(v, c * active[who, None], "diagonal") for v, c, who in zip(votes, coupling, members, strict=True)]
+        shares = [c * active[who, None] for c, who in zip(coupling, members, strict=True)]
+        fits = [numpy_fit(v, r, "diagonal") for v, r in zip(votes, shares, strict=True)]
         if t < 2:
             p = [np.exp(numpy_log_density(v, f)) for v, f in zip(votes, fits, strict=True)]
             total = np.zeros(len(poses))

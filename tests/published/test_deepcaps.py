@@ -1,6 +1,6 @@
 """Parameter counts of the code of "DeepCaps: Going Deeper with Capsule Networks" (CVPR 2019), by stage.
 
-They include the means and variances of batch norms, which are no parameters here. The paper's own figure is 7.22 million.
+They include the means and variances of batch norms, which are no parameters here. The paper itself has 7.22 million.
 """
 
 import pytest

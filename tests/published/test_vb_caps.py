@@ -1,4 +1,4 @@
-"""Parameter counts of "Capsule Routing via Variational Bayes" (AAAI 2020), as its tables and the authors' code have them.
+"""Parameter counts of "Capsule Routing via Variational Bayes" (AAAI 2020): of its tables and of the authors' code.
 
 Those count two costs for each parent, which a batch norm after them cancels; here they are left out.
 """

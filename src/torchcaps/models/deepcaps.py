@@ -1,10 +1,10 @@
 """DeepCaps.
 
 Jathushan Rajasegaran, Vinoj Jayasundara, Sandaru Jayasekara, Hirunima Jayasekara, Suranga Seneviratne, Ranga Rodrigo,
-"DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' code. Differs from them in:
-sizes follow the images; convolutions of stride 2 are padded on both sides alike; capsules and positions keep their axes
-before the routed skip, where the code mixes them; weights of the class capsules start from this library's rule (see
-CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
+"DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' code. Differs from them
+in: sizes follow the images; convolutions of stride 2 are padded on both sides alike; capsules and positions keep their
+axes before the routed skip, where the code mixes them; weights of the class capsules start from this library's rule
+(see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class ClassIndependentDecoder(nn.Module):
         channels, *self.size = image_shape
         doublings = next((k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k), MOST_DOUBLINGS)
         start = [-(-side >> doublings) for side in self.size]
-        self.linear = nn.Sequential(
-            nn.Linear(dim, DRAWN[0] * prod(start)), nn.ReLU(), nn.Unflatten(1, (DRAWN[0], *start)),
-            nn.BatchNorm2d(DRAWN[0], momentum=0.2),
-        )  # fmt: skip
+        self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
+        self.norm = nn.Sequential(
+            nn.ReLU(), nn.Unflatten(1, (DRAWN[0], *start)), nn.BatchNorm2d(DRAWN[0], momentum=0.2)
+        )
         widths = [*DRAWN[: doublings + 2], channels]
         strides = [1, *[2] * doublings, 1]
         self.layers = nn.Sequential(
@@ -121,7 +121,7 @@ class ClassIndependentDecoder(nn.Module):
 
     def forward(self, pose: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch channels height width"]:
         """An image of this pose."""
-        drawn = self.layers(self.linear(pose.to(self.linear[0].weight.dtype)))
+        drawn = self.layers(self.norm(self.linear(pose.to(self.linear.weight.dtype))))
         return drawn[:, :, : self.size[0], : self.size[1]]
 
 
@@ -164,8 +164,9 @@ class DeepCaps(ImageModel):
         skips = [None, None, None, RoutedSkip(types, dims[-1], iterations, local)]
         self.cells = nn.ModuleList(map(CapsuleCell, widths, [types] * CELLS, dims, skips))
         maps = [[-(-side >> k) for side in self.img_size] for k in (CELLS, CELLS - 1)]
-        children = types * sum(map(prod, maps))
-        self.class_capsules = CapsuleLinear(children, dims[-1], num_classes, class_dim, bias=True, iterations=iterations)
+        children = (types * sum(map(prod, maps)), dims[-1])
+        self.class_capsules = CapsuleLinear(*children, num_classes, class_dim, bias=True, iterations=iterations)
+        nn.init.normal_(self.class_capsules.votes.bias, std=0.1)  # equal ones would leave poses of classes nearly equal
         self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
         self.spec = ModelSpec(pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin")
 

@@ -123,8 +123,9 @@ class VBCaps(ImageModel):
             layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
             self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
             below = above
-        centres = tuple([(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns))
-        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=centres, **routing))
+        centres = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
+        places = (centres[0], centres[1])
+        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=places, **routing))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
@@ -142,7 +143,8 @@ class VBCaps(ImageModel):
 def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
     """Convolutions without bias, each with its batch norm and ReLU."""
     make = partial(nn.Conv2d, bias=False)
-    convs = [make(in_chans, channels, *STEM), *(make(channels, channels, 3, padding=1) for _ in range(convolutions - 1))]
+    more = (make(channels, channels, 3, padding=1) for _ in range(convolutions - 1))
+    convs = [make(in_chans, channels, *STEM), *more]
     for conv in convs:
         nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
     return [part for conv in convs for part in (conv, nn.BatchNorm2d(channels), nn.ReLU())]
