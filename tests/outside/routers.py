@@ -3,8 +3,6 @@
 Letters: i children, j parents, d dimensions of a child, h of a vote.
 """
 
-import math
-
 import torch
 from torch import nn
 
@@ -74,42 +72,6 @@ class Heinsen2022(Router):
             S = torch.einsum("...id,...jd->...ij", x, guess) * each(self.W_S) + each(self.B_S)
             logits = nn.functional.logsigmoid(S)
         return Routed(y, torch.ones_like(y[..., 0]), R).and_more(credit=phi)
-
-
-@register_router("vb")
-class VariationalBayes(Router):
-    """Variational Bayes routing with diagonal scales and the paper's constant priors (arXiv 1905.11455)."""
-
-    activation = "probability"
-
-    def __init__(self, iterations=3):
-        super().__init__()
-        self.iterations = iterations
-
-    def learn(self, sizes):
-        self.beta = nn.Parameter(torch.zeros(sizes.parents))
-
-    def route(self, votes, parents):
-        V, a = votes.dense(), votes.activation.unsqueeze(-1)
-        D, logits = votes.dim, None
-        steps = torch.arange(D, device=V.device, dtype=V.dtype)
-        for _ in range(self.iterations):
-            R = votes.share(logits)
-            r = R * a
-            N = r.sum(dim=-2)
-            alpha, kappa, nu = 1 + N, 1 + N, D + 1 + N
-            mu = torch.einsum("...ij,...ijh->...jh", r, V) / (N + 1e-8).unsqueeze(-1)
-            m = (N / kappa).unsqueeze(-1) * mu
-            spread = torch.einsum("...ij,...ijh->...jh", r, (V - mu.unsqueeze(-3)).square())
-            inverse = 1 + spread + (N / kappa).unsqueeze(-1) * mu.square()
-            log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True))
-            log_det = torch.digamma((nu.unsqueeze(-1) - steps) / 2).sum(dim=-1) + D * math.log(2)
-            log_det = log_det - inverse.log().sum(dim=-1)
-            near = ((V - m.unsqueeze(-3)).square() / inverse.unsqueeze(-3)).sum(dim=-1)
-            Q = (D / kappa).unsqueeze(-2) + nu.unsqueeze(-2) * near
-            logits = (log_pi + 0.5 * log_det - 0.5 * D * math.log(2 * math.pi)).unsqueeze(-2) - 0.5 * Q
-        H = 0.5 * D * math.log(2 * math.pi * math.e) - 0.5 * log_det
-        return Routed(m, torch.sigmoid(self.beta - log_pi.exp() * H), R)
 
 
 @register_router("inverted_attention")

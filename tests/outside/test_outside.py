@@ -96,15 +96,6 @@ def test_credit_stands_beside_the_couplings():
     assert record[""][0].more["credit"].shape == (2, 6, 3)
 
 
-def test_the_prior_of_variational_bayes():
-    """Without data, sixteen dimensions: the entropy of the expected Gaussian is 7.264010."""
-    router = create_router("vb")
-    router.build(LayerSizes(2, 16, 1, 16))
-    votes = GivenVotes(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2))
-    expected = torch.sigmoid(torch.tensor(-7.264010))  # one parent: exp(E log pi) is 1
-    torch.testing.assert_close(router(votes).activation.flatten()[0], expected, atol=1e-6, rtol=1e-4)
-
-
 def test_a_bias_that_a_router_does_not_add_is_refused():
     layer = tc.nn.CapsuleLinear(6, 4, 5, 4, "vb", bias=True)
     with pytest.raises(ValueError, match="bias: expected False for a layer routed by vb, which adds none"):

@@ -28,5 +28,6 @@ ROUTERS = [(name, options) for name in OWN for options in variants(name)]
 # Options of models whose published size costs seconds and proves nothing more; their counts are checked elsewhere.
 SMALLER = {
     "cnn_baseline": {"channels": (16, 16, 8)}, "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)},
+    "deepcaps": {"channels": 16, "types": 4}, "deepcaps_small": {"channels": 8, "types": 4},
     "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
 }  # fmt: skip

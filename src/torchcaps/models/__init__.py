@@ -11,6 +11,7 @@ from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
 from torchcaps.models.capsnet import CapsNet as CapsNet
 from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
+from torchcaps.models.deepcaps import DeepCaps as DeepCaps
 from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCapsNet
 from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
@@ -18,3 +19,4 @@ from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
+from torchcaps.models.vb_caps import VBCaps as VBCaps

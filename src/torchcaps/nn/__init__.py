@@ -8,6 +8,7 @@ from torchcaps.nn.layers import CapsuleLinear as CapsuleLinear
 from torchcaps.nn.layers import ClassCaps as ClassCaps
 from torchcaps.nn.layers import ConvCaps as ConvCaps
 from torchcaps.nn.layers import TransposedConvCaps as TransposedConvCaps
+from torchcaps.nn.map_routing import MapRouting as MapRouting
 from torchcaps.nn.primary import LargeKernelConv2d as LargeKernelConv2d
 from torchcaps.nn.primary import MatrixPrimaryCaps as MatrixPrimaryCaps
 from torchcaps.nn.primary import PrimaryCaps as PrimaryCaps
@@ -28,6 +29,7 @@ from torchcaps.nn.routers import register_router as register_router
 from torchcaps.nn.self_attention import SelfAttention as SelfAttention
 from torchcaps.nn.self_routing import PoseVotes as PoseVotes
 from torchcaps.nn.self_routing import SelfRouting as SelfRouting
+from torchcaps.nn.vb import VariationalBayes as VariationalBayes
 from torchcaps.nn.votes import FactorisedVotes as FactorisedVotes
 from torchcaps.nn.votes import LinearVotes as LinearVotes
 from torchcaps.nn.votes import MatrixVotes as MatrixVotes

@@ -25,6 +25,8 @@ from torchcaps.types import Capsules, ModelSpec
 
 # The paper's weight belongs to images of this many values; per value it is then the same for every image size.
 PAPER_PIXELS, PAPER_WEIGHT = 784, 0.0005
+MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
+HARD = {"present": 0.95, "absent": 0.05, "down_weight": 0.8}  # of the margin loss
 SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the start leaves many capsules dead
 
 
@@ -78,6 +80,13 @@ def margin(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
 
 
 @register_loss
+def two_margins(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+    """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
+    del settings
+    return margin_loss(scores.activation, wanted, **({} if share < 0.5 else HARD))
+
+
+@register_loss
 def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     del settings
@@ -102,7 +111,7 @@ def likelihood(scores: Scores, wanted: Tensor, share: float, settings: TaskSetti
 class Classify(Task):
     """One class an image.
 
-    With a decoder and the margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
+    With a decoder and a margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
     one is (arXiv 1710.09829, section 4.1).
     """
 
@@ -116,13 +125,13 @@ class Classify(Task):
             axes = images.labels.dim()
             raise ValueError(f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes")
         weight = self.config.task.reconstruction or 0.0
-        if weight and not self.spec.decoder and self.loss == "margin":
+        if weight and not self.spec.decoder and self.loss in MARGINS:
             raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {weight}")
         self.weight = weight if self.spec.decoder else 0.0
 
     def settings(self) -> dict[str, Any]:
-        """The paper's weight of the reconstruction, with the margin loss and a decoder."""
-        return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss == "margin" else 0.0}
+        """The paper's weight of the reconstruction, with a margin loss and a decoder."""
+        return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0}
 
     @property
     def clip(self) -> float:

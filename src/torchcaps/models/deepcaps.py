@@ -1,0 +1,223 @@
+"""DeepCaps.
+
+Jathushan Rajasegaran, Vinoj Jayasundara, Sandaru Jayasekara, Hirunima Jayasekara, Suranga Seneviratne, Ranga Rodrigo,
+"DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' code. Differs from them
+in: sizes follow the images; convolutions of stride 2 are padded on both sides alike; capsules and positions keep their
+axes before the routed skip, where the code mixes them; weights of the class capsules start from this library's rule
+(see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.functional import squash
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.nn import CapsuleLinear, RoutedLayer
+from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
+from torchcaps.types import Capsules, LayerSizes, ModelSpec
+
+CELLS = 4  # each halves the map
+SMALLEST = 16  # pixels that leave one position for the last cell
+DRAWN = (16, 64, 32, 16, 8)  # channels of the decoder
+# Side of the map from which the decoder draws, of images that so many layers of stride 2 can make of it.
+LARGEST_START, MOST_DOUBLINGS = 8, len(DRAWN) - 2
+
+
+class ConvCapsules(nn.Conv2d):
+    """A convolution without bias whose channels at one pixel are grouped into capsules and squashed: one routing pass.
+
+    Args:
+        in_channels: of the map below, types times dimensions where it has capsules.
+        types: capsule types.
+        dim: their dimensions.
+        stride: of the convolution.
+    """
+
+    def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
+        super().__init__(in_channels, types * dim, 3, stride, padding=1, bias=False)
+        self.dim = dim
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
+        """Capsules as channels, type by type."""
+        s = super().forward(x.to(self.weight.dtype))
+        return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
+
+
+class RoutedSkip(RoutedLayer):
+    """3-D convolutional routing on capsules as channels: the kernel is shared by all child types."""
+
+    def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
+        votes = KernelVotes(LayerSizes(types, dim, types, dim))
+        super().__init__(votes, MapRouting(iterations, local=local), apart if local else together)
+
+    def channels(self, x: Float[Tensor, "batch channels rows columns"]) -> Float[Tensor, "batch channels rows columns"]:
+        """Parents as channels."""
+        sizes = self.votes.sizes
+        children = x.unflatten(1, (sizes.children, sizes.in_dim)).permute(0, 3, 4, 1, 2)
+        return self(children).pose.flatten(3).permute(0, 3, 1, 2)
+
+
+class CapsuleCell(nn.Module):
+    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one.
+
+    Args:
+        in_channels: of the map below.
+        types: capsule types.
+        dim: their dimensions.
+        skip: takes and gives capsules as channels; another layer unless given.
+    """
+
+    def __init__(self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None) -> None:
+        super().__init__()
+        self.first = ConvCapsules(in_channels, types, dim, stride=2)
+        self.second, self.third = (ConvCapsules(types * dim, types, dim) for _ in range(2))
+        self.skip = ConvCapsules(types * dim, types, dim) if skip is None else skip
+
+    def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
+        """Capsules as channels; a sum of two, they may be longer than 1."""
+        x = self.first(x)
+        skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
+        return self.third(self.second(x)) + skip
+
+
+class ClassIndependentDecoder(nn.Module):
+    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions.
+
+    Args:
+        dim: of the pose.
+        image_shape: (channels, height, width).
+
+    Shapes:
+        input `[batch, dim]`; output `[batch, channels, height, width]` in [0, 1].
+    """
+
+    def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, *self.size = image_shape
+        doublings = next((k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k), MOST_DOUBLINGS)
+        start = [-(-side >> doublings) for side in self.size]
+        self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
+        self.norm = nn.Sequential(
+            nn.ReLU(), nn.Unflatten(1, (DRAWN[0], *start)), nn.BatchNorm2d(DRAWN[0], momentum=0.2)
+        )
+        widths = [*DRAWN[: doublings + 2], channels]
+        strides = [1, *[2] * doublings, 1]
+        self.layers = nn.Sequential(
+            *(
+                nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
+                for (below, above), stride in zip(pairwise(widths), strides, strict=True)
+            ),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, pose: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch channels height width"]:
+        """An image of this pose."""
+        drawn = self.layers(self.norm(self.linear(pose.to(self.linear.weight.dtype))))
+        return drawn[:, :, : self.size[0], : self.size[1]]
+
+
+class DeepCaps(ImageModel):
+    """Convolution -> four cells of capsule layers with skips -> class capsules -> class-independent decoder.
+
+    Args:
+        num_classes: class capsules.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 16 pixels each.
+        channels: of the first convolution.
+        types: capsule types in every cell.
+        dims: dimensions of the capsules of each of the four cells; the last two are alike.
+        class_dim: dimensions of a class capsule.
+        iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal couplings.
+        local: in the last cell let the parents of one position alone compete, and squash each parent by itself. The
+            authors' code has all positions compete for a child type, and squashes a parent type's whole map at once.
+        decoder: whether to build the decoder.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
+        in [0, 1). They are lengths, not logits, and do not sum to one.
+
+    Raises:
+        ValueError: for images that are too small, sizes below one, or dimensions that do not fit.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 64, *, channels: int = 128,
+        types: int = 32, dims: tuple[int, int, int, int] = (4, 8, 8, 8), class_dim: int = 32, iterations: int = 3,
+        local: bool = False, decoder: bool = True,
+    ) -> None:  # fmt: skip
+        sizes = {"num_classes": num_classes, "channels": channels, "types": types, "class_dim": class_dim}
+        super().__init__(in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes)
+        if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
+            raise ValueError(f"dims: expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}")
+        self.num_classes, self.dim = num_classes, dims[-1]
+        self.stem = nn.Sequential(nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels))
+        widths = [channels, *(types * dim for dim in dims)]
+        skips = [None, None, None, RoutedSkip(types, dims[-1], iterations, local)]
+        self.cells = nn.ModuleList(map(CapsuleCell, widths, [types] * CELLS, dims, skips))
+        maps = [[-(-side >> k) for side in self.img_size] for k in (CELLS, CELLS - 1)]
+        children = (types * sum(map(prod, maps)), dims[-1])
+        self.class_capsules = CapsuleLinear(*children, num_classes, class_dim, bias=True, iterations=iterations)
+        nn.init.normal_(self.class_capsules.votes.bias, std=0.1)  # equal ones would leave poses of classes nearly equal
+        self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
+        self.spec = ModelSpec(pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin")
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
+        self._check(images)
+        maps = [self.stem(images)]  # [batch, 128, 64, 64], for 64x64 images
+        for cell in self.cells:
+            maps.append(cell(maps[-1]))  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
+        children = [x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in maps[:-3:-1]]
+        return self.class_capsules(torch.cat(children, dim=1))  # 512 + 2048 of dim 8 vote for 10 of dim 32
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Lengths of the class capsules, in [0, 1); not logits."""
+        return self.capsules(images).activation
+
+    def reconstruct(
+        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
+
+        Raises:
+            ValueError: if the model was built without a decoder.
+        """
+        if self.decoder is None:
+            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
+        pose, activation = capsules
+        chosen = activation.argmax(dim=1) if labels is None else labels
+        return self.decoder(pose[torch.arange(len(pose), device=pose.device), chosen])
+
+
+TITLE = "DeepCaps: Going Deeper with Capsule Networks"
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3, num_classes=10,
+        parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
+    )
+)  # fmt: skip
+def deepcaps(**options: Any) -> DeepCaps:
+    """The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28."""
+    return DeepCaps(**options)
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2019, arxiv="1904.09546", img_size=(32, 32), in_chans=3, num_classes=10, parameters=906_115,
+        published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
+    )
+)  # fmt: skip
+def deepcaps_small(*, channels: int = 32, types: int = 8, **options: Any) -> DeepCaps:
+    """A quarter of its width, and images that are not enlarged: for two CPU cores."""
+    return DeepCaps(channels=channels, types=types, **options)

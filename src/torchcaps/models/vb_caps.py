@@ -1,0 +1,194 @@
+"""Capsules routed by variational Bayes.
+
+Fabio De Sousa Ribeiro, Georgios Leontidis, Stefanos Kollias, "Capsule Routing via Variational Bayes", AAAI 2020, arXiv
+1905.11455, and the authors' code. Differs from them in: sizes follow the images; couplings are shared over all parents
+of a child from the first iteration on; the costs beta, which a batch norm after them cancels, are left out; the loss
+is the spread loss, where theirs is cross-entropy of activations.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range
+from torchcaps.functional import standardise
+from torchcaps.functional.fields import Convention, Everything
+from torchcaps.functional.squash import full_precision
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
+from torchcaps.nn.vb import Covariance
+from torchcaps.types import Capsules, LayerSizes, ModelSpec
+
+POSE = 4  # poses are 4 x 4 matrices
+STEM = (5, 2)  # (kernel, stride) of the convolution
+LAYERS = ((3, 2), (3, 1))  # of the layers of convolutional capsules; of the first, where they are primary ones
+SMALLEST = 17  # pixels that leave one position for the last map
+
+
+class NormalisedPrimaryCaps(nn.Module):
+    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over its activations' logits.
+
+    Args:
+        in_channels: channels of the feature map.
+        types: B, capsule types.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+
+    Shapes:
+        input `[batch, in_channels, height, width]`; output Capsules with pose `[batch, height, width, types, 16]` and
+        activation `[batch, height, width, types]` in [0, 1].
+    """
+
+    def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
+        super().__init__()
+        self.types = types
+        self.pose = nn.Conv2d(in_channels, types * POSE**2, kernel_size, stride, bias=False)
+        self.activation = nn.Conv2d(in_channels, types, kernel_size, stride, bias=False)
+        self.pose_norm, self.activation_norm = nn.BatchNorm3d(types), nn.BatchNorm2d(types)
+        for conv in (self.pose, self.activation):
+            nn.init.xavier_uniform_(conv.weight)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Primary capsules of a feature map."""
+        pose = self.pose_norm(self.pose(x).unflatten(1, (self.types, POSE**2)))
+        activation = torch.sigmoid(full_precision(self.activation_norm(self.activation(x))))
+        return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.permute(0, 2, 3, 1))
+
+
+class VBCaps(ImageModel):
+    """Convolution -> primary capsules -> layers of convolutional capsules, or none -> class capsules.
+
+    Args:
+        num_classes: E, class capsules.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 17 pixels each.
+        channels: A, of the convolution.
+        primary_types: B, primary capsules per position.
+        types: (C, D), capsule types of the two convolutional layers. () leaves both out: then primary capsules come
+            from a 3 x 3 convolution of stride 2, and each has a matrix of its own for every class.
+        convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
+            sizes of the paper's networks are those of 3.
+        iterations: of VB routing, in every layer; 1 is equal couplings.
+        covariance: "diagonal" or "full"; this, `weighted` and `outlier` are those of `nn.VariationalBayes`.
+        weighted: multiply the entropy of a parent by its data.
+        outlier: log density of "none of the above".
+        convention: which parents compete for a child in a convolution; see `Windows.share`.
+        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
+        `[batch, num_classes]` in [0, 1]. They are not logits, and do not sum to one. In training they depend on the
+        other images of the batch: every layer is batch-normalised.
+
+    Raises:
+        ValueError: for images that are too small, sizes below one, or another number of layers.
+    """
+
+    spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
+    decoder = None
+
+    def __init__(
+        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 64,
+        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1, iterations: int = 3,
+        covariance: Covariance = "diagonal", weighted: bool = False, outlier: float | None = None,
+        convention: Convention = "all", standardised: bool = False,
+    ) -> None:  # fmt: skip
+        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
+        what = "a convolution and the layers of capsules"
+        super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
+        if len(types) not in (0, len(LAYERS)):
+            raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
+        self.num_classes, self.standardised = num_classes, standardised
+        routing: dict[str, Any] = {
+            "routing": "vb", "iterations": iterations, "covariance": covariance, "weighted": weighted,
+            "outlier": outlier, "normalised": True,
+        }  # fmt: skip
+        self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
+        self.primary = NormalisedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
+        self.conv_capsules = nn.Sequential()
+        rows, columns = _map(self.img_size, (STEM, *LAYERS[: len(types) or 1]))
+        if not types:
+            votes = MatrixVotes(LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2))
+            self.class_capsules = _drawn(RoutedLayer(votes, field=Everything, **routing), rows * columns)
+            return
+        below = primary_types
+        for above, slide in zip(types, LAYERS, strict=True):
+            check_range("types", above, low=1)
+            layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
+            self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
+            below = above
+        centres = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
+        places = (centres[0], centres[1])
+        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=places, **routing))
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
+        self._check(images)
+        x = standardise(images).to(images.dtype) if self.standardised else images
+        x = self.stem(x)  # [batch, A, 14, 14], for 32x32 images
+        above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
+        return self.class_capsules(above)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Activations of the class capsules, in [0, 1]; not logits."""
+        return self.capsules(images).activation
+
+
+def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
+    """Convolutions without bias, each with its batch norm and ReLU."""
+    make = partial(nn.Conv2d, bias=False)
+    more = (make(channels, channels, 3, padding=1) for _ in range(convolutions - 1))
+    convs = [make(in_chans, channels, *STEM), *more]
+    for conv in convs:
+        nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
+    return [part for conv in convs for part in (conv, nn.BatchNorm2d(channels), nn.ReLU())]
+
+
+def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
+    """The layer with Xavier's weights, for windows of so many places.
+
+    From identity matrices the network learns nothing in the time in which it learns from these.
+    """
+    children, parents = layer.weight.shape[:2]
+    bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5
+    nn.init.uniform_(layer.weight, -bound, bound)
+    return layer
+
+
+def _map(size: tuple[int, int], layers: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """Rows and columns of the last map of these layers."""
+    height, width = size
+    for kernel, stride in layers:
+        height, width = ((side - kernel) // stride + 1 for side in (height, width))
+    return height, width
+
+
+TITLE = "Capsule Routing via Variational Bayes"
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_640,
+        published="smallNORB test accuracy 98.7 %",
+    )
+)  # fmt: skip
+def vb_caps(**options: Any) -> VBCaps:
+    """Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters."""
+    return VBCaps(**options)
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=206_144,
+        published="smallNORB test accuracy 97.1 %",
+    )
+)  # fmt: skip
+def vb_caps_small(*, primary_types: int = 16, types: tuple[int, ...] = (), **options: Any) -> VBCaps:
+    """Two layers of capsules, primary ones and classes, in the authors' code "tiny"."""
+    return VBCaps(primary_types=primary_types, types=types, **options)
