@@ -85,7 +85,7 @@ class ModelSpec:
         activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a "logit" (any number),
             or "none", where nothing tells whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
-        logits: `logits(images)` gives what `probabilities(logits)` are made of.
+        logits: `logits(images)` gives what `probabilities(logits)` are made of; with poses, `logits_of(capsules)` does.
         several: an image may show several classes: its probabilities are of each class by itself.
         smallest: side of the smallest image it takes, in pixels.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.

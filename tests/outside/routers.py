@@ -151,31 +151,6 @@ class SelfRouting(Router):
         return Routed(pose, mass / a.sum(dim=-2).clamp(min=1e-20), c)
 
 
-@register_router("inverted_attention")
-class InvertedAttention(Router):
-    """Parents attend to votes, and compete for each child (arXiv 2002.04764). One iteration is uniform coupling.
-
-    In a stack, whose passes interleave, each call is one pass that begins with the parents of the pass before.
-    """
-
-    activation, convention = "none", "type"
-
-    def __init__(self, iterations=2):
-        super().__init__()
-        self.iterations = iterations
-
-    def learn(self, sizes):
-        self.norm = nn.LayerNorm(sizes.dim)
-
-    def route(self, votes, parents):
-        v = None if parents is None else parents.pose
-        for _ in range(self.iterations):
-            r = votes.share(None if v is None else votes.agreement(v) * votes.dim**-0.5)
-            s = votes.weighted(r)
-            v = nn.functional.layer_norm(s, s.shape[-1:], self.norm.weight.to(s), self.norm.bias.to(s))
-        return Routed(v, torch.ones_like(v[..., 0]), r)
-
-
 # What each paper routes: its kind of votes.
 VOTES = {
     "self_attention": LinearVotes, "heinsen_2019": MatrixVotes, "heinsen_2022": FactorisedVotes, "vb": MatrixVotes,

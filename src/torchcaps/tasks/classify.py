@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
     Attributes:
         activation: of the classes, `[batch, classes]`: lengths or probabilities in [0, 1].
-        logits: what probabilities are made of, `[batch, classes]`; None for capsules.
+        logits: what probabilities are made of, `[batch, classes]`; None for a model without.
         capsules: of the classes; None for a model without poses.
     """
 
@@ -146,7 +146,7 @@ class Classify(Task):
         """What the model says of images."""
         if self.spec.pose:
             capsules = self.model.capsules(images)
-            return Scores(capsules.activation, None, capsules)
+            return Scores(capsules.activation, self.model.logits_of(capsules) if self.spec.logits else None, capsules)
         if self.spec.logits:
             logits = self.model.logits(images)
             return Scores(self.model.probabilities(logits), logits, None)
