@@ -8,6 +8,8 @@ from torchcaps.models._registry import register_model as register_model
 from torchcaps.models.capsnet import CapsNet as CapsNet
 from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
+from torchcaps.models.heinsen import ConvRouting as ConvRouting
+from torchcaps.models.heinsen import MatrixRouting as MatrixRouting
 from torchcaps.models.inverted_attention import InvertedAttentionCaps as InvertedAttentionCaps
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
