@@ -64,7 +64,7 @@ def test_2022_equals_loops(length, iterations, dim):
     layer = stirred(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
     x = torch.randn(2, 5, 4, generator=seeded()).double()
     with tc.record_routing(layer) as record:
-        found = layer(Capsules(x, torch.ones(2, 5))).pose
+        found = layer(Capsules(x, torch.ones(2, 5).double())).pose
     learned = {name: p.detach().numpy() for name, p in layer.named_parameters()}
     for n in range(2):
         y, R = by_loops_2022(x[n].numpy(), learned, iterations)
@@ -94,7 +94,7 @@ def test_the_authors_start():
 def by_loops_2019(V, f, use, ignore, iterations):
     """One sample's means, logits and shares, from votes `[i, j, d]`."""
     children, parents, dim = V.shape
-    R = np.full((children, parents), 1 / parents)
+    R, a, mu, var = np.full((children, parents), 1 / parents), None, None, None
     for t in range(iterations):
         if t:
             for i in range(children):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import Everything, Windows
+from torchcaps.functional import Windows
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -47,7 +47,7 @@ def test_a_convolution_equals_loops_over_its_windows():
         partial(Windows, kernel=3, stride=2, padding=1, convention="type"),
     ).double()  # fmt: skip
     pose = torch.randn(1, 4, 5, 2, 4, generator=seeded()).double()
-    found = layer(Capsules(pose, torch.ones(1, 4, 5, 2)))
+    found = layer(Capsules(pose, torch.ones(1, 4, 5, 2).double()))
     padded = np.pad(pose[0].numpy(), [(1, 1), (1, 1), (0, 0), (0, 0)])
     weight = layer.weight.detach().numpy()
     for row in range(found.pose.shape[1]):

@@ -13,7 +13,7 @@ from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
 from torchcaps.functional import Everything, GivenVotes, Windows
 from torchcaps.nn import LinearVotes, RoutedLayer, create_router
 from torchcaps.testing import random_votes, seeded
-from torchcaps.types import Capsules, LayerSizes
+from torchcaps.types import LayerSizes
 
 from .routers import VOTES
 

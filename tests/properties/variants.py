@@ -4,7 +4,6 @@ import inspect
 
 from torchcaps.nn import create_router, list_routers
 
-
 SECOND = ("heinsen_2022",)  # some of its parameters come in from the second iteration on
 
 
