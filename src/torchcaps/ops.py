@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,6 +18,8 @@ from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
+from torchcaps.kernels.samples import by_samples
+from torchcaps.kernels.support import made_anew
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "cpu", "numba", "triton"]
@@ -119,6 +121,27 @@ def conv2d(
         check_range("stride", step, low=1)
     path, _ = _choose("conv2d", (x, weight), impl)
     return (F.conv2d if path is None else path.run)(x, weight, bias, steps)
+
+
+def in_blocks(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
+    """`route(votes, *others)`, for a routing without a fast path of its own: the votes of a batch are never stored.
+
+    Where votes are products of poses and matrices, a block of samples is routed at a time, and its votes are made once
+    more for the gradient.
+
+    Args:
+        route: gives tensors `[batch, ...]`, the couplings last.
+        votes: of a layer.
+        others: tensors `[batch, ...]` that go in blocks too, or None.
+
+    Returns:
+        What `route` gives; None for couplings that nobody asked for.
+    """
+    whole = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active() or not made_anew(votes).usable
+    if whole or len(votes.children.pose) == 0:
+        return route(votes, *others)
+    votes.shares += 1
+    return by_samples(route, votes, *others)
 
 
 def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str, str]:

@@ -10,10 +10,10 @@ from torch import nn
 import torchcaps as tc
 from torchcaps.bench import Sizes, benchmark_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
-from torchcaps.functional import Everything, GivenVotes, Windows
-from torchcaps.nn import LinearVotes, MatrixVotes, RoutedLayer, RoutedStack, create_router
-from torchcaps.testing import random_votes, seeded
-from torchcaps.types import Capsules, LayerSizes
+from torchcaps.functional import Everything, Windows
+from torchcaps.nn import LinearVotes, RoutedLayer
+from torchcaps.testing import seeded
+from torchcaps.types import LayerSizes
 
 from .routers import VOTES
 
@@ -57,43 +57,6 @@ def test_bench():
     sizes = Sizes(batch=2, children=6, parents=3, dim=4, in_dim=4, iterations=2)
     rows = benchmark_routers(sizes, list(VOTES), 2, time.perf_counter)
     assert [row["variant"] for row in rows] == list(VOTES)
-
-
-def test_concurrent_routing_equals_its_definition():
-    """Tsai et al., algorithm 1: in pass t every layer takes the poses that all had in pass t - 1."""
-    sizes = [LayerSizes(6, 4, 5, 4), LayerSizes(5, 4, 3, 4)]
-    layers = [RoutedLayer(MatrixVotes(size), "inverted_attention", iterations=1) for size in sizes]
-    stack, passes = RoutedStack(*layers, passes=3), 3
-    pose = torch.randn(2, 6, 4, generator=seeded())
-    children = Capsules(pose, torch.ones(2, 6))
-
-    def one_pass(layer, below, above):
-        votes = (below.view(2, -1, 1, 2, 2) @ layer.weight).flatten(-2)
-        r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
-        if above is not None:
-            r = (torch.einsum("bijd,bjd->bij", votes, above) / 2).softmax(dim=-1)
-        return layer.router.norm(torch.einsum("bij,bijd->bjd", r, votes))
-
-    first = one_pass(layers[0], pose, None)
-    second = one_pass(layers[1], first, None)
-    for _ in range(1, passes):
-        first, second = one_pass(layers[0], pose, first), one_pass(layers[1], first, second)
-    torch.testing.assert_close(stack(children).pose, second)
-    one_after_another = layers[1](layers[0](children))
-    torch.testing.assert_close(RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose)
-
-
-def test_credit_stands_beside_the_couplings():
-    router = create_router("heinsen_2022")
-    router.build(LayerSizes(6, 5, 3, 4))
-    routed = router(GivenVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
-    assert routed.more["credit"].shape == routed.coupling.shape
-    _, _, coupling = routed  # three, whatever stands beside them
-    assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
-    layer = RoutedLayer(VOTES["heinsen_2022"](LayerSizes(6, 5, 3, 4)), "heinsen_2022")
-    with tc.record_routing(layer) as record:
-        layer(torch.randn(2, 6, 5))
-    assert record[""][0].more["credit"].shape == (2, 6, 3)
 
 
 def test_a_bias_that_a_router_does_not_add_is_refused():

@@ -8,7 +8,7 @@ from torchcaps.nn import CapsuleLinear, PrimaryCaps, create_router
 from torchcaps.testing import PropertyError, random_capsules
 from torchcaps.types import Capsules
 
-from .variants import ROUTERS, named
+from .variants import MILDER, ROUTERS, named
 
 CHECKS = [
     testing.check_module_rows,
@@ -24,7 +24,7 @@ CHILDREN = random_capsules(3, 6, 4)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_capsule_linear(name, options, bias, check):
-    check(CapsuleLinear(6, 4, 5, 3, name, bias=bias, **options), CHILDREN)
+    check(CapsuleLinear(6, 4, 5, 3, name, bias=bias, **MILDER.get(name, {}), **options), CHILDREN)
 
 
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)

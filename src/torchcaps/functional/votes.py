@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -128,6 +128,11 @@ class Votes(ABC):
         """Each parent's sum of votes with these coefficients; without the bias."""
         return summed("...ij,...ijd->...jd", coefficients, self.dense())
 
+    def total(self) -> Float[Tensor, "batch *positions j d"]:
+        """Each parent's sum of votes, all counted alike; without the bias."""
+        ones = torch.ones_like(self._like())
+        return self.weighted(ones if self.present is None else ones * self.present.unsqueeze(-1))
+
     def agreement(self, pose: Float[Tensor, "batch *positions j d"]) -> Float[Tensor, "batch *positions i j"]:
         """The inner product of each vote with the parent that it is for."""
         return summed("...jd,...ijd->...ij", pose, self.dense())
@@ -245,9 +250,19 @@ class ProductVotes(Votes):
         """The matrices of every child."""
         return self.per_child(self.weight)
 
+    def total(self) -> Tensor:
+        """As of any votes, by one product over all children; absent ones have poses of zeros."""
+        if self.shift is not None:
+            return super().total()
+        with self._casting():
+            pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
+            return full_precision(multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))).flatten(-2)
+
+    def _casting(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.weight.device.type, self.cast) if self.cast else nullcontext()
+
     def _made(self) -> Tensor:
-        device = self.weight.device.type
-        with torch.autocast(device, self.cast) if self.cast else nullcontext():
+        with self._casting():
             if self.rows == 1:
                 votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
             else:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.types import Capsules, Routed
+from torchcaps.types import Capsules
 
 # Votes of one block, in bytes: what fits in a core's share of the last-level cache. A GPU needs more work at a time.
 BLOCK_BYTES, GPU_BLOCK_BYTES = 3 << 20, 256 << 20
@@ -25,20 +26,32 @@ def block_bytes(x: Tensor) -> int:
     return BLOCK_BYTES if x.device.type == "cpu" else GPU_BLOCK_BYTES
 
 
-def by_samples(route: Callable[[ProductVotes], Routed], votes: Votes) -> Routed:
-    """Route blocks of samples; nothing is kept of them for the gradient but what went in."""
+def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
+    """Route blocks of samples; nothing is kept of them for the gradient but what went in.
+
+    Args:
+        route: `(votes, *others)` of some samples -> tensors of these samples, the couplings last.
+        votes: products of poses and matrices.
+        others: tensors `[batch, ...]` of the same samples, or None.
+
+    Returns:
+        What `route` gives, for all samples; None for couplings that nobody asked for.
+    """
     if not isinstance(votes, ProductVotes):
         raise TypeError(f"votes: expected ProductVotes, got {type(votes).__name__}")
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
     operands, wanted = (votes.field, votes.weight, votes.shift, votes.bias), votes.wanted
+    bound, cast = votes.bound, votes.cast
 
-    def routed(pose: Tensor, activation: Tensor) -> Routed:
-        found = route(ProductVotes(Capsules(pose, activation), *operands))
-        return found if wanted else found._replace(coupling=None)
+    def routed(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        part = ProductVotes(Capsules(pose, activation), *operands)
+        part.bound, part.cast = bound, cast
+        found = tuple(route(part, *others))
+        return found if wanted else (*found[:-1], None)
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     size = max(1, block_bytes(votes.weight) // max(1, 4 * links * votes.dim))
-    blocks = zip(*(x.split(size) for x in votes.children), strict=True)
+    many = [x.split(size) for x in votes.children]
+    blocks = zip(*many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True)
     found = [checkpoint(routed, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks]
-    v, length, couplings = zip(*found, strict=True)
-    return Routed(torch.cat(v), torch.cat(length), torch.cat(couplings) if wanted else None)
+    return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True))

@@ -13,7 +13,10 @@ from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn
 from torchcaps.models.deepcaps import DeepCaps as DeepCaps
 from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCapsNet
+from torchcaps.models.heinsen import ConvRouting as ConvRouting
+from torchcaps.models.heinsen import MatrixRouting as MatrixRouting
 from torchcaps.models.hvc import HVC as HVC
+from torchcaps.models.inverted_attention import InvertedAttentionCaps as InvertedAttentionCaps
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet

@@ -3,7 +3,11 @@
 from torchcaps.nn.decoder import FullyConnectedDecoder as FullyConnectedDecoder
 from torchcaps.nn.decoder import mask_capsules as mask_capsules
 from torchcaps.nn.em import EMRouting as EMRouting
+from torchcaps.nn.heinsen import Heinsen2019 as Heinsen2019
+from torchcaps.nn.heinsen import Heinsen2022 as Heinsen2022
+from torchcaps.nn.heinsen import RoutingHead as RoutingHead
 from torchcaps.nn.implementation import set_impl as set_impl
+from torchcaps.nn.inverted_attention import InvertedAttention as InvertedAttention
 from torchcaps.nn.layers import CapsuleLinear as CapsuleLinear
 from torchcaps.nn.layers import ClassCaps as ClassCaps
 from torchcaps.nn.layers import ConvCaps as ConvCaps

@@ -176,7 +176,7 @@ class RoutedStack(nn.Module):
 
     def forward(self, children: Capsules) -> Capsules:
         """Parents of the last layer, after the last pass."""
-        found = list[Capsules]()
+        found: list[Capsules] = []
         for layer in self.layers:  # the first pass goes up layer by layer
             found.append(layer(found[-1] if found else children))
         for _ in range(1, self.passes):

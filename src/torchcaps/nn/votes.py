@@ -88,6 +88,7 @@ class MatrixVotes(LinearVotes):
             without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
         places: see `LinearVotes`.
+        identity: start from identity matrices; False is from noise alone, which suits routings that normalise poses.
 
     Shapes:
         `weight` is `[children, parents, P, P]`.
@@ -97,10 +98,12 @@ class MatrixVotes(LinearVotes):
     """
 
     def __init__(
-        self, sizes: LayerSizes, *, bias: bool = False, init_std: float = 0.1, places: Tensor | None = None
-    ) -> None:
+        self, sizes: LayerSizes, *, bias: bool = False, init_std: float = 0.1, places: Tensor | None = None,
+        identity: bool = True,
+    ) -> None:  # fmt: skip
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
             raise ValueError(f"sizes: expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers")
+        self.identity = identity
         super().__init__(sizes, bias=bias, init_std=init_std, places=places)
 
     @property
@@ -115,8 +118,9 @@ class MatrixVotes(LinearVotes):
         Without the identity, votes of many children cancel, and poses fade from layer to layer.
         """
         super().reset_parameters()
-        with torch.no_grad():
-            self.weight.add_(torch.eye(self.weight.shape[2]))
+        if self.identity:
+            with torch.no_grad():
+                self.weight.add_(torch.eye(self.weight.shape[2]))
 
     def forward(self, children: Capsules, field: Field) -> Votes:
         """The votes of these children in this field."""
@@ -128,7 +132,7 @@ class FactorisedVotes(nn.Module):
 
     Args:
         sizes: of the layer.
-        scale: by which poses are multiplied first; by default 1 / sqrt(children).
+        scale: by which poses are multiplied first; by default 1 / sqrt(children), of those that vote.
 
     Shapes:
         `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`.
@@ -139,7 +143,7 @@ class FactorisedVotes(nn.Module):
 
     def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
         super().__init__()
-        self.sizes, self.scale = checked(sizes), sizes.children**-0.5 if scale is None else scale
+        self.sizes, self.scale = checked(sizes), scale
         self.factor = nn.Parameter(torch.empty(sizes.parents, sizes.in_dim))
         self.mix = nn.Parameter(torch.empty(sizes.in_dim, sizes.dim))
         self.offset = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
@@ -162,7 +166,7 @@ class _Factorised(Votes):
     def __init__(self, children: Capsules, field: Field, of: FactorisedVotes) -> None:
         super().__init__(children, field, of.sizes.parents, of.sizes.dim)
         self.factor, self.mix, self.offset = (full_precision(x) for x in (of.factor, of.mix, of.offset))
-        self.scale = of.scale
+        self.scale = self.count**-0.5 if of.scale is None else of.scale
 
     def _made(self) -> Tensor:
         poses = full_precision(self.pose).unsqueeze(-2) * self.scale

@@ -35,7 +35,7 @@ class Scores(NamedTuple):
 
     Attributes:
         activation: of the classes, `[batch, classes]`: lengths or probabilities in [0, 1].
-        logits: what probabilities are made of, `[batch, classes]`; None for capsules.
+        logits: what probabilities are made of, `[batch, classes]`; None for a model without.
         capsules: of the classes; None for a model without poses.
     """
 

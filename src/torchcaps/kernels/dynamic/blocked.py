@@ -73,7 +73,8 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     if not isinstance(votes, ProductVotes):
         pose = votes.dense().flatten(0, -4)
     elif _by_reference(votes, windows):
-        return by_samples(lambda part: dynamic_routing(part, iterations, leaky=leaky, detach=detach), votes)
+        routed = by_samples(lambda part: dynamic_routing(part, iterations, leaky=leaky, detach=detach), votes)
+        return Routed(*routed)
     else:
         pose, weight = votes.pose.flatten(0, -3), votes.matrices.transpose(2, 3)
     bias = None if votes.bias is None else votes.bias.to((pose if weight is None else weight).dtype)

@@ -1,0 +1,188 @@
+"""Convolutions and Heinsen's routings.
+
+Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2211.11754, and "An Algorithm for Routing
+Capsules in All Domains", 2019, arXiv 1911.00792. Differs from the papers in: the heads of 2022 route the hidden states
+of pretrained transformers, and here the vectors of a small convolutional map; the network of 2019 may have fewer
+convolutions, for smaller images.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.functional.squash import full_precision
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
+from torchcaps.types import Capsules, LayerSizes, ModelSpec
+
+KERNEL, POSE = 3, 4  # of each convolution; side of the matrices of 2019
+CERTAIN = 1e-6  # the least probability, and the least distance from one, that logits are read from
+
+
+class _Convolved(ImageModel):
+    """Batch norm, convolution and SiLU, several times; two channels more say where a pixel is, from -1 to 1."""
+
+    decoder = None
+
+    def __init__(
+        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, channels: int,
+        strides: tuple[int, ...], **sizes: int,
+    ) -> None:  # fmt: skip
+        smallest = 1
+        for stride in reversed(strides):
+            smallest = (smallest - 1) * stride + KERNEL
+        needs = (smallest, f"{len(strides)} convolutions without padding")
+        super().__init__(in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes)
+        self.num_classes = num_classes
+        self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
+        layers: list[nn.Module] = []
+        for (below, above), stride in zip(pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True):
+            conv = nn.Conv2d(below, above, KERNEL, stride)
+            nn.init.kaiming_normal_(conv.weight)
+            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+            layers += [nn.BatchNorm2d(below), conv, nn.SiLU()]
+        self.convolutions = nn.Sequential(*layers)
+
+    def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch c rows columns"]:
+        """The map that is routed."""
+        self._check(images)
+        rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
+        places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
+        return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, 1 or 16]`, and activations in [0, 1]."""
+        raise NotImplementedError
+
+    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+        """What the probabilities are made of: any numbers."""
+        raise NotImplementedError
+
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """`logits_of` the capsules of images."""
+        return self.logits_of(self.capsules(images))
+
+    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        """Softmax over classes."""
+        return full_precision(logits).softmax(dim=1)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Activations of the classes, in [0, 1]; not logits."""
+        return self.capsules(images).activation
+
+
+class ConvRouting(_Convolved):
+    """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
+
+    Args:
+        num_classes: class capsules, each a single number.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 9 pixels each with three convolutions.
+        channels: of each 3x3 convolution, and the dimensions of a vector.
+        strides: of each convolution.
+        hidden: capsules of the layers before the classes.
+        iterations: of the routing; 1 has equal shares.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]`; output: probabilities `[batch, num_classes]` in [0, 1], which
+        sum to one.
+
+    Raises:
+        ValueError: for images that are too small, or sizes or iterations below one.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 64,
+        strides: tuple[int, ...] = (1, 2, 1), hidden: tuple[int, ...] = (64, 64), iterations: int = 2,
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides)
+        self.head = RoutingHead(channels, num_classes, hidden=hidden, iterations=iterations)
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes."""
+        logits = self.head(self.features(images).flatten(2).transpose(1, 2))  # 100 vectors, for 28x28 images
+        return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
+
+    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+        """The poses."""
+        return capsules.pose.squeeze(-1)
+
+
+class MatrixRouting(_Convolved):
+    """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
+
+    Args:
+        num_classes: class capsules.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 29 pixels each with the six convolutions of 2019.
+        channels: of each 3x3 convolution.
+        strides: of each convolution.
+        parts: capsules at each position, and in the layer before the classes.
+        iterations: of the routing; 1 has equal shares.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]`; output: activations `[batch, num_classes]` in [0, 1], each a
+        sigmoid of a logit that the cross-entropy starts from. They do not sum to one.
+
+    Raises:
+        ValueError: for images that are too small, or sizes or iterations below one.
+    """
+
+    def __init__(
+        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 96, *, channels: int = 64,
+        strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2), parts: int = 64, iterations: int = 3,
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts)
+        self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
+        self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
+        self.part_capsules, self.class_capsules = (
+            RoutedLayer(
+                MatrixVotes(LayerSizes(below, POSE**2, above, POSE**2), init_std=1 / POSE, identity=False),
+                "heinsen_2019", iterations=iterations,
+            )
+            for below, above in ((1, parts), (parts, num_classes))  # all children below share their matrices
+        )  # fmt: skip
+
+        router: Any = self.class_capsules.router
+        for beta in (router.beta_use, router.beta_ignore):
+            nn.init.normal_(beta, std=0.01)  # from zeros, as published, the first step reaches nothing below
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
+        x = self.features(images)  # 9x9, for 96x96 images
+        pose = full_precision(self.pose(x)).permute(0, 2, 3, 1).unflatten(-1, (-1, POSE**2))
+        score = full_precision(self.score(x)).permute(0, 2, 3, 1)
+        return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
+
+    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+        """The net benefit of each class: what its activation is a sigmoid of, between -13.8 and 13.8."""
+        return capsules.activation.logit(CERTAIN)
+
+
+@register_model(
+    Passport(
+        title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28),
+        in_chans=1, num_classes=10, parameters=163_025,
+        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+    )
+)  # fmt: skip
+def heinsen(**options: Any) -> ConvRouting:
+    """A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions."""
+    return ConvRouting(**options)
+
+
+@register_model(
+    Passport(
+        title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
+        in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
+    )
+)  # fmt: skip
+def heinsen_2019(**options: Any) -> MatrixRouting:
+    """The network of 2019 for smallNORB: 272 thousand parameters."""
+    return MatrixRouting(**options)
