@@ -201,3 +201,15 @@ def test_a_transforming_autoencoder_shows_its_five_stages(pose, dims):
     assert found["draw"][:2] == ("sum over capsules, then sigmoid", "2 × 8 × 9")
     assert found["total"][-1] == f"{sum(p.numel() for p in model.parameters()):,}"
     assert "classes" not in Cells(model._repr_html_()).text
+
+
+@pytest.mark.parametrize("name", tc.list_models())
+def test_every_model_shows_itself(name):
+    with torch.device("meta"):
+        model = tc.create_model(name)
+    lines = Cells(model.to_empty(device="cpu")._repr_html_()).rows
+    assert lines[-1][-1] == f"{sum(p.numel() for p in model.parameters()):,}"
+
+
+def test_class_capsules_with_a_bias_show_themselves():
+    assert rows(tc.create_model("capsnet", bias=True, **SMALL["capsnet"]))["class_capsules"]

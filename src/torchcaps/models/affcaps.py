@@ -70,7 +70,8 @@ class AffineCaps(CapsuleLinear):
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
-        equal = self.router.passes == 1 and self.router.fixed in (None, (0, 0.0)) and not self.router.leaky
+        leaky = getattr(self.router, "leaky", False)
+        equal = self.router.passes == 1 and self.router.fixed in (None, (0, 0.0)) and not leaky
         if not equal or self.recorder is not None:
             return super().forward(children, parents)
         given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])

@@ -115,6 +115,7 @@ class _Shapes(Router):
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         del parents
+        _ = votes.bias  # asked for: a router that does not ask refuses layers that have one
         pose = votes.children.pose.new_zeros(1, *votes.field.positions, votes.parents, votes.dim)
         return Routed(pose, pose[..., 0], None)
 
@@ -143,7 +144,7 @@ def _zeros(x: Tensor) -> Tensor:
 
 def _stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in model.named_children():
-        if isinstance(child, nn.Sequential):
+        if isinstance(child, nn.Sequential | nn.ModuleList):
             yield from ((f"{name}.{inner}", one) for inner, one in _stages(child))
         elif not isinstance(child, nn.ReLU | nn.Dropout):
             yield name, child
