@@ -92,7 +92,7 @@ def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: i
         activations: `[n, classes]` lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
             for each class in the normalised reading.
         labels: `[n]` class indices.
-        bins: number of bins of equal width, at least 1.
+        bins: as for `reliability`.
 
     Raises:
         ValueError: for shapes that do not fit, or fewer than one sample or bin.

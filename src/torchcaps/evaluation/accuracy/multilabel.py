@@ -72,11 +72,8 @@ def evaluate_multilabel(
 
 
 def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64[Tensor, "n count"]:
-    """The `count` most active classes of each image, the most active first, `[n, count]`.
-
-    Raises:
-        ValueError: for activations of another shape, or a count below 1 or above the number of classes.
-    """
+    """The `count` most active classes of each image, the most active first, `[n, count]`. Raises ValueError for
+    activations of another shape, or a count below 1 or above the number of classes."""
     check_shape("activations", activations, ("n", "classes"))
     check_range("count", count, low=1, high=activations.shape[1])
     return activations.topk(count, dim=1).indices
