@@ -116,14 +116,8 @@ def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **
     """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
 
     Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
-    of robustness by routing has to survive it.
-
-    Args:
-        model: holds routed layers; see `fgsm` for it and for images, labels and eps.
-        options: of `pgd`.
-
-    Raises:
-        ValueError: as `pgd`, or for a model without routed layers.
+    of robustness by routing has to survive it. Arguments are those of `fgsm`, options those of `pgd`. Raises ValueError
+    as `pgd`, or for a model without routed layers.
     """
     with swapped_routers(model, Router.uniform):
         return pgd(model, images, labels, eps, **options)

@@ -134,12 +134,8 @@ def iteration_dynamics(
 ) -> IterationDynamics:
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
 
-    Args:
-        model: as for `routing_ablation`, as are labels and batch_size. Routers without iterations stay as they are.
-        images: `[n, channels, height, width]` in [0, 1]; the couplings of all are in memory at once.
-
-    Raises:
-        ValueError: for a model without routed layers, or arguments that do not fit.
+    Arguments are those of `routing_ablation`. Routers without iterations stay as they are; the couplings of all images
+    are in memory at once. Raises ValueError for a model without routed layers, or arguments that do not fit.
     """
     check_labelled(images, labels)
     routers = routers_of(model)
