@@ -42,7 +42,7 @@ def test_a_wrong_variant_is_not_timed(monkeypatch):
             pose, length = super().forward(children)
             return type(children)(pose * 1.01, length)
 
-    monkeypatch.setitem(baselines.VARIANTS, "einsum", baselines.Variant(Wrong, "wrong"))
+    monkeypatch.setitem(baselines.VARIANTS, "einsum", baselines.Variant(Wrong))
     with pytest.raises(WrongResultError, match=r"einsum: differs from the reference by .*; nothing was timed"):
         verify(["einsum"], CapsuleLinear(12, 3, 4, 5))
 

@@ -63,7 +63,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert figure.axes[3].get_xlim()[1] < 3  # no room is kept for a baseline
     assert_nothing_cut(figure)
     silent = replace(plain.layers[0], entropy=None, dynamics=None, tree=None, parents=None, sign=None)
-    iterations = replace(plain.iterations, entropy={}, shift={})
+    iterations = replace(plain.iterations, entropy={})
     decay = replace(plain.decay, layers=plain.decay.layers[:1], median=(0.5,), strongest=(0.5,))
     figure = diagnosis(
         replace(plain, ablation=None, refused="no", layers=(silent,), iterations=iterations, decay=decay)

@@ -96,10 +96,9 @@ class LinearLimit(nn.Module):
 
 
 class Variant(NamedTuple):
-    """A class-capsule layer to put in the place of another, and what it is."""
+    """A class-capsule layer to put in the place of another, and whether it computes the same."""
 
     build: Callable[[CapsuleLinear], nn.Module]
-    note: str
     exact: bool = True
 
 
@@ -118,16 +117,10 @@ def compiled(layer: CapsuleLinear) -> nn.Module:
 
 
 VARIANTS = {
-    "limit": Variant(LinearLimit, "plain linear layer, no routing", exact=False),
-    "auto": Variant(partial(library, "auto"), "this library, implementation chosen by itself"),
-    "numba": Variant(partial(library, "numba"), "this library, compiled loops"),
-    "cpu": Variant(partial(library, "cpu"), "this library, blocked torch operations"),
-    "triton": Variant(partial(library, "triton"), "this library, GPU kernels"),
-    "reference": Variant(partial(library, "reference"), "this library's readable reference, eager"),
-    "einsum": Variant(EinsumCapsules, "tidy einsum, votes stored"),
-    "compiled": Variant(compiled, "the reference under torch.compile"),
-    "textbook": Variant(TextbookCapsules, "widely copied eager code"),
-}
+    "limit": Variant(LinearLimit, exact=False),
+    **{impl: Variant(partial(library, impl)) for impl in ("auto", "numba", "cpu", "triton", "reference")},
+    "einsum": Variant(EinsumCapsules), "compiled": Variant(compiled), "textbook": Variant(TextbookCapsules),
+}  # fmt: skip
 
 
 def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARIANTS) -> None:

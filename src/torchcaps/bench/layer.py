@@ -42,11 +42,8 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a routed layer and its input; by default the class capsules of the MNIST network.
-
-    Raises:
-        ValueError: for one below 1.
-    """
+    """Of a routed layer and its input; by default the class capsules of the MNIST network. Raises ValueError for one
+    below 1."""
 
     batch: int = 128
     children: int = 1152

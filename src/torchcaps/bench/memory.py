@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.bench.timing import MIB, Log, Row, in_fresh_process, peak_of, silent
-from torchcaps.bench.workload import PRECISIONS, Workload, answer_of, image_shape, task_of, training_step
+from torchcaps.bench.workload import Workload, image_shape, task_of, training_step
 from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_range
 from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.forward import autocast
 from torchcaps.tasks.classify import Batch
 
 STEPS = 3  # the second is the first with the optimiser's state
@@ -57,8 +58,8 @@ class MemoryEstimate(Figures):
         return f"{self.total / MIB:.1f} MiB ({parts})"
 
 
-def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32", training: bool = True) -> MemoryEstimate:
-    """Peak memory of a training step, or of a forward pass, without running one.
+def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> MemoryEstimate:
+    """Peak memory of a training step, without running one.
 
     The step is that of `torchcaps train`: the loss of the model's task, Adam, convolutions in channels-last memory.
     Its operators are run on fake tensors, which have sizes and no values; what kernels take inside comes from a table
@@ -68,7 +69,6 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32", train
         model: of `create_model()`; it stays as it is.
         batch: images per step, at least 1.
         precision: "fp32", or "bf16" for autocast.
-        training: False for a forward pass without gradients.
 
     Raises:
         ValueError: for a batch below 1 or another precision. TypeError: for a module that is no model of this library.
@@ -80,21 +80,15 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32", train
     if isinstance(batch, bool) or not isinstance(batch, int):
         raise TypeError(f"batch: expected a whole number of images, got {batch!r}")
     check_range("batch", batch, low=1)
-    if precision not in PRECISIONS:
-        raise UnknownNameError("precision", precision, PRECISIONS)
     device = next(model.parameters()).device
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         tensors = _fake(model, mode)
         images = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
-        with (
-            _Ledger([*tensors.values(), images]) as ledger,
-            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
-        ):
-            loss = _run(model, tensors, images, ledger, training)
-        if loss is not None:
-            with ledger:
-                loss.backward()
-    return _parts(ledger, tensors, images, training, on_cpu=device.type == "cpu")
+        with _Ledger([*tensors.values(), images]) as ledger, autocast(device, precision):
+            loss = _loss(model, tensors, images, ledger)
+        with ledger:
+            loss.backward()
+    return _parts(ledger, tensors, images, on_cpu=device.type == "cpu")
 
 
 def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
@@ -109,14 +103,8 @@ def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
     return found
 
 
-def _run(
-    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger, training: bool
-) -> Tensor | None:
-    """The loss of a step; without `training` None, after a forward pass."""
-    if not training:
-        with torch.no_grad():
-            functional_call(model, dict(tensors), (images,))
-        return None
+def _loss(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger) -> Tensor:
+    """The loss of a step."""
     task = task_of(model)
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
@@ -125,31 +113,26 @@ def _run(
     return loss
 
 
-def _parts(
-    ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, training: bool, on_cpu: bool
-) -> MemoryEstimate:
+def _parts(ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool) -> MemoryEstimate:
     weights = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
     grads = {ledger.serial(p.grad) for p in weights if p.grad is not None}
     gradients = sum(size for serial, size in ledger.at_peak.items() if serial in grads)
     kept = sum(size for serial, size in ledger.at_peak.items() if serial in ledger.kept - grads)
     learned = sum(weight.untyped_storage().nbytes() for weight in weights if weight.requires_grad)
-    inputs = images.untyped_storage().nbytes()
     return MemoryEstimate(
         parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()), gradients=gradients,
-        optimiser=_MOMENTS * learned if training else 0, activations=kept + (inputs if training else 0),
-        workspace=ledger.peak(on_cpu) - gradients - kept + (0 if training else inputs),
-        libraries=resident(ledger.operators, training) if on_cpu else 0,
+        optimiser=_MOMENTS * learned, activations=kept + images.untyped_storage().nbytes(),
+        workspace=ledger.peak(on_cpu) - gradients - kept, libraries=resident(ledger.operators) if on_cpu else 0,
     )  # fmt: skip
 
 
-def peak(workload: dict[str, Any], precision: str, training: bool = True) -> dict[str, float]:
-    """Resident memory in MiB before the model exists, and at most until it has made a few steps (or forward passes)."""
+def peak(workload: dict[str, Any], precision: str) -> dict[str, float]:
+    """Resident memory in MiB before the model exists, and at most until it has made a few steps."""
     chosen = Workload(**workload)
 
     def run() -> None:
         model = chosen.build()
-        images, labels = chosen.data(model)
-        step = training_step(model, images, labels, precision) if training else answer_of(model, images, precision)
+        step = training_step(model, *chosen.data(model), precision)
         for _ in range(STEPS):
             step()
 

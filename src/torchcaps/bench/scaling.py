@@ -18,11 +18,8 @@ QUICK = Sizes(batch=32, children=288)
 
 
 def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """p of seconds = c * size^p, by least squares between the logarithms.
-
-    Raises:
-        ValueError: for fewer than two different sizes, or values that are not above zero.
-    """
+    """p of seconds = c * size^p, by least squares between the logarithms. Raises ValueError for fewer than two
+    different sizes, or values that are not above zero."""
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
         raise ValueError(f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}")
     return float(np.polyfit(np.log(sizes), np.log(seconds), deg=1)[0])

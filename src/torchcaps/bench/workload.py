@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.bench.baselines import TextbookCapsules, iterations_of
+from torchcaps.evaluation.forward import autocast
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import ModelSettings, TrainConfig
@@ -20,7 +21,7 @@ from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.classify import Batch
 from torchcaps.types import Capsules, spec_of
 
-PRECISIONS = ("fp32", "bf16")
+CPU = torch.device("cpu")
 COPIED = ("conv.weight", "conv.bias", "primary.conv.weight", "primary.conv.bias")
 SIZE, STRIDE = (28, 28), 2  # of the textbook network's images; of the convolution that makes capsules
 
@@ -39,28 +40,19 @@ class Workload:
         convert_conv2d_weight_memory_format(model, torch.channels_last)
         return model
 
-    def data(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+    def data(self, model: Any) -> tuple[Tensor, Tensor]:
         """Images `[batch, channels, height, width]` in [0, 1], channels-last in memory, and labels `[batch]`."""
         generator = torch.Generator().manual_seed(1)
         images = torch.rand(self.batch, *image_shape(model), generator=generator)
-        labels = torch.randint(cast(SizedModel, model).num_classes, (self.batch,), generator=generator)
+        labels = torch.randint(model.num_classes, (self.batch,), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
 
 
-class SizedModel(Protocol):
-    """What every model of the library says of its sizes."""
-
-    in_chans: int
-    img_size: tuple[int, int]
-    num_classes: int
-
-
-def image_shape(model: nn.Module) -> tuple[int, int, int]:
+def image_shape(model: Any) -> tuple[int, int, int]:
     """(channels, height, width) of a model's images. Raises TypeError for a module that does not say so, as the
     library's models do."""
-    sized = cast(SizedModel, model)
     try:
-        return sized.in_chans, *sized.img_size
+        return model.in_chans, *model.img_size
     except AttributeError:
         raise TypeError(f"model: expected a model of create_model(), got {type(model).__name__}") from None
 
@@ -73,7 +65,7 @@ def task_of(model: nn.Module) -> Task:
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """A function that makes one training step of the model, in place: the loss of its task, then fused Adam.
 
-    Images `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast, another precision fp32.
+    Images `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast.
     """
     task = task_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -83,7 +75,7 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
 def _step(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], precision: str) -> Callable[[], None]:
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(CPU, precision):
             value = loss()
         value.backward()
         optimiser.step()
@@ -95,7 +87,7 @@ def answer_of(model: nn.Module, images: Tensor, precision: str) -> Callable[[], 
     """A function that makes one forward pass without gradients; precision as for `training_step`."""
 
     def answer() -> object:
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with torch.inference_mode(), autocast(CPU, precision):
             return model(images)
 
     return answer
@@ -115,18 +107,15 @@ class TextbookNetwork(nn.Module):
     """Eight convolutions stacked to primary capsules, routing with logits as large as the votes, a linear decoder.
 
     Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of the library's `capsnet`, in
-    the order that its own code needs, and computes the same.
-
-    Raises:
-        TypeError: for a model without the weights of that network and its decoder.
+    the order that its own code needs, and computes the same. Raises TypeError for a model without the weights of that
+    network and its decoder.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        known = dict(model.named_parameters())
-        if not spec_of(model).decoder or not known.keys() >= set(COPIED):
+        if not replicable(model):
             raise TypeError(f"model: expected a capsnet with a decoder, got {type(model).__name__}")
-        weight, bias, primary, primary_bias = (known[name] for name in COPIED)
+        weight, bias, primary, primary_bias = map(model.get_parameter, COPIED)
         layer = routed_layer(model)[1]
         dim, self.num_classes = layer.in_dim, layer.out_capsules
         types = len(primary) // dim

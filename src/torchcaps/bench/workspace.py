@@ -1,4 +1,4 @@
-"""What the fake tensors of `estimate.py` do not show, in one place: memory inside of kernels, and resident code.
+"""What the fake tensors of `memory.py` do not show, in one place: memory inside of kernels, and resident code.
 
 Sizes follow `torchcaps.kernels`, which this room does not import: a test holds the constants together. Those of
 torch's own kernels, and of code, were measured on Linux with torch 2.13.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIB = 1 << 20
+from torchcaps.bench.timing import MIB
 
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; dynamic.numba.FACTORS_BYTES and LANES;
 # conv2d.frequency.BLOCK_BYTES and MOST_WINDOWS.
@@ -24,8 +24,8 @@ LARGE = 32 << 20
 """Bytes from which glibc always maps a block of its own; smaller ones lie on the heap, which does not shrink."""
 GAPS = 1.1
 """Size of the heap over the most that lies on it at once."""
-TORCH, STEP = 160 * MIB, 8 * MIB
-"""Bytes of torch's code and tables that a first forward pass makes resident, and what a training step adds to them."""
+TORCH = 168 * MIB
+"""Bytes of torch's code and tables that a first training step makes resident."""
 RESIDENT = {
     "torchcaps::dynamic_routing_numba": 103 * MIB, "torchcaps::em_routing_numba": 103 * MIB,
     "torchcaps::conv2d_cpu": 20 * MIB,
@@ -33,9 +33,9 @@ RESIDENT = {
 """The same for an operator's first run."""
 
 
-def resident(operators: Collection[str], training: bool) -> int:
+def resident(operators: Collection[str]) -> int:
     """Bytes of code and tables that become resident with the first run of these operators."""
-    return TORCH + (STEP if training else 0) + sum(RESIDENT.get(name, 0) for name in operators)
+    return TORCH + sum(RESIDENT.get(name, 0) for name in operators)
 
 
 # Operators take (operands, settings); their gradients (operands, settings, kept, gradients, which are wanted).

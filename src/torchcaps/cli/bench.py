@@ -106,11 +106,7 @@ class _Job:
     """The settings of a command line as the benchmarks take them. UsageError, ValueError: what cannot be measured."""
 
     def __init__(self, settings: BenchSettings, option: tuple[str, ...]) -> None:
-        from torchcaps.bench import Sizes, Workload
-        from torchcaps.bench.baselines import check_known
-        from torchcaps.bench.layer import routers_known
-        from torchcaps.bench.step import STEPS
-        from torchcaps.bench.timing import use_clock
+        from torchcaps.bench import Sizes, Workload, baselines, layer, step, timing
         from torchcaps.errors import check_range
         from torchcaps.training.environment import check_threads
 
@@ -120,9 +116,9 @@ class _Job:
             check_threads("--threads", settings.threads)
         if not settings.precision:
             raise UsageError("--precision: expected fp32 or bf16, got nothing")
-        check_known("variant", settings.variants, STEPS)
-        check_known("impl", settings.impl)
-        routers_known(settings.routers)
+        baselines.check_known("variant", settings.variants, step.STEPS)
+        baselines.check_known("impl", settings.impl)
+        layer.routers_known(settings.routers)
         self.settings, self.tell = settings, note
         self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
         self.precisions = tuple(dict.fromkeys(settings.precision))
@@ -132,7 +128,7 @@ class _Job:
             self.subject.build()
         except TypeError as error:
             raise UsageError(f"--option: {error}") from error
-        self.clock = use_clock(settings.clock, settings.threads)
+        self.clock = timing.use_clock(settings.clock, settings.threads)
 
     def variants(self, known: list[str]) -> list[str]:
         """These variants; with --quick, and none asked for by name, without torch.compile."""
@@ -141,44 +137,41 @@ class _Job:
 
 
 def _step(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.step import benchmark_steps, step_variants, verify_steps
+    from torchcaps.bench import step
 
-    variants = job.variants(step_variants(job.subject, job.settings.variants, note))
-    errors = verify_steps(variants, job.subject)
+    variants = job.variants(step.step_variants(job.subject, job.settings.variants, note))
+    errors = step.verify_steps(variants, job.subject)
     memory = not job.settings.quick
-    rows = benchmark_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
+    rows = step.benchmark_steps(job.subject, variants, job.precisions, job.repeats, memory, job.clock, job.tell)
     return {"rows": rows, "errors": errors}
 
 
 def _layer(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import benchmark_layers, machine_rates, verify
-    from torchcaps.bench.baselines import VARIANTS
-    from torchcaps.bench.layer import layer_variants
+    from torchcaps.bench import baselines, layer
 
-    asked = [name for name in job.settings.variants if name in VARIANTS]  # the others are networks
-    variants = job.variants(layer_variants(job.sizes, asked, note))
-    errors = verify(variants, job.sizes.layer())
-    rates = machine_rates(job.repeats, job.clock)
-    rows = benchmark_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
+    asked = [name for name in job.settings.variants if name in baselines.VARIANTS]  # the others are networks
+    variants = job.variants(layer.layer_variants(job.sizes, asked, note))
+    errors = baselines.verify(variants, job.sizes.layer())
+    rates = layer.machine_rates(job.repeats, job.clock)
+    rows = layer.benchmark_layers(job.sizes, variants, job.repeats, not job.settings.quick, rates, job.clock, job.tell)
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
 def _routers(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench.layer import benchmark_routers, routers_known
+    from torchcaps.bench import layer
 
-    names = routers_known(job.settings.routers)
-    return {"rows": benchmark_routers(job.sizes, names, job.repeats, job.clock, log=job.tell)}
+    names = layer.routers_known(job.settings.routers)
+    return {"rows": layer.benchmark_routers(job.sizes, names, job.repeats, job.clock, log=job.tell)}
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import benchmark_scaling, verify
-    from torchcaps.bench.scaling import QUICK
+    from torchcaps.bench import scaling, verify
 
     quick = job.settings.quick
-    middle = QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
+    middle = scaling.QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
     impls = tuple(dict.fromkeys(job.settings.impl))
     errors = verify(impls, middle.layer())
-    rows = benchmark_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
+    rows = scaling.benchmark_scaling(impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
@@ -190,13 +183,12 @@ def _latency(job: _Job) -> dict[str, Any]:
 
 
 def _memory(job: _Job) -> dict[str, Any]:
-    from torchcaps.bench import benchmark_memory
-    from torchcaps.bench.timing import can_measure_memory
+    from torchcaps.bench import memory, timing
 
-    if not can_measure_memory():
+    if not timing.can_measure_memory():
         raise UsageError("memory: expected a system that tells the high-water mark of a process in /proc, got another")
     batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
-    return {"rows": benchmark_memory(job.subject, batches, job.precisions, job.tell)}
+    return {"rows": memory.benchmark_memory(job.subject, batches, job.precisions, job.tell)}
 
 
 PARTS: dict[str, Callable[[_Job], dict[str, Any]]] = {

@@ -21,22 +21,20 @@ from torchcaps.evaluation.robustness.attack_sweep import (
     AttackOutcome, AttackSweep, MaskingCheck, MaskingReport, attack_outcome, attack_sweep, masking_report,
 )  # fmt: skip
 from torchcaps.evaluation.robustness.attacks import (
-    bim, carlini_wagner, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack,
+    bim, carlini_wagner, fgsm, full_margin_loss, pgd, sign_noise, vote_attack,
 )  # fmt: skip
 from torchcaps.evaluation.robustness.detection import (
-    Detection, Rejection, auroc, detect_adversarial, detection_threshold, false_positive_rate, reconstruction_distances,
-    reject_by_length, score_rejection,
+    Detection, Rejection, auroc, detect_adversarial, detection_threshold, reconstruction_distances, reject_by_length,
+    score_rejection,
 )  # fmt: skip
-from torchcaps.evaluation.robustness.equivariance import (
-    Equivariance, equivariance, group_inconsistency, linear_map, r_squared,
-)  # fmt: skip
-from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints, match_familiar
+from torchcaps.evaluation.robustness.equivariance import Equivariance, equivariance
+from torchcaps.evaluation.robustness.viewpoints import Matched, ViewpointComparison, compare_viewpoints
 from torchcaps.evaluation.routing.ablation import (
     IterationDynamics, RoutingAblation, iteration_dynamics, routing_ablation,
 )  # fmt: skip
 from torchcaps.evaluation.routing.coupling_maps import CouplingMaps, coupling_maps
 from torchcaps.evaluation.routing.couplings import (
-    CouplingDynamics, CouplingEntropy, ParseTree, coupling_dynamics, coupling_entropy, coupling_shift, parse_tree,
+    CouplingDynamics, CouplingEntropy, ParseTree, coupling_dynamics, coupling_entropy, parse_tree,
 )  # fmt: skip
 from torchcaps.evaluation.routing.diagnosis import Diagnosis, LayerDiagnosis, diagnose
 from torchcaps.evaluation.routing.health import (
@@ -48,16 +46,14 @@ __all__ = [
     "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration", "CapsuleActivity",
     "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps", "Detection", "Diagnosis",
     "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck", "MaskingReport", "Matched",
-    "MultiLabel", "ParseTree", "Perturbation", "Reconstructions", "Rejection", "Reliability",
-    "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation",
-    "ViewpointComparison", "activation_decay", "affine_sweep", "attack_outcome", "attack_sweep", "auroc", "bim",
-    "calibration", "capsule_activity", "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs",
-    "compare_viewpoints", "coupling_dynamics", "coupling_entropy", "coupling_maps", "coupling_shift",
-    "detect_adversarial", "detection_threshold", "diagnose", "equivalence_test", "equivariance", "evaluate",
-    "evaluate_multilabel", "example_indices", "false_positive_rate", "fgsm",
-    "full_margin_loss", "group_inconsistency", "iteration_dynamics", "labels_needed", "length_cross_entropy",
-    "linear_map", "log_area", "masking_report", "match_familiar", "match_segments", "mcnemar", "mcnemar_power",
-    "parse_tree", "perturb", "pgd", "r_squared", "reconstruction_distances", "reconstructions",
+    "MultiLabel", "ParseTree", "Perturbation", "Reconstructions", "Rejection", "Reliability", "RoutingAblation",
+    "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation", "ViewpointComparison", "activation_decay",
+    "affine_sweep", "attack_outcome", "attack_sweep", "auroc", "bim", "calibration", "capsule_activity",
+    "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs", "compare_viewpoints",
+    "coupling_dynamics", "coupling_entropy", "coupling_maps", "detect_adversarial", "detection_threshold", "diagnose",
+    "equivalence_test", "equivariance", "evaluate", "evaluate_multilabel", "example_indices", "fgsm",
+    "full_margin_loss", "iteration_dynamics", "labels_needed", "log_area", "masking_report", "match_segments",
+    "mcnemar", "mcnemar_power", "parse_tree", "perturb", "pgd", "reconstruction_distances", "reconstructions",
     "reject_by_length", "reliability", "route_images", "routing_ablation", "score", "score_multilabel",
     "score_rejection", "score_segmentation", "segment", "sign_noise", "sign_test", "smallest_visible", "starvation",
     "top_labels", "transform_images", "vote_attack", "worst_mistakes",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps.evaluation import bim, fgsm, full_margin_loss, length_cross_entropy, pgd, sign_noise, vote_attack
+from torchcaps.evaluation import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
 from torchcaps.functional import margin_loss
 
 from ..stubs import Linear, RoutedPixels
@@ -27,7 +27,7 @@ def worst(images: Tensor, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize("attack", [fgsm, bim, pgd])
-@pytest.mark.parametrize("loss", [full_margin_loss, length_cross_entropy])
+@pytest.mark.parametrize("loss", [full_margin_loss, nn.functional.cross_entropy])
 def test_on_a_linear_model_attacks_find_the_optimum(attack, loss, images: Tensor) -> None:
     found = attack(Linear(WEIGHT), images, LABELS, 0.2, loss=loss)
     assert torch.allclose(found, worst(images, 0.2), atol=1e-6)
@@ -78,14 +78,6 @@ def test_the_loss_of_training_is_blind_where_the_loss_of_attacks_is_not(images: 
     assert torch.equal(fgsm(model, images, labels, 0.1, loss=margin_loss), images)
     sure = Linear(2 * WEIGHT.abs())
     assert not torch.equal(fgsm(sure, images, labels, 0.1), images)
-
-
-def test_cross_entropy_of_lengths_by_hand() -> None:
-    lengths = torch.tensor([[0.9, 0.2]])
-    z = torch.atanh(2 * lengths - 1)
-    want = nn.functional.cross_entropy(z, torch.tensor([0]))
-    assert length_cross_entropy(lengths, torch.tensor([0])) == pytest.approx(float(want))
-    assert torch.isfinite(length_cross_entropy(torch.tensor([[1.0, 0.0]]), torch.tensor([1])))
 
 
 def test_noise_is_as_large_as_it_says() -> None:

@@ -8,11 +8,11 @@ from torchcaps.evaluation import (
     auroc,
     detect_adversarial,
     detection_threshold,
-    false_positive_rate,
     reconstruction_distances,
     reject_by_length,
     score_rejection,
 )
+from torchcaps.evaluation.robustness.detection import false_positive_rate
 from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import PixelReader

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps.evaluation import equivariance, group_inconsistency, linear_map, r_squared
+from torchcaps.evaluation import equivariance
+from torchcaps.evaluation.robustness.equivariance import linear_map, r_squared
 from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import Linear
@@ -19,11 +20,9 @@ def turn(degrees: float) -> Tensor:
 
 def test_a_known_rotation_is_learned() -> None:
     poses = torch.randn(50, 2, dtype=torch.float64)
-    maps = {angle: linear_map(poses, poses @ turn(angle).T, ridge=0.0) for angle in (10, 20, 30)}
-    assert torch.allclose(maps[20], turn(20))
-    assert r_squared(poses @ maps[20].T, poses @ turn(20).T) == pytest.approx(1)
-    assert group_inconsistency(maps[10], maps[20], maps[30]) == pytest.approx(0, abs=1e-9)
-    assert group_inconsistency(maps[10], maps[10], maps[30]) > 0.1
+    found = linear_map(poses, poses @ turn(20).T, ridge=0.0)
+    assert torch.allclose(found, turn(20))
+    assert r_squared(poses @ found.T, poses @ turn(20).T) == pytest.approx(1)
 
 
 def test_the_ridge_draws_towards_no_change() -> None:
@@ -31,7 +30,7 @@ def test_the_ridge_draws_towards_no_change() -> None:
     loose, tight = (linear_map(poses, poses @ turn(90).T, ridge=ridge) for ridge in (1e-6, 1e6))
     assert torch.allclose(loose, turn(90), atol=1e-3)
     assert torch.allclose(tight, torch.eye(2, dtype=torch.float64), atol=1e-3)
-    constant = linear_map(torch.ones(5, 3), 2 * torch.ones(5, 3), ridge=0.0)  # no single solution
+    constant = linear_map(torch.ones(5, 3).double(), 2 * torch.ones(5, 3).double(), ridge=0.0)  # no single solution
     assert constant.isfinite().all()
 
 
@@ -78,5 +77,7 @@ def test_arguments_that_do_not_fit() -> None:
         equivariance(Linear(torch.ones(4)), images, labels)
     with pytest.raises(ValueError, match="number of rotations: expected at least 1, got 0"):
         equivariance(Compass(), images, labels, rotation=[])
+    with pytest.raises(ValueError, match="ridge: expected at least 0, got -1"):
+        equivariance(Compass(), images, labels, ridge=-1)
     with pytest.raises(ValueError, match="labels: expected class indices from 0 to 1, got 2"):
         equivariance(Compass(), images, labels + 2)

@@ -88,14 +88,9 @@ def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bi
 def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: int = BINS) -> Calibration:
     """Both reliability tables of class activations; the answer is the class with the largest activation.
 
-    Args:
-        activations: `[n, classes]` lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
-            for each class in the normalised reading.
-        labels: `[n]` class indices.
-        bins: number of bins of equal width, at least 1.
-
-    Raises:
-        ValueError: for shapes that do not fit, or fewer than one sample or bin.
+    Activations `[n, classes]` are lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
+    for each class in the normalised reading. Raises ValueError for shapes that do not fit, or fewer than one sample or
+    bin.
     """
     check_shape("activations", activations, ("n", "classes"))
     predicted = activations.argmax(dim=1)

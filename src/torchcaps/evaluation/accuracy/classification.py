@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
 from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress, check_labels, check_lengths
-from torchcaps.evaluation.forward import class_activations
+from torchcaps.evaluation.forward import class_activations, proportion
 from torchcaps.functional import margin_loss
 
 
@@ -82,12 +82,12 @@ class Evaluation:
 
     def table(self) -> list[tuple[str, ...]]:
         """The per-class table as text: a heading, a row for each class, and a row for all of them."""
-        correct = sum(row["correct"] for row in self.per_class)
         rows = [
             (row["name"], _percent(row["accuracy"]), str(row["correct"]), str(row["count"]), _percent(row["precision"]))
             for row in self.per_class
         ]
-        total = ("all", _percent(self.accuracy), str(correct), str(self.num_samples), "")
+        correct = str(sum(row["correct"] for row in self.per_class))
+        total = ("all", _percent(self.accuracy), correct, str(self.num_samples), "")
         return [("class", "accuracy", "correct", "count", "precision"), *rows, total]
 
 
@@ -137,7 +137,7 @@ def score(
     predictions = activations.argmax(dim=1)
     confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(len(names), -1)
     return Evaluation(
-        accuracy=float((predictions == labels).double().mean()), error=float((predictions != labels).double().mean()),
+        accuracy=proportion(predictions == labels), error=proportion(predictions != labels),
         loss=float((loss or margin_loss)(activations, labels)), num_samples=len(labels), classes=names,
         per_class=_per_class(confusion, names), confusion=confusion, calibration=calibration(activations, labels),
         labels=labels, predictions=predictions, activations=activations,
@@ -145,16 +145,10 @@ def score(
 
 
 def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:
-    """Indices of the wrong answers that the model was surest of, worst first.
+    """Indices of the wrong answers that the model was surest of, worst first, at most `count`.
 
-    Worst is the largest activation of the predicted class minus that of the true one.
-
-    Args:
-        evaluation: of any model.
-        count: the most indices wanted, at least 0; fewer come back when fewer answers are wrong.
-
-    Raises:
-        ValueError: for a negative count.
+    Worst is the largest activation of the predicted class minus that of the true one. Raises ValueError for a negative
+    count.
     """
     check_range("count", count, low=0)
     true = evaluation.activations.gather(1, evaluation.labels.unsqueeze(1)).squeeze(1)
@@ -164,15 +158,9 @@ def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistak
 
 
 def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, " examples"]:
-    """`per_class` random samples of each class present, class after class; the same ones for the same seed.
+    """`per_class` random samples of each class present in `labels` `[n]`, class after class; all where there are fewer.
 
-    Args:
-        labels: `[n]` class indices.
-        per_class: at least 1; a class with fewer samples gives all that it has.
-        seed: of a generator of its own; the global one is not touched.
-
-    Raises:
-        ValueError: for labels of another shape, or `per_class` below 1.
+    They are the same ones for the same seed. Raises ValueError for labels of another shape, or `per_class` below 1.
     """
     check_shape("labels", labels, ("n",))
     check_range("per_class", per_class, low=1)

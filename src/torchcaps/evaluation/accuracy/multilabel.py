@@ -57,26 +57,16 @@ def evaluate_multilabel(
 ) -> MultiLabel:  # fmt: skip
     """Run `model` over images that show several classes each, and score it; the model's mode is restored afterwards.
 
-    Args:
-        model: maps `[batch, channels, height, width]` images in [0, 1] to `[batch, classes]` activations in [0, 1].
-        dataset: as for `evaluate`, with labels `[n, k]`.
-        batch_size: images at a time, at least 1.
-        groups: see `score_multilabel`.
-        device: as for `evaluate`, as are precision and progress.
-
-    Raises:
-        ValueError: as `score_multilabel`; or a model with another number of classes, or an unknown precision.
+    Arguments are those of `evaluate`, with labels `[n, k]`, and groups those of `score_multilabel`. Raises ValueError
+    as `score_multilabel`; or for a model with another number of classes, or an unknown precision.
     """
     found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
     return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 
 
 def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64[Tensor, "n count"]:
-    """The `count` most active classes of each image, the most active first, `[n, count]`.
-
-    Raises:
-        ValueError: for activations of another shape, or a count below 1 or above the number of classes.
-    """
+    """The `count` most active classes of each image, the most active first, `[n, count]`. Raises ValueError for
+    activations of another shape, or a count below 1 or above the number of classes."""
     check_shape("activations", activations, ("n", "classes"))
     check_range("count", count, low=1, high=activations.shape[1])
     return activations.topk(count, dim=1).indices

@@ -180,15 +180,9 @@ def compare_answers(
     first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *,
     margin: float = MARGIN, resamples: int = 10_000, seed: int = 0,
 ) -> Comparison:  # fmt: skip
-    """`compare_evaluations` for answers that are known to be right or wrong.
+    """`compare_evaluations` for `[n]` booleans, whether each model is right on the same images; n at least 1.
 
-    Args:
-        first: `[n]` booleans, whether the model in question is right; n at least 1.
-        second: the same of the baseline, on the same images.
-        margin: as for `compare_evaluations`, as are resamples and seed.
-
-    Raises:
-        ValueError: for shapes that do not fit, a margin out of range, or too few resamples.
+    Raises ValueError for shapes that do not fit, a margin out of range, or too few resamples.
     """
     check_shape("first", first, ("n",))
     check_shape("second", second, ("n",), n=len(first))
@@ -264,8 +258,6 @@ def compare_runs(
     if not isinstance(first, Tensor) and not isinstance(second, Tensor):
         check_same_labels(first[0], second[0], "second")
     check_shape("second", theirs, ("runs", "n"), n=ours.shape[1])
-    for name, matrix in (("first", ours), ("second", theirs)):
-        check_range(f"{name}: number of runs", len(matrix), low=2)
     check_range("number of images", ours.shape[1], low=2)
     check_range("resamples", resamples, low=1000)
     if paired and len(ours) != len(theirs):
@@ -288,8 +280,9 @@ def compare_runs(
 def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "runs n"]:
     if isinstance(runs, Tensor):
         check_shape(name, runs, ("runs", "n"))
-        return runs.cpu()
     check_range(f"{name}: number of runs", len(runs), low=2)
+    if isinstance(runs, Tensor):
+        return runs.cpu()
     for run in runs:
         check_same_labels(runs[0], run, name)
     return torch.stack([right_of(run) for run in runs])

@@ -28,17 +28,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """The two-sided exact p-value: how likely so uneven a split is if each discordant image is a toss of a coin.
 
     Quinn McNemar, "Note on the sampling error of the difference between correlated proportions", Psychometrika 1947:
-    only images that one model gets right and the other wrong say which is better.
-
-    Args:
-        only_first: images that only the first model gets right, at least 0.
-        only_second: images that only the second gets right, at least 0.
-
-    Returns:
-        In (0, 1]; 1 without discordant images.
-
-    Raises:
-        ValueError: for a negative number.
+    only images that one model gets right and the other wrong say which is better. In (0, 1], and 1 without such images.
+    Raises ValueError for a negative number of them.
     """
     check_range("only_first", only_first, low=0)
     check_range("only_second", only_second, low=0)
@@ -150,11 +141,8 @@ def _score(m: Int64[Tensor, "*sizes"], k: Int64[Tensor, "*sizes"], n: int, margi
 
 
 def _plausible(observed: float, n: int, margin: float) -> list[float]:
-    """Shares of discordant images from the margin to 1 that the observed one does not contradict.
-
-    By Chernoff's bound: a share whose divergence from the observed one, times n, exceeds log(2 / EXCLUDED) gives such a
-    sample in less than EXCLUDED of cases.
-    """
+    """Shares of discordant images from the margin to 1 that the observed one does not contradict."""
+    # Chernoff's bound: beyond log(2 / EXCLUDED), such a sample has a probability below EXCLUDED.
     shares = torch.linspace(margin, 1, 20_001, dtype=torch.float64).clamp(max=1 - 1e-12)
     seen = torch.tensor(observed, dtype=torch.float64)
     divergence = torch.xlogy(seen, seen / shares) + torch.xlogy(1 - seen, (1 - seen) / (1 - shares))
@@ -165,11 +153,8 @@ def _plausible(observed: float, n: int, margin: float) -> list[float]:
 def _samples(
     n: int, discordant: float, ahead: float
 ) -> tuple[Int64[Tensor, "sizes 1"], Int64[Tensor, "sizes counts"], Float[Tensor, "sizes counts"]]:
-    """All likely samples: m of n images are discordant, on k of those the first model is right.
-
-    Returns:
-        m `[sizes, 1]`, k `[sizes, counts]` and the probability of each pair `[sizes, counts]`, 0 where there is none.
-    """
+    """All likely samples: m of n images are discordant, on k of those the first model is right; and the probability of
+    each pair, 0 where there is none."""
     middle, reach = n * discordant, DEVIATIONS * math.sqrt(n * discordant * (1 - discordant)) + 20
     m = torch.arange(max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1)
     if len(m) > TERMS:

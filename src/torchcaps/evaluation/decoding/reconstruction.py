@@ -6,21 +6,19 @@ sections 4.1 (reconstruction) and 5.1 (what the dimensions of a capsule represen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import Images, Labels, capsule_model, check_images, check_labels
-from torchcaps.evaluation.forward import batches, device_of, evaluating
+from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.types import Capsules
 
-# Images encoded or decoded at a time.
-CHUNK = 256
+CHUNK = 256  # images encoded or decoded at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +66,7 @@ def reconstructions(model: nn.Module, images: Images, labels: Labels | None = No
     """
     with evaluating(model):
         capsules, shown = _shown_capsules(model, images, labels)
-        rebuilt = _decoded(
-            model, len(images), lambda rows: (Capsules(capsules.pose[rows], capsules.activation[rows]), shown[rows])
-        )
+        rebuilt = _decoded(model, capsules, shown)
     activations = capsules.activation.float().cpu()
     return Reconstructions(torch.cat(rebuilt), shown.cpu().clone(), activations.clone(), activations.argmax(dim=1))
 
@@ -85,9 +81,7 @@ def perturb(
     section 5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05.
 
     Args:
-        model: declares class capsules and a decoder.
-        images: `[batch, channels, height, width]` in [0, 1], batch at least 1.
-        labels: `[batch]` int64 class indices.
+        model: as for `reconstructions`, as are images and labels.
         span: the largest move to either side, at least 0. Poses are shorter than 1 in a vector capsule.
         steps: at least 2; an odd number includes the capsule as it is.
 
@@ -100,10 +94,14 @@ def perturb(
     check_range("span", span, low=0)
     check_range("steps", steps, low=2)
     with evaluating(model):
-        capsules, shown = _shown_capsules(model, images, labels)
-        offsets = torch.linspace(-span, span, steps, device=capsules.pose.device)
-        grid = (len(images), capsules.pose.shape[-1], steps)
-        rebuilt = _decoded(model, prod(grid), lambda cells: _moved(capsules, shown, offsets, cells))
+        (pose, activation), shown = _shown_capsules(model, images, labels)
+        offsets = torch.linspace(-span, span, steps, device=pose.device)
+        grid = (len(images), pose.shape[-1], steps)
+        moves = torch.eye(grid[1]).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(1)  # [dims, steps, dim]
+        here = one_hot(shown, activation.shape[1]).view(len(images), 1, 1, -1, 1)
+        moved = (pose[:, None, None] + here * moves.unsqueeze(2)).flatten(0, 2)
+        activation, cells = (x.repeat_interleave(grid[1] * steps, dim=0) for x in (activation, shown))
+        rebuilt = _decoded(model, Capsules(moved, activation), cells)
     return Perturbation(torch.cat(rebuilt).unflatten(0, grid), offsets.cpu().clone(), shown.cpu().clone())
 
 
@@ -118,22 +116,11 @@ def _shown_capsules(model: nn.Module, images: Tensor, labels: Tensor | None) -> 
     check_labels(labels, activation.shape[1])
     check_shape("labels", labels, ("batch",), batch=len(images))
     shown = labels.to(pose.device)
-    mask = torch.nn.functional.one_hot(shown, activation.shape[1]).unsqueeze(-1)
-    return Capsules(pose * mask, activation), shown
+    return Capsules(pose * one_hot(shown, activation.shape[1]).unsqueeze(-1), activation), shown
 
 
-def _moved(capsules: Capsules, shown: Tensor, offsets: Tensor, cells: Tensor) -> tuple[Capsules, Tensor]:
-    """Capsules and shown class for flat indices into [batch, dims, steps]."""
-    dims, steps = capsules.pose.shape[-1], len(offsets)
-    row, dim, step = cells // (dims * steps), cells // steps % dims, cells % steps
-    pose = capsules.pose[row]  # [cells, classes, dims], a copy
-    here = torch.arange(len(cells), device=pose.device)
-    pose[here, shown[row], dim] += offsets[step].to(pose.dtype)
-    return Capsules(pose, capsules.activation[row]), shown[row]
-
-
-def _decoded(model: nn.Module, count: int, capsules_of: Callable[[Tensor], tuple[Capsules, Tensor]]) -> list[Tensor]:
-    """Reconstructions of `count` capsule sets, made and decoded a chunk at a time."""
+def _decoded(model: nn.Module, capsules: Capsules, shown: Tensor) -> list[Tensor]:
+    """Reconstructions of these capsules, a chunk at a time, on the CPU."""
     decode = capsule_model(model, decoder=True).reconstruct
-    chunks = torch.arange(count, device=device_of(model)).split(CHUNK)
-    return [decode(*capsules_of(chunk)).float().cpu() for chunk in chunks]
+    chunks = zip(*(x.split(CHUNK) for x in (*capsules, shown)), strict=True)
+    return [decode(Capsules(pose, activation), some).float().cpu() for pose, activation, some in chunks]

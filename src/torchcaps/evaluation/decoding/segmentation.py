@@ -93,9 +93,7 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     """Two decoded capsules put in the order of `labels`: a class found stands in its label's place.
 
     A class that is no label takes the place that is left, so that a mistake is compared with the digit it missed.
-
-    Raises:
-        ValueError: for other than two capsules an image, or labels of another shape.
+    Raises ValueError for other than two capsules an image, or labels of another shape.
     """
     check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)

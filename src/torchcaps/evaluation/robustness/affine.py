@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -112,17 +113,19 @@ def affine_sweep(
         ValueError: for arguments that do not fit, or no amount at all.
     """
     check_labelled(images, labels)
-    asked = {kind: tuple(map(float, list_)) for kind, list_ in zip(UNITS, (rotation, scale, shear, shift), strict=True)}
-    if not any(asked.values()):
+    amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
+    asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}
+    if not asked:
         raise ValueError("affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none")
     found = image_activations(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     clean, chance = proportion(found.argmax(dim=1) == labels.cpu()), 1 / found.shape[1]
-    curves = {
-        kind: _curve(kind, amounts, [_accuracy(model, images, labels, kind, x, batch_size) for x in amounts],
-                     (clean + chance) / 2)
-        for kind, amounts in asked.items() if amounts
-    }  # fmt: skip
+    curves = {}
+    for kind, amounts in asked.items():
+        accuracy = tuple(_accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts)
+        low = [amount for amount, value in zip(amounts, accuracy, strict=True) if value < (clean + chance) / 2]
+        half_drop = min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None)
+        curves[kind] = AffineCurve(UNITS[kind], amounts, accuracy, fmean(accuracy), half_drop)
     return AffineSweep(clean, chance, len(images), curves)
 
 
@@ -133,11 +136,3 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor, kind: str, amoun
         moves = [{"shift": to} for to in ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))]
     right = [right_answers(model, transform_images(images, **move), labels, batch_size) for move in moves]
     return proportion(torch.stack(right))
-
-
-def _curve(kind: str, amounts: tuple[float, ...], accuracy: list[float], half: float) -> AffineCurve:
-    low = [amount for amount, value in zip(amounts, accuracy, strict=True) if value < half]
-    return AffineCurve(
-        unit=UNITS[kind], amounts=amounts, accuracy=tuple(accuracy), mean=sum(accuracy) / len(accuracy),
-        half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
-    )  # fmt: skip

@@ -98,16 +98,10 @@ def attack_outcome(
     """What `model` makes of images that were changed for it, or for another model (transfer).
 
     Args:
-        model: the one that is asked.
-        images: as they were, `[n, channels, height, width]`.
-        changed: the same ones after the attack.
-        labels: `[n]` true classes.
+        model: the one that is asked; as for `fgsm`, as are images, labels and batch_size.
+        changed: the images after the attack. Raises ValueError unless they have the shape of images.
         eps: what the attack was allowed; it is written down, not checked.
-        batch_size: images at a time.
         before: `[n]` booleans, which images were answered rightly unchanged; asked of the model by default.
-
-    Raises:
-        ValueError: for shapes that do not fit.
     """
     check_same_shape("changed", changed, images)
     before = right_answers(model, images, labels, batch_size) if before is None else before
@@ -192,50 +186,46 @@ def masking_report(
     """Attack the model in the ways that tell robustness from hidden gradients.
 
     Args:
-        model: any classifier with activations in [0, 1]; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1]; a few hundred are enough.
-        labels: `[n]` class indices.
+        model: as for `fgsm`, as are labels and batch_size.
+        images: as for `fgsm`; a few hundred are enough.
         eps: strength of the attacks, in [0, 1].
         large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
         steps: of BIM and PGD, at least 1.
         other: a model trained otherwise, for which images are made that the model must withstand better than its own.
         loss: what the attacks raise, a mean over images; by default `full_margin_loss`.
         seed: of noise and random starts.
-        batch_size: images at a time.
 
     Raises:
         ValueError: for arguments that do not fit.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
     check_labelled(images, labels)
-    goal = loss or full_margin_loss
-    found: dict[str, float] = {}
-
-    def left(changed: Tensor) -> float:
-        return proportion(right_answers(model, changed, labels, batch_size))
+    goal, how = loss or full_margin_loss, dict[str, Any](steps=steps, loss=loss, batch_size=batch_size)
 
     def strong(target: nn.Module, size: float) -> Tensor:
-        return pgd(target, images, labels, size, steps=steps, seed=seed, loss=goal, batch_size=batch_size)
+        return pgd(target, images, labels, size, seed=seed, **how)
 
     grid = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
     ladder = [strong(model, size) for size in grid]
-    found["clean"], found["noise"] = left(images), left(sign_noise(images, eps, seed=seed))
-    found["fgsm"] = left(fgsm(model, images, labels, eps, loss=goal, batch_size=batch_size))
-    found["bim"] = left(bim(model, images, labels, eps, steps=steps, loss=goal, batch_size=batch_size))
-    found["pgd"], found["large"] = left(ladder[-1]), left(strong(model, large_eps))
-    transfer = None if other is None else left(strong(other, eps))
+    changed = {
+        "clean": images, "noise": sign_noise(images, eps, seed=seed),
+        "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
+        "bim": bim(model, images, labels, eps, **how), "pgd": ladder[-1], "large": strong(model, large_eps),
+    }  # fmt: skip
+    if other is not None:
+        changed["transfer"] = strong(other, eps)
+    left = {name: proportion(right_answers(model, some, labels, batch_size)) for name, some in changed.items()}
     found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
     losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
-    silent = 0
+    transfer, silent = left.pop("transfer", None), 0
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
-            _, gradient = attacks.input_gradient(model, batch, true, goal)
-            silent += int((gradient.flatten(1) == 0).all(dim=1).sum())
-    checks = _checks(found, transfer, losses, silent / len(images), large_eps)
+            gradient = attacks.input_gradient(model, batch, true, goal)
+            silent += int((gradient == 0).flatten(1).all(dim=1).sum())
+    checks = _checks(left, transfer, losses, silent / len(images), large_eps)
     return MaskingReport(
         eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses,
-        silent=silent / len(images),
-        checks=checks, **found,
+        silent=silent / len(images), checks=checks, **left,
     )  # fmt: skip
 
 

@@ -35,16 +35,6 @@ def full_margin_loss(activation: Float[Tensor, "batch classes"], labels: Labels)
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
 
-def length_cross_entropy(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
-    """Cross-entropy of the logits `atanh(2 |v_k| - 1)`, which do not saturate as lengths do (arXiv 1906.03612)."""
-    return nn.functional.cross_entropy(length_logits(activation), labels)
-
-
-def length_logits(activation: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-    """`atanh(2 |v_k| - 1)`, of lengths kept a millionth off 0 and 1."""
-    return torch.logit(activation.float(), eps=SMALLEST) / 2
-
-
 def fgsm(
     model: nn.Module, images: Images, labels: Labels, eps: float, *,
     loss: Loss | None = None, batch_size: int = BATCH,
@@ -82,9 +72,9 @@ def bim(
     Raises:
         ValueError: as `fgsm`, or for steps or a step size out of range.
     """
-    sizes = (eps, _step_size(eps, steps, eps / max(steps, 1) if step_size is None else step_size), steps)
+    sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
     goal = loss or full_margin_loss
-    return attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
+    return _attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
 
 
 def pgd(
@@ -104,7 +94,7 @@ def pgd(
         ValueError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
     check_range("restarts", restarts, low=1)
-    size = _step_size(eps, steps, 2.5 * eps / max(steps, 1) if step_size is None else step_size)
+    sizes = (eps, _step_size(eps, steps, step_size, 2.5 * eps), steps)
     generator = torch.Generator().manual_seed(seed)
     starts = [_uniform(images, eps, generator) for _ in range(restarts)]
 
@@ -112,28 +102,22 @@ def pgd(
         best, fooled = batch, torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         for start in starts:
             noise = start[first : first + len(batch)].to(batch)
-            end = _ascend(model, batch, (batch + noise).clamp(0, 1), true, (eps, size, steps), loss or full_margin_loss)
+            end = _ascend(model, batch, (batch + noise).clamp(0, 1), true, sizes, loss or full_margin_loss)
             best = torch.where(fooled.view(-1, 1, 1, 1), best, end)
             if restarts > 1:
                 with torch.no_grad():
                     fooled = fooled | (model(end).argmax(dim=1) != true)
         return best
 
-    return attacked(model, images, labels, batch_size, climb)
+    return _attacked(model, images, labels, batch_size, climb)
 
 
 def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any) -> Images:
     """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
 
     Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
-    of robustness by routing has to survive it.
-
-    Args:
-        model: holds routed layers; see `fgsm` for it and for images, labels and eps.
-        options: of `pgd`.
-
-    Raises:
-        ValueError: as `pgd`, or for a model without routed layers.
+    of robustness by routing has to survive it. Arguments are those of `fgsm`, options those of `pgd`. Raises ValueError
+    as `pgd`, or for a model without routed layers.
     """
     with swapped_routers(model, Router.uniform):
         return pgd(model, images, labels, eps, **options)
@@ -151,14 +135,11 @@ def carlini_wagner(
     accuracy.
 
     Args:
-        model: any classifier with activations in [0, 1]; runs in evaluation mode, which is restored.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` true classes.
+        model: as for `fgsm`, as are images, labels and batch_size.
         steps: of Adam in each search, at least 1; 200 give norms within a few percent on small networks.
         searches: halvings of c, at least 1.
         step_size: of Adam, above 0.
         confidence: by how much the wrong logit must lead, at least 0.
-        batch_size: images at a time.
 
     Returns:
         Images of the same shape: the nearest that was found to turn the answer, or the image itself where none was.
@@ -185,7 +166,7 @@ def carlini_wagner(
             c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
         return best
 
-    return attacked(model, images, labels, batch_size, search)
+    return _attacked(model, images, labels, batch_size, search)
 
 
 def _descend(
@@ -198,7 +179,8 @@ def _descend(
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
-            z, own = length_logits(model(changed)), y.unsqueeze(1)
+            # atanh(2 |v| - 1), of lengths kept a millionth off 0 and 1
+            z, own = torch.logit(model(changed).float(), eps=SMALLEST) / 2, y.unsqueeze(1)
             lead = (z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
             loss = (square + c * lead.clamp(min=-confidence)).sum()
@@ -213,31 +195,30 @@ def _descend(
 
 
 def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
-    """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim.
-
-    Raises:
-        ValueError: for eps outside [0, 1].
-    """
+    """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim. Raises
+    ValueError for eps outside [0, 1]."""
     check_range("eps", eps, low=0, high=1)
     signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
     return (images + eps * signs.to(images)).clamp(0, 1)
 
 
-def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> tuple[Float[Tensor, ""], Images]:
-    """The loss of a batch on the model's device, and its gradient by the pixels; the model is left as it is. Raises
-    ValueError if the loss does not depend on the images by way of autograd."""
+def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> Images:
+    """The gradient of the loss by the pixels of a batch on the model's device. Raises ValueError if the loss does not
+    depend on the images by way of autograd."""
     with torch.enable_grad():
         x = images.detach().clone().requires_grad_()
         value = loss(model(x), labels)
         if not value.requires_grad:
             raise ValueError("loss: expected a value with a gradient by the images, got one without")
         (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
-    return value.detach(), torch.zeros_like(x) if gradient is None else gradient
+    return torch.zeros_like(x) if gradient is None else gradient
 
 
-def _step_size(eps: float, steps: int, size: float) -> float:
+def _step_size(eps: float, steps: int, asked: float | None, way: float) -> float:
+    """The size asked for, or else so that the steps together go all the way."""
     check_range("eps", eps, low=0, high=1)
     check_range("steps", steps, low=1)
+    size = way / steps if asked is None else asked
     if not (size > 0 or eps == 0):
         raise ValueError(f"step_size: expected above 0, got {size}")
     return size
@@ -249,12 +230,11 @@ def _ascend(
     eps, size, steps = sizes
     low, high = (centre - eps).clamp(min=0), (centre + eps).clamp(max=1)
     for _ in range(steps):
-        _, gradient = input_gradient(model, x, labels, loss)
-        x = torch.minimum(torch.maximum(x + size * gradient.sign(), low), high)
+        x = (x + size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
     return x.detach()
 
 
-def attacked(
+def _attacked(
     model: nn.Module, images: Images, labels: Labels, batch_size: int, climb: Callable[[Tensor, Tensor, int], Tensor]
 ) -> Images:
     """`climb(images, labels, index of the first)` of each batch on the model's device, joined on the CPU."""

@@ -28,12 +28,8 @@ ROUNDING = 1e-9
 def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
     """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1]; 0.5 tells nothing apart.
 
-    Args:
-        positive: `[n]` scores that ought to be higher, n at least 1.
-        negative: `[m]` scores that ought to be lower, m at least 1.
-
-    Raises:
-        ValueError: for scores of another shape, none at all, or NaN.
+    Scores `[n]` that ought to be higher, against `[m]` that ought to be lower. Raises ValueError for scores of another
+    shape, none at all, or NaN.
     """
     positive, negative = _scores("positive", positive), _scores("negative", negative)
     ordered = negative.sort().values
@@ -43,37 +39,21 @@ def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float
 
 
 def false_positive_rate(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"], recall: float = 0.95) -> float:
-    """Share of negatives that pass the highest threshold which lets at least `recall` of the positives pass.
-
-    Args:
-        positive: `[n]` scores that ought to be higher.
-        negative: `[m]` scores that ought to be lower.
-        recall: share of positives to keep, in (0, 1].
-
-    Raises:
-        ValueError: as `auroc`, or for a recall out of range.
-    """
+    """Share of negatives that pass the highest threshold which lets at least `recall` of the positives pass."""
     return proportion(_scores("negative", negative) >= _threshold(_scores("positive", positive), recall))
 
 
 def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
-    """`|x - r(x)|_2`, r drawn from the most active capsule alone; `[n]` on the CPU, at least 0.
-
-    Raises:
-        ValueError: for a model without a decoder, or images that do not fit.
-    """
+    """`|x - r(x)|_2`, r drawn from the most active capsule alone; `[n]` on the CPU, at least 0. Raises ValueError for
+    a model without a decoder, or images that do not fit."""
     return _distances(model, images)[0]
 
 
 def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
-    """The distance that at most this share of clean validation images exceed.
+    """The distance that at most this share, in [0, 1), of clean validation images exceed; the paper takes 0.05.
 
-    Args:
-        distances: `[n]` of clean images that are used for nothing else.
-        false_positives: in [0, 1); the paper takes 0.05.
-
-    Raises:
-        ValueError: for no distances, or a share out of range.
+    The distances `[n]` are of images that are used for nothing else. Raises ValueError for none, or for a share out of
+    range.
     """
     distances = _scores("distances", distances)
     check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
@@ -122,14 +102,14 @@ def detect_adversarial(
     check_labelled(images, labels)
     check_same_shape("adversarial", adversarial, images)
     (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
-    true = labels.cpu()
-    start, flagged = before == true, far > threshold
-    turned = start & (after != true)
-    some = bool(start.any())
+    true, flagged = labels.cpu(), far > threshold
+    start = before == true
+    turned = after[start] != true[start]
+    some = len(turned) > 0
     return Detection(
         threshold=float(threshold), false_positives=proportion(near > threshold), detected=proportion(flagged),
-        success=float(turned.sum() / start.sum()) if some else None,
-        undetected=float((turned & ~flagged).sum() / start.sum()) if some else None, auroc=auroc(far, near),
+        success=proportion(turned) if some else None,
+        undetected=proportion(turned & ~flagged[start]) if some else None, auroc=auroc(far, near),
         num_samples=len(images),
     )  # fmt: skip
 
@@ -187,13 +167,10 @@ def reject_by_length(
     model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"], *,
     recall: float = 0.95, batch_size: int = BATCH,
 ) -> Rejection:  # fmt: skip
-    """`score_rejection` of what `model` makes of two sets of images in [0, 1].
-
-    Raises:
-        ValueError: for arguments that do not fit.
-    """
-    found = [image_activations(model, images, batch_size=batch_size) for images in (known, other)]
-    return score_rejection(found[0], found[1], recall=recall)
+    """`score_rejection` of what `model` makes of two sets of images in [0, 1]. Raises ValueError for arguments that do
+    not fit."""
+    found = (image_activations(model, images, batch_size=batch_size) for images in (known, other))
+    return score_rejection(*found, recall=recall)
 
 
 def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model, check_labelled, check_labels
 from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
@@ -56,7 +56,8 @@ def equivariance(
         images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
         labels: `[n]`, whose capsule's pose is looked at.
         rotation: degrees clockwise.
-        ridge: see `linear_map`.
+        ridge: at least 0; draws the learned map A towards the identity by `ridge S |A - I|^2`, S the sum of the squared
+            lengths of the unmoved poses. Above 0 where there are few images, or dimensions that do not vary.
         batch_size: images at a time.
 
     Raises:
@@ -65,6 +66,7 @@ def equivariance(
     check_labelled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
+    check_range("ridge", ridge, low=0)
     before, still_active = _poses(model, images, labels, batch_size)
     rows = []
     for angle in rotation:
@@ -77,59 +79,21 @@ def equivariance(
     return Equivariance(tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2)
 
 
-def linear_map(
-    before: Float[Tensor, "n dim"], after: Float[Tensor, "n dim"], ridge: float = 1e-3
-) -> Float[Tensor, "dim dim"]:
-    """A that minimises `sum |A before - after|^2 + ridge S |A - I|^2`, S the mean squared length of `before` times n.
-
-    Args:
-        before: `[n, dim]`.
-        after: `[n, dim]`.
-        ridge: at least 0; above 0 where there are few images, or dimensions that do not vary.
-
-    Returns:
-        `[dim, dim]` float64 on the CPU; `after ≈ before @ A.T`.
-
-    Raises:
-        ValueError: for shapes that do not fit, or a ridge below 0.
-    """
-    check_shape("before", before, ("n", "dim"))
-    check_shape("after", after, ("n", "dim"), n=len(before), dim=before.shape[1])
-    check_range("ridge", ridge, low=0)
-    x, y = before.detach().double().cpu(), after.detach().double().cpu()
-    unit = torch.eye(x.shape[1], dtype=torch.float64)
+def linear_map(x: Float[Tensor, "n dim"], y: Float[Tensor, "n dim"], ridge: float) -> Float[Tensor, "dim dim"]:
+    """A that minimises `sum |A x - y|^2 + ridge S |A - I|^2`; S is the sum of `|x|^2`."""
+    unit = torch.eye(x.shape[1], dtype=x.dtype)
     weight = ridge * x.square().sum()
     return torch.linalg.lstsq(x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd").solution.T
 
 
 def r_squared(predicted: Float[Tensor, "n dim"], true: Float[Tensor, "n dim"]) -> float:
-    """`1 - sum |predicted - true|^2 / sum |true - mean true|^2`, at most 1; 0 where `true` does not vary.
-
-    Raises:
-        ValueError: for shapes that do not fit.
-    """
-    check_shape("predicted", predicted, ("n", "dim"))
-    check_shape("true", true, ("n", "dim"), n=len(predicted), dim=predicted.shape[1])
-    predicted, true = predicted.double().cpu(), true.double().cpu()
+    """`1 - sum |predicted - true|^2 / sum |true - mean true|^2`, at most 1; 0 where `true` does not vary."""
     total = float((true - true.mean(dim=0)).square().sum())
     return 1 - float((predicted - true).square().sum()) / total if total > MOST_NOISE else 0.0
 
 
-def group_inconsistency(
-    first: Float[Tensor, "dim dim"], second: Float[Tensor, "dim dim"], both: Float[Tensor, "dim dim"]
-) -> float:
-    """`|A_s A_t - A_(s+t)| / |A_(s+t)|` (Frobenius): 0 if one map after the other is the map of both.
-
-    Raises:
-        ValueError: for shapes that do not fit.
-    """
-    for name, matrix in (("first", first), ("second", second), ("both", both)):
-        check_shape(name, matrix, ("dim", "dim_"), dim=first.shape[0], dim_=first.shape[0])
-    return float((second @ first - both).norm() / both.norm())
-
-
 def _poses(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Poses of the labelled capsules `[n, dim]`, and all activations `[n, classes]`, on the CPU."""
+    """Poses of the labelled capsules `[n, dim]` in float64, and all activations `[n, classes]`, on the CPU."""
     encode, poses, activations = capsule_model(model).capsules, [], []
     with evaluating(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):

@@ -25,16 +25,16 @@ class Matched:
         novel: accuracy on novel views in that epoch.
         interpolated: accuracy on novel views where familiar accuracy first crosses the target, on the line between the
             epochs before and after; None if it never does.
-        last_familiar: in the last epoch.
-        last_novel: in the last epoch.
     """
 
     epoch: int
     familiar: float
     novel: float
     interpolated: float | None
-    last_familiar: float
-    last_novel: float
+
+    def taken(self, interpolated: bool) -> float:
+        """Accuracy on novel views, between epochs if asked for and known."""
+        return self.interpolated if interpolated and self.interpolated is not None else self.novel
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class ViewpointComparison(Figures):
     @property
     def first_taken(self) -> float:
         """Novel accuracy of the first model that `gain` is made of."""
-        return _taken(self.first, self.interpolated)
+        return self.first.taken(self.interpolated)
 
     @property
     def second_taken(self) -> float:
-        """Novel accuracy of the second model that `gain` is made of."""
-        return _taken(self.second, self.interpolated)
+        """The same of the second model."""
+        return self.second.taken(self.interpolated)
 
     @property
     def verdict(self) -> str:
@@ -81,26 +81,14 @@ class ViewpointComparison(Figures):
 
 
 def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: float) -> Matched:
-    """Where in its training a model has the target accuracy on familiar views, and what it does on novel ones there.
-
-    Args:
-        familiar: accuracy in [0, 1] after each epoch, at least one.
-        novel: accuracy on novel views after the same epochs.
-        target: in [0, 1].
-
-    Raises:
-        ValueError: for lists that do not fit, or figures outside [0, 1].
-    """
+    """Where in its training a model has the target accuracy on familiar views, and what it does on novel ones there."""
     _check_figures("familiar", familiar)
     _check_figures("novel", novel)
     if len(familiar) != len(novel):
         raise ValueError(f"novel: expected {len(familiar)} epochs, as in familiar, got {len(novel)}")
     check_range("target", target, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
-    return Matched(
-        epoch=epoch, familiar=float(familiar[epoch]), novel=float(novel[epoch]),
-        interpolated=_crossing(familiar, novel, target), last_familiar=float(familiar[-1]), last_novel=float(novel[-1]),
-    )  # fmt: skip
+    return Matched(epoch, float(familiar[epoch]), float(novel[epoch]), _crossing(familiar, novel, target))
 
 
 def compare_viewpoints(
@@ -122,13 +110,9 @@ def compare_viewpoints(
     goal = min(max(first[0]), max(second[0])) if target is None else target
     one, two = match_familiar(*first, goal), match_familiar(*second, goal)
     exact = one.interpolated is not None and two.interpolated is not None
-    ours, base = _taken(one, exact), _taken(two, exact)
-    lost, gain = (goal if exact else two.familiar) - base, ours - base
+    base = two.taken(exact)
+    lost, gain = (goal if exact else two.familiar) - base, one.taken(exact) - base
     return ViewpointComparison(goal, one, two, gain, gain / lost if lost > 0 else None, exact)
-
-
-def _taken(model: Matched, interpolated: bool) -> float:
-    return model.interpolated if interpolated and model.interpolated is not None else model.novel
 
 
 def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) -> float | None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.forward import image_activations, proportion
-from torchcaps.evaluation.routing.couplings import coupling_entropy, coupling_shift
+from torchcaps.evaluation.routing.couplings import coupling_entropy
 from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers
-from torchcaps.nn import Recorded, Router
+from torchcaps.nn import Router
 
 STORED = 8  # images whose votes are in memory at once
 
@@ -77,15 +77,13 @@ class IterationDynamics(Figures):
         accuracy: in [0, 1], after each.
         changed: share of images whose answer differs from that after one iteration.
         entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings
-            are no shares are left out, here and in `shift`.
-        shift: layer name -> share of each child that moved since the iteration before; 0 for the first.
+            are no shares are left out.
     """
 
     iterations: tuple[int, ...]
     accuracy: tuple[float, ...]
     changed: tuple[float, ...]
     entropy: dict[str, tuple[float, ...]]
-    shift: dict[str, tuple[float, ...]]
 
     derived = ("verdict",)
 
@@ -127,11 +125,8 @@ def routing_ablation(
 
     true, routed, uniform = labels.cpu(), answers(lambda router: router), answers(Router.uniform)
     random = answers(lambda router: router.random(seed), min(batch_size, STORED))
-    return RoutingAblation(
-        comparison=compare_answers(routed == true, uniform == true, seed=seed),
-        random=proportion(random == true),
-        changed=proportion(routed != uniform),
-    )
+    comparison = compare_answers(routed == true, uniform == true, seed=seed)
+    return RoutingAblation(comparison, proportion(random == true), proportion(routed != uniform))
 
 
 def iteration_dynamics(
@@ -139,36 +134,22 @@ def iteration_dynamics(
 ) -> IterationDynamics:
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
 
-    Args:
-        model: holds routed layers; its routers are back in place afterwards. Routers without iterations stay as they
-            are.
-        images: `[n, channels, height, width]` in [0, 1]; the couplings of all are in memory at once, twice.
-        labels: `[n]` class indices.
-        batch_size: images at a time.
-
-    Raises:
-        ValueError: for a model without routed layers, or arguments that do not fit.
+    Arguments are those of `routing_ablation`. Routers without iterations stay as they are; the couplings of all images
+    are in memory at once. Raises ValueError for a model without routed layers, or arguments that do not fit.
     """
     check_labelled(images, labels)
     routers = routers_of(model)
     most = max(router.passes for router in routers.values())
-    answers: list[Tensor] = []
-    entropy, shift = dict[str, list[float]](), dict[str, list[float]]()
-    before: dict[str, Recorded] = {}
+    answers, entropy = list[Tensor](), dict[str, tuple[float, ...]]()
     for count in range(1, most + 1):
         with swapped_routers(model, methodcaller("stopped", count)):
             found, recorded, _ = route_images(model, images, batch_size=batch_size)
         answers.append(found.argmax(dim=1))
         for name, layer in recorded.items():
-            if routers[name].coupling == "free":
-                continue
-            entropy.setdefault(name, []).append(coupling_entropy(layer).mean)
-            shift.setdefault(name, []).append(coupling_shift(before[name], layer) if name in before else 0.0)
-        before = recorded
+            if routers[name].coupling != "free":
+                entropy[name] = (*entropy.get(name, ()), coupling_entropy(layer).mean)
     return IterationDynamics(
         iterations=tuple(range(1, most + 1)),
         accuracy=tuple(proportion(answer == labels.cpu()) for answer in answers),
-        changed=tuple(proportion(answer != answers[0]) for answer in answers),
-        entropy={name: tuple(values) for name, values in entropy.items()},
-        shift={name: tuple(values) for name, values in shift.items()},
-    )
+        changed=tuple(proportion(answer != answers[0]) for answer in answers), entropy=entropy,
+    )  # fmt: skip

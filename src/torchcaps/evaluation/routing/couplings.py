@@ -33,13 +33,11 @@ class CouplingEntropy:
 
     Attributes:
         mean: of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1].
-        plain: the same with all children alike.
         largest: mean over children of the largest coupling, weighted by activation, in [1 / K, 1].
         parents: K.
     """
 
     mean: float
-    plain: float
     largest: float
     parents: int
 
@@ -61,7 +59,6 @@ class CouplingDynamics:
     Attributes:
         mean: over links of the standard deviation over images, `D_ij`; in [0, 0.5].
         high: 95th percentile of D_ij over links.
-        within_class: mean over links of the standard deviation over images of one class, pooled.
         explained: share of the variance of couplings that lies between classes, in [0, 1]; by chance it is
             (classes - 1) / (images - 1). None if nothing varies.
         chance: that share by chance.
@@ -69,7 +66,6 @@ class CouplingDynamics:
 
     mean: float
     high: float
-    within_class: float
     explained: float | None
     chance: float
 
@@ -77,9 +73,8 @@ class CouplingDynamics:
     def verdict(self) -> str:
         """One sentence."""
         if self.high < 0.01:
-            return (
-                f"Couplings are the same for every image (standard deviation {self.mean:.4f}): a static tree, or none."
-            )
+            deviation = f"standard deviation {self.mean:.4f}"
+            return f"Couplings are the same for every image ({deviation}): a static tree, or none."
         part = f"{self.explained or 0:.0%} of their variance goes with the class ({self.chance:.0%} by chance)"
         return f"Couplings change from image to image by {self.mean:.3f} on average; {part}."
 
@@ -104,48 +99,29 @@ class ParseTree:
     @property
     def verdict(self) -> str:
         """One sentence."""
+        some = f"{self.support:.0%} of the active children"
         if self.support < 0.1:
-            return (
-                f"No parse tree: {self.support:.0%} of the active children give a parent more than half of themselves."
-            )
+            return f"No parse tree: {some} give a parent more than half of themselves."
         gain = max(self.information - self.chance, 0.0)
         depends = "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
-        return (
-            f"{self.support:.0%} of the active children have a parent of their own, and which one {depends} "
-            f"({gain:.2f} of {self.possible:.2f} bits)."
-        )
+        bits = f"{gain:.2f} of {self.possible:.2f} bits"
+        return f"{some} have a parent of their own, and which one {depends} ({bits})."
 
 
 def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
-    """Entropy of the couplings of a layer, against uniform ones.
-
-    Args:
-        recorded: of one routed layer, over any number of images.
-
-    Raises:
-        ValueError: for fewer than two parents, or shapes that do not fit.
-    """
+    """Entropy of the couplings of one routed layer over any number of images, against uniform ones. Raises ValueError
+    for fewer than two parents, or shapes that do not fit."""
     coupling, weight = _links(recorded)
     parents = coupling.shape[-1]
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
-    return CouplingEntropy(
-        mean=_weighted(entropy, weight), plain=float(entropy.mean()), largest=_weighted(coupling.amax(dim=-1), weight),
-        parents=parents,
-    )  # fmt: skip
+    return CouplingEntropy(_weighted(entropy, weight), _weighted(coupling.amax(dim=-1), weight), parents)
 
 
 def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
-    """Standard deviation of each coupling over images, in all and within classes.
+    """Standard deviation of each coupling over images, and how much of the variance the class explains.
 
-    Shuffling images within a class leaves a standard deviation as it is; what it was meant to show, how much of the
-    change the class explains, is given as a share of variance.
-
-    Args:
-        recorded: of one routed layer, over n images, at least two.
-        labels: `[n]` class indices.
-
-    Raises:
-        ValueError: for one image, fewer than two parents, or shapes that do not fit.
+    Recorded is one routed layer, over n images, at least two; labels are `[n]` class indices. Raises ValueError for one
+    image, fewer than two parents, or shapes that do not fit.
     """
     coupling, _ = _links(recorded)
     labels = _labels_of(coupling, labels)
@@ -158,21 +134,15 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
     varies = float(total.sum()) > 1e-12
     return CouplingDynamics(
         mean=float(deviation.mean()), high=float(np.quantile(deviation.numpy(), 0.95, method="inverted_cdf")),
-        within_class=float(within.sqrt().mean()), chance=(len(labels.unique()) - 1) / (len(labels) - 1),
         explained=float(1 - within.sum() / total.sum()) if varies else None,
+        chance=(len(labels.unique()) - 1) / (len(labels) - 1),
     )  # fmt: skip
 
 
 def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTree:
     """Whether active children choose one parent, and what that choice tells of the class.
 
-    Args:
-        recorded: of one routed layer, over n images, at least two.
-        labels: `[n]` class indices.
-        seed: of the shuffle that gives `chance`.
-
-    Raises:
-        ValueError: for one image, fewer than two parents, or shapes that do not fit.
+    Arguments and errors are those of `coupling_dynamics`; the seed is that of the shuffle that gives `chance`.
     """
     coupling, weight = _links(recorded)
     labels = _labels_of(coupling, labels)
@@ -184,23 +154,6 @@ def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTre
         support=_weighted((best > MAJORITY).double(), weight), information=found[0], chance=found[1],
         possible=float(entr(torch.bincount(labels).double() / len(labels)).sum() / math.log(2)),
     )  # fmt: skip
-
-
-def coupling_shift(before: Recorded, after: Recorded) -> float:
-    """How much of a child moves from parent to parent between two routings of the same images, in [0, 1].
-
-    Half the sum over parents of |difference|, mean over children weighted by activation.
-
-    Raises:
-        ValueError: for recordings of different shapes.
-    """
-    if before.coupling.shape != after.coupling.shape:
-        raise ValueError(
-            f"after: expected couplings {list(before.coupling.shape)}, as in before, got {list(after.coupling.shape)}"
-        )
-    first, _ = _links(before)
-    second, weight = _links(after)
-    return _weighted((first - second).abs().sum(dim=-1) / 2, weight)
 
 
 def _links(recorded: Recorded) -> tuple[Tensor, Tensor]:

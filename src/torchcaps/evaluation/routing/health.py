@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled
-from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating
+from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating, proportion
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.functional import margin_loss
 from torchcaps.types import Capsules
@@ -83,16 +83,13 @@ class ActivationDecay:
 
     Attributes:
         layers: names; the first is that of the children of the first routed layer.
-        median: of all activations of each set of capsules.
+        median: of all activations of each set; small for class capsules, as one class at a time is present.
         strongest: mean over images of the largest.
-        kept: `strongest` of the last divided by that of the first. Medians of class capsules are small by design, as
-            one class at a time is present.
     """
 
     layers: tuple[str, ...]
     median: tuple[float, ...]
     strongest: tuple[float, ...]
-    kept: float
 
     @property
     def verdict(self) -> str:
@@ -126,35 +123,23 @@ class SignTest:
 
 
 def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivity:
-    """Dead and constant capsules, and how strong the activations are.
-
-    Args:
-        activation: `[n, ..., capsules]` in [0, 1], n at least 1.
-
-    Raises:
-        ValueError: for a tensor with fewer axes, or without images.
-    """
+    """Dead and constant capsules, and how strong activations `[n, ..., capsules]` in [0, 1] are. Raises ValueError for
+    a tensor with fewer axes, or without images."""
     check_shape("activation", activation, ("*batch", "capsules"))
     check_range("number of images", len(activation), low=1)
     a = activation.detach().flatten(1).double().cpu()
     return CapsuleActivity(
-        dead=float((a.amax(dim=0) < DEAD).double().mean()),
-        constant=float((a.std(dim=0, correction=0) < DEAD).double().mean()), median=float(a.median()),
-        strongest=float(a.amax(dim=1).mean()), capsules=a.shape[1],
+        dead=proportion(a.amax(dim=0) < DEAD), constant=proportion(a.std(dim=0, correction=0) < DEAD),
+        median=float(a.median()), strongest=float(a.amax(dim=1).mean()), capsules=a.shape[1],
     )  # fmt: skip
 
 
 def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -> ActivationDecay:
-    """Median and strongest activation of each set of capsules, in the order given: from input to output.
-
-    Raises:
-        ValueError: for no set, or tensors that do not fit.
-    """
+    """Median and strongest activation of each set of capsules, in the order given: from input to output. Raises
+    ValueError for no set, or tensors that do not fit."""
     check_range("number of layers", len(activations), low=1)
     found = [capsule_activity(activation) for activation in activations.values()]
-    strongest = tuple(one.strongest for one in found)
-    kept = strongest[-1] / strongest[0] if strongest[0] > 0 else 0.0
-    return ActivationDecay(tuple(activations), tuple(one.median for one in found), strongest, kept)
+    return ActivationDecay(tuple(activations), tuple(a.median for a in found), tuple(a.strongest for a in found))
 
 
 def starvation(
@@ -192,22 +177,15 @@ def starvation(
     found = {}
     for name, norm in ((name, square.sqrt()) for name, square in squares.items()):
         starved = (norm < STARVED * norm.median()) | (norm == 0)
-        found[name] = Starvation(float(starved.double().mean()), float(norm.median()), len(norm))
+        found[name] = Starvation(proportion(starved), float(norm.median()), len(norm))
     return found
 
 
 def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
     """Each routed layer on the children it gets from these images, and on the same with negative poses.
 
-    Args:
-        model: holds routed layers; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1]; a few are enough.
-
-    Returns:
-        Layer name -> figures, for the layers that ran.
-
-    Raises:
-        ValueError: for a model without routed layers.
+    A few images `[n, channels, height, width]` in [0, 1] are enough. The outcome is by layer name, for the layers that
+    ran; the model's mode is restored. Raises ValueError for a model without routed layers.
     """
     found = {}
     with evaluating(model):

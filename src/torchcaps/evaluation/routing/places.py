@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,12 +72,10 @@ def places_of(model: nn.Module) -> Iterator[Watched]:
         if isinstance(output, Capsules) and output.pose.dim() == 5:
             seen.maps.append(CapsuleMap(output, seen.slides))
 
-    handles = [module.register_forward_hook(watch) for module in model.modules()]
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_hook(watch).remove)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _slide(layer: nn.Conv2d) -> Slide | None:
