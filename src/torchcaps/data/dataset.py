@@ -19,13 +19,13 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch to train on: float images in [0, 1]; the class of each, or the k classes that it shows; and, for several,
-    what each of the k looks like alone.
+    """A batch: images; the class of each, or the k classes that it shows; and, for several, what each of the k looks
+    like alone. To train on: floats in [0, 1].
     """
 
-    images: Float[Tensor, "batch channels height width"]
+    images: Shaped[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch *k"]
-    singles: Float[Tensor, "batch k channels height width"] | None = None
+    singles: Shaped[Tensor, "batch k channels height width"] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

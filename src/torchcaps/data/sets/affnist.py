@@ -1,7 +1,7 @@
 """affNIST as published: MATLAB files of a struct `affNISTdata` with 40 × 40 images (Tieleman 2013).
 
 Each file holds one version of every MNIST digit of its part; `transformed/test_batches/1.mat` to `32.mat` are the test
-set, `transformed/training_and_validation_batches/` the rest, and `just_centered/` has MNIST itself with a border.
+set, `transformed/training_and_validation_batches/` the rest.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
 
 SIDE = 40
-PARTS = {
-    "train": ("training_and_validation_batches", "training_and_validation", "training_batches", "training"),
-    "test": ("test_batches", "test"),
-}
+PARTS = {"train": "training_and_validation_batches", "test": "test_batches"}
 INFO = DatasetInfo(
     name="affnist",
     title="affNIST, MNIST under affine transformations",
@@ -40,14 +37,9 @@ INFO = DatasetInfo(
 
 def _files(folder: Path, split: str) -> list[Path]:
     """The files of a split in `folder` or `folder/transformed`, in natural order."""
-    for base in (folder / "transformed", folder):
-        for part in PARTS[split]:
-            found = sorted((base / part).glob("*.mat"), key=lambda p: natural(p.name))
-            if found:
-                return found
-            if (base / f"{part}.mat").is_file():
-                return [base / f"{part}.mat"]
-    return []
+    bases = (folder / "transformed", folder)
+    found = next(filter(None, (list((base / PARTS[split]).glob("*.mat")) for base in bases)), [])
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 @door

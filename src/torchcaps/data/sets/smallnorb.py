@@ -14,7 +14,6 @@ import math
 import struct
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -190,15 +189,8 @@ def _halved(images: np.ndarray) -> np.ndarray:
     return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 
-class Views(NamedTuple):
-    """A set in two parts: a model is trained on the `familiar` views of the training split."""
-
-    familiar: ImageSet
-    novel: ImageSet
-
-
-def split_views(images: ImageSet, by: str) -> Views:
-    """Split a set by viewpoint: train on `split_views(train, by).familiar`, test on both parts of the test split.
+def split_views(images: ImageSet, by: str) -> tuple[ImageSet, ImageSet]:
+    """(familiar, novel) views of a set: train on the familiar ones of the training split, test on both of the other.
 
     Args:
         images: with the factor `by` in smallNORB's codes.
@@ -215,7 +207,7 @@ def split_views(images: ImageSet, by: str) -> Views:
     known = torch.isin(images.factors[by], torch.tensor(FAMILIAR[by]))
     if known.all() or not known.any():
         raise DataError(f"{images.name}: all of its images are {'familiar' if known.all() else 'novel'} by {by}")
-    return Views(images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten()))
+    return images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten())
 
 
 def register_norb(info: DatasetInfo) -> None:
@@ -244,8 +236,8 @@ def register_norb(info: DatasetInfo) -> None:
 
 
 def _view(images: ImageSet, split: str, by: str, part: str) -> ImageSet:
-    views = split_views(images, by)
-    return views.novel if split == "test" and part == "novel" else views.familiar
+    familiar, novel = split_views(images, by)
+    return novel if split == "test" and part == "novel" else familiar
 
 
 register_norb(INFO)
