@@ -42,6 +42,7 @@ from torchcaps.data.sets.gtsrb import read_gtsrb as read_gtsrb
 from torchcaps.data.sets.placed import PlacedSet as PlacedSet
 from torchcaps.data.sets.placed import affine_copies as affine_copies
 from torchcaps.data.sets.placed import placed as placed
+from torchcaps.data.sets.smallnorb import Views as Views
 from torchcaps.data.sets.smallnorb import read_matrix as read_matrix
 from torchcaps.data.sets.smallnorb import read_norb as read_norb
 from torchcaps.data.sets.smallnorb import split_views as split_views

@@ -42,7 +42,7 @@ def test_what_cannot_be_parted():
     with pytest.raises(UnknownNameError, match="unknown viewpoint 'azimut'; did you mean 'azimuth'"):
         split_views(whole, "azimut")
     with pytest.raises(DataError, match="test: all of its images are familiar by azimuth"):
-        split_views(split_views(whole, "azimuth")[0], "azimuth")
+        split_views(split_views(whole, "azimuth").familiar, "azimuth")
     bare = ImageSet(whole.images, whole.labels, whole.classes, "bare")
     with pytest.raises(DataError, match="bare: expected the factor 'azimuth', got none"):
         split_views(bare, "azimuth")

@@ -31,7 +31,7 @@ RECORD = 1 + 3 * 32 * 32
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
-JPEG_COPY = "cifar10-jpg"
+JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
     name="cifar10",
     title="CIFAR-10 colour photographs",
@@ -49,7 +49,6 @@ INFO = DatasetInfo(
             md5="c32a1d4ab5d03f1284b67883e8d87530",
         ),
     ),
-    folders=(*FOLDERS, JPEG_COPY),
 )
 
 
@@ -201,17 +200,22 @@ def _base(folder: Path) -> Path | None:
     return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
 
 
+def _jpegs(folder: Path) -> Path | None:
+    archive = f"{JPEG_COPY}.tar.gz"
+    return next((path for path in (folder / archive, folder / JPEG_COPY / archive) if path.is_file()), None)
+
+
 def _read(folder: Path, split: str, name: str) -> ImageSet:
     """From batches, or from a copy as JPEGs: these lose detail, so that the set is then called "cifar10-jpg"."""
-    base = _base(folder)
-    if base is None:
-        return replace(read_tar(folder / f"{JPEG_COPY}.tar.gz", split, in_chans=3), name=JPEG_COPY)
-    return read_cifar(base, split, name)
+    base, jpegs = _base(folder), _jpegs(folder)
+    if base is None and jpegs is not None:
+        return replace(read_tar(jpegs, split, in_chans=3), name=JPEG_COPY)
+    return read_cifar(base or folder, split, name)
 
 
 register_layout(
     INFO,
     "a folder of CIFAR-10 batches",
-    lambda folder: _base(folder) is not None or (folder / f"{JPEG_COPY}.tar.gz").is_file(),
+    lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
 )

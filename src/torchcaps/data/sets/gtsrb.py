@@ -47,7 +47,6 @@ INFO = DatasetInfo(
     licence="none stated; its authors ask that Stallkamp et al. 2012 be cited",
     source="https://benchmark.ini.rub.de/gtsrb_dataset.html",
     sha256={"Final_Training/Images/00000/GT-00000.csv": None, "Final_Test/Images/GT-final_test.csv": None},
-    folders=("GTSRB",),
 )
 
 

@@ -57,7 +57,8 @@ class PlacedSet(ImageSet):
             free = self.canvas - side + 1
             place = torch.randint(free, index.shape, generator=generator, device=generator.device)
             moves.append(place.to(index.device) - self.factors[name].to(index.device)[index])
-        return Drawn(to_float(_place(self.images[index], *moves, self.canvas)), self.labels[index])
+        images = _place(self.images[index], moves[0], moves[1], self.canvas)
+        return Drawn(to_float(images), self.labels[index])
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:

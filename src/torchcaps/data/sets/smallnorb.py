@@ -14,6 +14,7 @@ import math
 import struct
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -189,8 +190,15 @@ def _halved(images: np.ndarray) -> np.ndarray:
     return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 
-def split_views(images: ImageSet, by: str) -> tuple[ImageSet, ImageSet]:
-    """(familiar, novel) views of a set: train on the familiar ones of the training split, test on both of the other.
+class Views(NamedTuple):
+    """A set in two parts: a model is trained on the `familiar` views of the training split."""
+
+    familiar: ImageSet
+    novel: ImageSet
+
+
+def split_views(images: ImageSet, by: str) -> Views:
+    """Split a set by viewpoint: train on `split_views(train, by).familiar`, test on both parts of the test split.
 
     Args:
         images: with the factor `by` in smallNORB's codes.
@@ -207,7 +215,7 @@ def split_views(images: ImageSet, by: str) -> tuple[ImageSet, ImageSet]:
     known = torch.isin(images.factors[by], torch.tensor(FAMILIAR[by]))
     if known.all() or not known.any():
         raise DataError(f"{images.name}: all of its images are {'familiar' if known.all() else 'novel'} by {by}")
-    return images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten())
+    return Views(images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten()))
 
 
 def register_norb(info: DatasetInfo) -> None:

@@ -125,7 +125,7 @@ class Body:
         return rays.index_select(0, passes - solid * len(rays)), solid, starts.flatten(1).index_select(1, passes)
 
     def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> tuple[Tensor, Tensor]:
-        """`[rays]` each: distance to the nearest solid that a ray enters (infinite without one), that solid (then 0)."""
+        """`[rays]` each: distance to the nearest solid that a ray enters, or infinity, and that solid, or 0."""
         ray, solid, enter, _ = self.crossings(origins, direction)
         distance = torch.full((len(origins),), torch.inf).scatter_reduce(0, ray, enter, "amin")
         nearest = enter == distance.index_select(0, ray)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torchcaps.data.synthnorb.solids import Solid, ball, block, reach, rod, wing
 
 INSTANCES = 10
 JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
-KINDS = {"ball": ball, "block": block, "rod": rod, "wing": wing}
+KINDS: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
 
 Toy = list[Solid]
 
