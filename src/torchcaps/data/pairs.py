@@ -70,11 +70,8 @@ class PairMaker:
         return self._sorted[rank + self._count[label] * (rank >= self._start[label])]
 
     def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
-        """Composites of these images, each with a random partner of another class and two random shifts; uint8.
-
-        Args:
-            base: `[batch]` indices into the source.
-            generator: where partners and shifts are drawn from, on its own device.
+        """Composites of the source's images at `base` (`[batch]`), each with a random partner of another class and two
+        random shifts, drawn on the generator's device; uint8.
         """
         base = base.to(self.source.labels.device)
         place, count = generator.device, len(base)
@@ -149,9 +146,8 @@ class PairSet(ImageSet):
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
 
-        Args:
-            fraction_or_count: of the source's images, as `holdout` takes it.
-            seed: of the split, 0 or more; the composites come from the set's own.
+        The fraction or count is one of the source's images, as `holdout` takes it. `seed` is of the split; the
+        composites come from the set's own.
         """
         per_image = max(round(len(self) / len(self.maker.source)), 1)
         kept, held = self.maker.source.split_off(fraction_or_count, seed)
@@ -192,8 +188,7 @@ def make_pairs(
         source: uint8 images of two classes or more.
         per_image: composites of each image, at least 1; 1,000 in the paper. At most half of the images of other
             classes.
-        max_shift: in pixels; see `PairMaker`.
-        pad: in pixels; see `PairMaker`.
+        max_shift, pad: in pixels; see `PairMaker`.
         seed: 0 or more; the same seed gives the same set on every machine and version.
         name: of the set; None is "multi-" and the source's.
 

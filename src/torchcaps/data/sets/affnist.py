@@ -49,7 +49,6 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     Args:
         path: a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]`, row after row of each image, and
             `label_int` `[1, n]`.
-        name: the set's name.
 
     Returns:
         uint8 images `[n, 1, 40, 40]`, with the factor "original" where the file has `original_id`: the place of the
