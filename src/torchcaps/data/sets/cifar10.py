@@ -113,8 +113,8 @@ def _values(value: object) -> np.ndarray:
 
 def _dtype(kind: Any) -> np.dtype:
     """A `numpy.dtype` of a number, and its byte order, the second part of its state."""
-    parts: tuple[Any, Any] = kind.args[0], kind.state[1]
-    code, order = (part.decode() if isinstance(part, bytes) else part for part in parts)
+    texts: Any = [part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])]
+    code, order = texts
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
         raise DataError(f"refused: the pickle asks for the type {code!r}")
     return np.dtype(code).newbyteorder(order)
