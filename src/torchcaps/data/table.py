@@ -18,9 +18,7 @@ REQUIRED = ("file", "label")
 
 
 @door
-def read_table(
-    path: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
-) -> ImageSet:
+def read_table(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
@@ -37,11 +35,7 @@ def read_table(
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
-register_format(
-    "a .csv file",
-    lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
-    lambda path, split, size, channels: read_table(path, split, img_size=size, in_chans=channels),
-)
+register_format("a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table)
 
 
 def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
