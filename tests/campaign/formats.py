@@ -171,7 +171,7 @@ def _published() -> dict[str, Format]:
             "s/train_32x32.mat": svhn[0]}),
         "svhn labels": Format("s", {}, {f"s/{split}_32x32.mat": svhn[1] for split in ("train", "test")}),
         "affnist": Format("s", {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)}, {
-            "s/training_batches/1.mat": mat("affNISTdata", views)}),
+            "s/training_and_validation_batches/1.mat": mat("affNISTdata", views)}),
         "gtsrb": Format("s", _gtsrb()),
     }  # fmt: skip
 

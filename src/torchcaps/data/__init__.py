@@ -32,7 +32,6 @@ from torchcaps.data.load import default_cache_dir as default_cache_dir
 from torchcaps.data.load import load_dataset as load_dataset
 from torchcaps.data.mat import read_mat as read_mat
 from torchcaps.data.pairs import PairMaker as PairMaker
-from torchcaps.data.pairs import Pairs as Pairs
 from torchcaps.data.pairs import PairSet as PairSet
 from torchcaps.data.pairs import make_pairs as make_pairs
 from torchcaps.data.pairs import multi_hot as multi_hot
@@ -43,7 +42,6 @@ from torchcaps.data.sets.cifar10 import read_cifar as read_cifar
 from torchcaps.data.sets.gtsrb import read_gtsrb as read_gtsrb
 from torchcaps.data.sets.placed import PlacedSet as PlacedSet
 from torchcaps.data.sets.placed import affine_copies as affine_copies
-from torchcaps.data.sets.placed import place_images as place_images
 from torchcaps.data.sets.placed import placed as placed
 from torchcaps.data.sets.smallnorb import Views as Views
 from torchcaps.data.sets.smallnorb import read_matrix as read_matrix

@@ -38,7 +38,6 @@ class DatasetInfo:
         source: the page or paper that describes it.
         sha256: its files.
         sources: where `fetch_dataset` gets it; they are tried in this order.
-        folders: names under which the set is looked for below a root, besides its own name.
         system_folders: where operating systems install it.
         embedded: the package's own folder of a set that comes with it; it is then looked for nowhere else.
         made_from: name of the set that this one is made from when it is read; that one is then looked for and fetched.
@@ -54,7 +53,6 @@ class DatasetInfo:
     source: str
     sha256: Files
     sources: tuple[Source, ...] = ()
-    folders: tuple[str, ...] = ()
     system_folders: tuple[Path, ...] = ()
     embedded: Path | None = None
     made_from: str | None = None

@@ -72,7 +72,7 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
             count, among = (one.shape[0] if one.shape else "no" for one in (raw, images))
             raise DataError(f"{path}: {count} labels for {among} images")
         known = raw if key == "train" or "train" not in pairs else arrays[pairs["train"][1]]()
-        labels, classes = index_labels(path, raw, known, arrays["classes"]() if "classes" in arrays else None)
+        labels, classes = _index_labels(path, raw, known, arrays["classes"]() if "classes" in arrays else None)
         pixels = array_images(str(path), images)
     if key == "all":
         index = default_split(str(path), labels, split)
@@ -128,20 +128,10 @@ def _array(name: str, data: bytearray) -> np.ndarray:
     return np.frombuffer(data, dtype, count, start.tell()).reshape(shape, order="F" if by_column else "C")
 
 
-def index_labels(
+def _index_labels(
     path: Path, labels: np.ndarray, training: np.ndarray, names: np.ndarray | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as indices, and the classes: `names` where given, otherwise what the training labels hold.
-
-    Args:
-        path: for errors.
-        labels: `[n]` or `[n, 1]`, integers from 0, or the names of classes.
-        training: the labels of the training split, which define the classes.
-        names: `[classes]`, in the order of the labels, or None.
-
-    Raises:
-        DataError: another shape or type, or a label outside the classes.
-    """
+    """Labels as indices, and the classes: `names` where given, otherwise what the training labels hold."""
     labels, training = _flat(path, labels), _flat(path, training)
     if names is not None:
         check_count(str(path), names.size)

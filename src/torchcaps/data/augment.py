@@ -127,10 +127,8 @@ def affine(
 
 
 def inverse_map(turn: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor) -> Float[Tensor, "batch 2 2"]:
-    """The inverses of rotation(turn) · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down as in images.
-
-    Args:
-        turn, shear, scale_x, scale_y: `[batch]` each; `turn` in radians.
+    """The inverses of rotation(turn) · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down; `[batch]` each,
+    `turn` in radians.
     """
     cos, sin = turn.cos(), turn.sin()
     x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]

@@ -69,11 +69,8 @@ def reading(
     Args:
         where: what the error names.
         max_bytes: memory that all of it may take, at least 1; None derives it from the size on disk (see above).
-        wrong: what the error says about it.
+        wrong: what the error says about it; the exception itself is kept as the cause.
         fresh: start a new budget even inside another one.
-
-    Raises:
-        DataError: for any exception inside that is not the library's own; that one is kept as the cause.
     """
     if max_bytes is not None:
         check_range("max_bytes", max_bytes, low=1)

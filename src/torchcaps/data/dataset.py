@@ -19,13 +19,13 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch to train on: float images in [0, 1]; the class of each, or the k classes that it shows; and, for several,
-    what each of the k looks like alone.
+    """A batch: images; the class of each, or the k classes that it shows; and, for several, what each of the k looks
+    like alone. To train on: floats in [0, 1].
     """
 
-    images: Float[Tensor, "batch channels height width"]
+    images: Shaped[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch *k"]
-    singles: Float[Tensor, "batch k channels height width"] | None = None
+    singles: Shaped[Tensor, "batch k channels height width"] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,12 +104,7 @@ class ImageSet:
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """(what stays, what is held out): the same share of every class, and no `group` on both sides.
 
-        Args:
-            fraction_or_count: as `holdout` takes it.
-            seed: 0 or more.
-
-        Raises:
-            DataError: one side would be empty.
+        `fraction_or_count` and `seed` are as `holdout` takes them; DataError where one side would be empty.
         """
         groups = None if self.group is None else self.factors[self.group]
         kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
@@ -126,11 +121,9 @@ class ImageSet:
         return None
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices` to train on, and their labels; sets that are made on-line make them anew.
+        """The images at `indices` (`[batch]`, integers) to train on, and their labels.
 
-        Args:
-            indices: `[batch]` integers.
-            generator: where what is made anew is drawn from, such as places and partners.
+        Sets that are made on-line make them anew: places and partners, for example, are drawn from `generator`.
         """
         del generator
         index = self._index(indices)

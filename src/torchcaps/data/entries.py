@@ -16,8 +16,6 @@ from torchcaps.data.pixels import Size, to_channels
 from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
-MOST_DIGITS = 300
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -29,26 +27,16 @@ class Entry:
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
-    """Sorting key by which `img2` comes before `img10`."""
-    parts = re.split(r"(\d+)", text)
-    # Python turns no more than 4,300 digits into a number; so long a name sorts as text.
-    numbers = (part.isdecimal() and len(part) <= MOST_DIGITS for part in parts)
-    return [
-        (0, int(part), part) if number else (1, 0, part) for part, number in zip(parts, numbers, strict=True) if part
-    ]
+    """Sorting key by which `img2` comes before `img10`: of two numbers, that with more digits is larger."""
+    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part)
+    return [(0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
-    """The entries of one split, in natural order of class and file.
+    """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64).
 
-    Where entries carry no split of their own, 20 % of each class (at least one image of two or more) are the test
-    split, chosen by `holdout` with seed 0 from the files in natural order.
-
-    Returns:
-        (entries of the split, names of all classes, labels `[n]` int64).
-
-    Raises:
-        DataError: fewer than two classes, a test class that training lacks, or nothing in this split.
+    Entries without a split of their own are split by `default_split`. DataError: fewer than two classes, a test class
+    that training lacks, or nothing in this split.
     """
     ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
     training = [e for e in ordered if e.split in (None, "train")]
@@ -78,17 +66,13 @@ def read_entries(
     contents: Callable[[str], ImageSource] = str,
     where: str = "",
 ) -> ImageSet:
-    """Read the images of one split.
+    """Read the images of one split; `split`, `img_size` and `in_chans` as for `read_folder`.
 
     Args:
         name: the set's name.
         entries: all images of the set, in the order in which they are best read.
-        split, img_size, in_chans: as for `read_folder`.
         contents: what an entry's file holds; by default the file is a path.
         where: stands before a file in errors.
-
-    Raises:
-        DataError: as `select` and `decode_image`; or sizes differ and no `img_size` is given.
     """
     chosen, classes, labels = select(name, entries, split)
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1

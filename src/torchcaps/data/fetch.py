@@ -19,7 +19,7 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
 
     Args:
         name: a name of `list_datasets()`.
-        cache_dir: the cache folder; None is `default_cache_dir()`. The set goes into its own folder in it.
+        cache_dir: None is `default_cache_dir()`. The set goes into its own folder in it.
         progress: called as `progress(file, bytes so far, bytes in all or None)`.
 
     Returns:

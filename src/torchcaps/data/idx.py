@@ -68,19 +68,9 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """One split of a folder of IDX files named as MNIST's are.
+    """One split of a folder of IDX files named as MNIST's are; `classes` None takes "0" up to the largest label.
 
-    Args:
-        folder: holds `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the two `t10k-` files, plain or .gz.
-        split: "train" or "test".
-        name: the set's name.
-        classes: names of the classes; None takes "0" up to the largest training label.
-
-    Returns:
-        uint8 images `[n, channels, height, width]`: IDX of 3 axes is grey, 4 axes are [n, channels, height, width].
-
-    Raises:
-        DataError: a file is absent or damaged, counts differ, or a label lies outside the classes.
+    Images of 3 axes are grey, those of 4 are `[n, channels, height, width]`.
     """
     images_path, labels_path = (_require(folder, split, kind) for kind in ("images", "labels"))
     images, labels = read_idx(images_path), read_idx(labels_path)

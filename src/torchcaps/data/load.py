@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcaps import plugins
-from torchcaps.data._registry import DatasetInfo, _formats, dataset_reader, list_datasets, origin
+from torchcaps.data._registry import _formats, dataset_reader, list_datasets, origin
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
@@ -90,16 +90,8 @@ def places(name: str, root: str | Path | None = None, cache_dir: str | Path | No
     info = origin(name)
     if info.embedded is not None:
         return [info.embedded]
-    found = []
-    if root is not None:
-        base = Path(root).expanduser()
-        found = [*_below(base, info), *(base / folder for folder in info.folders), base]
-    return [*found, *_below(cache_folder(cache_dir), info), *info.system_folders]
-
-
-def _below(base: Path, info: DatasetInfo) -> list[Path]:
-    own = base / info.name
-    return [own, *(own / folder for folder in info.folders)]
+    base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
+    return [*base, cache_folder(cache_dir) / info.name, *info.system_folders]
 
 
 def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str | Path | None) -> ImageSet:

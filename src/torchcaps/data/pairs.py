@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,25 +18,10 @@ from torch import Generator, Tensor
 
 from torchcaps.data.augment import windows_at
 from torchcaps.data.dataset import Drawn, ImageSet, check_labels
-from torchcaps.data.pixels import fit_images
+from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.errors import DataError, check_range, check_shape
 
 CHUNK = 4096  # composites made at a time
-
-
-class Pairs(NamedTuple):
-    """A batch of composites.
-
-    Attributes:
-        images: `[batch, channels, height, width]` uint8, the sum of the two singles, at most 255.
-        labels: `[batch, 2]`, two different classes, in the order of the singles.
-        singles: `[batch, 2, channels, height, width]` uint8, the two images as they lie in the composite: the targets
-            of the two reconstructions.
-    """
-
-    images: UInt8[Tensor, "batch channels height width"]
-    labels: Int64[Tensor, "batch 2"]
-    singles: UInt8[Tensor, "batch 2 channels height width"]
 
 
 def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float[Tensor, "batch classes"]:
@@ -84,12 +69,9 @@ class PairMaker:
         label = self.source.labels[base]
         return self._sorted[rank + self._count[label] * (rank >= self._start[label])]
 
-    def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Pairs:
-        """Composites of these images, each with a random partner of another class and two random shifts.
-
-        Args:
-            base: `[batch]` indices into the source.
-            generator: where partners and shifts are drawn from, on its own device.
+    def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
+        """Composites of the source's images at `base` (`[batch]`), each with a random partner of another class and two
+        random shifts, drawn on the generator's device; uint8.
         """
         base = base.to(self.source.labels.device)
         place, count = generator.device, len(base)
@@ -100,12 +82,12 @@ class PairMaker:
         moves = torch.randint(reach, (count, 2, 2), generator=generator, device=place) - self.max_shift
         return self.overlay(torch.stack([base, self.partner(base, rank)], dim=1), moves.to(base.device))
 
-    def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Pairs:
-        """The composites of these pairs of images, moved (down, right) by these numbers of pixels."""
+    def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Drawn:
+        """The composites of these pairs of images, moved (down, right) by these numbers of pixels; uint8."""
         singles = _moved(self.source.images[chosen.flatten()], moves.flatten(0, 1), self.pad).unflatten(0, (-1, 2))
         first, second = singles.unbind(dim=1)
         # In bytes: what is left up to 255 is all that the second may add.
-        return Pairs(first + torch.minimum(second, 255 - first), self.source.labels[chosen], singles)
+        return Drawn(first + torch.minimum(second, 255 - first), self.source.labels[chosen], singles)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,8 +126,7 @@ class PairSet(ImageSet):
     def singles(self, indices: Tensor | Sequence[int]) -> UInt8[Tensor, "m 2 channels height width"]:
         """The two single images of each composite at `indices`, in the order of its labels."""
         index = self._index(indices)
-        singles = self.maker.overlay(self.chosen[index], self.moves[index]).singles
-        return self._fitted(singles.flatten(0, 1)).unflatten(0, (-1, 2))
+        return self._fitted_singles(self.maker.overlay(self.chosen[index], self.moves[index]))
 
     @property
     def draws(self) -> Int64[Tensor, " n"]:
@@ -155,8 +136,7 @@ class PairSet(ImageSet):
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """New composites of the images that are first in those at `indices`, with the singles they consist of."""
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
-        singles = self._fitted(pairs.singles.flatten(0, 1)).unflatten(0, (-1, 2))
-        return Drawn(self._fitted(pairs.images).float().div_(255), pairs.labels, singles.float().div_(255))
+        return Drawn(to_float(self._fitted(pairs.images)), pairs.labels, to_float(self._fitted_singles(pairs)))
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The composites at `indices` (`[m]`, integers), in that order."""
@@ -166,9 +146,8 @@ class PairSet(ImageSet):
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
 
-        Args:
-            fraction_or_count: of the source's images, as `holdout` takes it.
-            seed: of the split, 0 or more; the composites come from the set's own.
+        The fraction or count is one of the source's images, as `holdout` takes it. `seed` is of the split; the
+        composites come from the set's own.
         """
         per_image = max(round(len(self) / len(self.maker.source)), 1)
         kept, held = self.maker.source.split_off(fraction_or_count, seed)
@@ -186,6 +165,10 @@ class PairSet(ImageSet):
     def _fitted(self, images: Tensor) -> Tensor:
         """At the size and with the channels of the stored composites, which a caller may have changed."""
         return fit_images(images, self.img_size, self.in_chans)
+
+    def _fitted_singles(self, pairs: Drawn) -> Tensor:
+        assert pairs.singles is not None
+        return self._fitted(pairs.singles.flatten(0, 1)).unflatten(0, (-1, 2))
 
 
 def make_pairs(
@@ -205,8 +188,7 @@ def make_pairs(
         source: uint8 images of two classes or more.
         per_image: composites of each image, at least 1; 1,000 in the paper. At most half of the images of other
             classes.
-        max_shift: in pixels; see `PairMaker`.
-        pad: in pixels; see `PairMaker`.
+        max_shift, pad: in pixels; see `PairMaker`.
         seed: 0 or more; the same seed gives the same set on every machine and version.
         name: of the set; None is "multi-" and the source's.
 
@@ -231,9 +213,7 @@ def make_pairs(
     parts = [maker.overlay(c, m).images for c, m in zip(chosen.split(CHUNK), both.split(CHUNK), strict=True)]
     labels = maker.source.labels[chosen]
     name = f"multi-{source.name}" if name is None else name
-    return PairSet(
-        torch.cat(parts), labels, source.classes, name, maker=maker, chosen=chosen, moves=both, seed=seed
-    )  # fmt: skip
+    return PairSet(torch.cat(parts), labels, source.classes, name, maker=maker, chosen=chosen, moves=both, seed=seed)
 
 
 def _distinct(random: np.random.RandomState, limits: np.ndarray, count: int) -> np.ndarray:

@@ -27,18 +27,10 @@ def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
-    """Images brought to this size and number of channels; None leaves either as it is.
+    """Images `[n, channels, height, width]`, uint8 or float32 in [0, 1], brought to this size and number of channels.
 
-    Args:
-        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-        img_size: (height, width), or one side of a square; resized by antialiased bilinear interpolation.
-        in_chans: 1 or 3; colour becomes grey by luma (0.299 R + 0.587 G + 0.114 B), grey becomes colour by repeating.
-
-    Returns:
-        Images of the same type and range.
-
-    Raises:
-        DataError: there is no such conversion.
+    None leaves either as it is. Sizes change by antialiased bilinear interpolation; colour becomes grey by luma
+    (0.299 R + 0.587 G + 0.114 B), grey becomes colour by repeating. DataError for another change of channels.
     """
     if in_chans is not None:
         images = to_channels(images, in_chans)
@@ -91,15 +83,8 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def array_images(where: str, images: np.ndarray) -> Images:
-    """A numpy array of images as a tensor `[n, channels, height, width]`, uint8 or float32.
-
-    Args:
-        where: what to call the array in errors.
-        images: `[n, height, width]`, `[n, height, width, channels]` or `[n, channels, height, width]`, where the one
-            axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
-
-    Raises:
-        DataError: another shape or type, a layout that can be read two ways, values out of range, NaN.
+    """An array of the shapes and types that `read_arrays` takes as a tensor `[n, channels, height, width]`, uint8 or
+    float32; DataError, naming `where`, for any other, values out of range, or NaN.
     """
     images = _channels_first(where, images)
     if images.size == 0:

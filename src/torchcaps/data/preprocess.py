@@ -104,13 +104,9 @@ class Preprocess:
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files that these paths name: files as they are, folders searched at every depth.
+    """The image files that these paths name, each once and in natural order ("img2" before "img10").
 
-    Args:
-        paths: files and folders; hidden files and folders inside a folder are passed over.
-
-    Returns:
-        Image files in natural order ("img2" before "img10"), each once.
+    Folders are searched at every depth; hidden files and folders inside them are passed over.
 
     Raises:
         DataError: a path does not exist, a file is no image by its ending, or a folder holds no image.

@@ -129,12 +129,8 @@ class Rendering:
 def download(url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT) -> bool:
     """Download `url` to the file `part`, going on from what is already in it where the server can.
 
-    Returns:
-        Whether earlier bytes were kept; if the digest comes out wrong, they may be the cause.
-
-    Raises:
-        SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
-        DataError: `part` cannot be written.
+    Returns whether earlier bytes were kept: if the digest comes out wrong, they may be the cause. SourceError: refused,
+    unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
     """
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})

@@ -15,21 +15,15 @@ from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError
 
 REQUIRED = ("file", "label")
-SPLITS = ("train", "test")
 
 
 @door
-def read_table(
-    path: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
-) -> ImageSet:
+def read_table(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
-    "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`.
-
-    Args:
-        path: the CSV (UTF-8, comma-separated, with a header); its name without the ending becomes the set's.
-        split, img_size, in_chans: as for `read_folder`.
+    "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
+    UTF-8, comma-separated, with a header; its name without the ending becomes the set's.
 
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
@@ -41,11 +35,7 @@ def read_table(
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
-register_format(
-    "a .csv file",
-    lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
-    lambda path, split, size, channels: read_table(path, split, img_size=size, in_chans=channels),
-)
+register_format("a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table)
 
 
 def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
@@ -54,19 +44,15 @@ def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
         if column not in columns:
             found = ",".join(columns) or "an empty file"
             raise DataError(f"{path}: no column {column!r}; expected file,label and optionally split, got {found}")
-    start, folder = f"{path} line ", str(path.parent)
+    folder = str(path.parent)
     for row in rows:
-        yield _entry(f"{start}{rows.line_num}", folder, row, "split" in columns)
-
-
-def _entry(where: str, folder: str, row: dict[str, str | None], has_split: bool) -> Entry:
-    file, label = ((row[column] or "").strip() for column in REQUIRED)
-    if not file or not label:
-        raise DataError(f"{where}: expected a file and a label, got {file!r} and {label!r}")
-    path = os.path.join(folder, file)
-    if not os.path.isfile(path):
-        raise DataError(f"{where}: no such file {path}")
-    split = (row["split"] or "").strip().lower() if has_split else None
-    if has_split and split not in SPLITS:
-        raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
-    return Entry(path, label, split)
+        file, label = ((row[column] or "").strip() for column in REQUIRED)
+        if not file or not label:
+            raise DataError(f"{path} line {rows.line_num}: expected a file and a label, got {file!r} and {label!r}")
+        place = os.path.join(folder, file)
+        if not os.path.isfile(place):
+            raise DataError(f"{path} line {rows.line_num}: no such file {place}")
+        split = (row["split"] or "").strip().lower() if "split" in columns else None
+        if split not in (None, "train", "test"):
+            raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {split!r}")
+        yield Entry(place, label, split)

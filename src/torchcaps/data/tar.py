@@ -20,14 +20,11 @@ COST = 2048  # bytes that the description of a member takes in memory
 
 
 @door
-def read_tar(path: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None) -> ImageSet:
+def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
 
-    Folders that wrap the whole are passed over. Everything else is as in `read_folder`.
-
-    Args:
-        path: the archive; its name without the ending becomes the set's.
-        split, img_size, in_chans: as for `read_folder`.
+    Folders that wrap the whole are passed over; the archive's name without the ending becomes the set's. Everything
+    else is as in `read_folder`.
 
     Raises:
         DataError: as `read_folder`; or the archive is damaged or cut short.
@@ -51,7 +48,7 @@ def read_tar(path: str | Path, split: str = "train", *, img_size: Size = None, i
 register_format(
     f"a file ending in {', '.join(SUFFIXES)}",
     lambda path: path.name.lower().endswith(SUFFIXES) and not path.is_dir(),
-    lambda path, split, size, channels: read_tar(path, split, img_size=size, in_chans=channels),
+    read_tar,
 )
 
 

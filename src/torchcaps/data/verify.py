@@ -23,12 +23,8 @@ def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | P
     """Compare a named set with what is published about it, in the first place where any of it is found.
 
     Files with a published digest are compared by SHA-256 of their decompressed bytes; a set without such digests
-    (CIFAR-10) is read whole, and its images counted. A set made from another one is verified as that one.
-
-    Args:
-        name: a name of `list_datasets()`.
-        root: looked at before the cache and the system folders, as in `load_dataset`.
-        cache_dir: the cache folder; None is `default_cache_dir()`.
+    (CIFAR-10) is read whole, and its images counted. A set made from another one is verified as that one. Folders are
+    looked at as by `load_dataset`.
 
     Returns:
         One FileCheck per file, or per split.

@@ -38,10 +38,6 @@ def test_images_are_upright(tmp_path):
     assert found.group == "original"
 
 
-def test_labels_by_either_field(tmp_path):
-    assert read_affnist(write(tmp_path / "1.mat", label_int=None)).labels.tolist() == LABELS.tolist()
-
-
 def test_without_originals_there_is_no_group(tmp_path):
     found = read_affnist(write(tmp_path / "1.mat", original_id=None))
     assert (found.group, found.factors) == (None, {})
@@ -70,7 +66,7 @@ def test_where_to_get_it(tmp_path):
         ({"image": None}, "expected a struct affNISTdata with a field image"),
         ({"image": np.zeros((784, COUNT), np.uint8)}, r"expected image \[1600, n\] of uint8, got \[784, 6\] of uint8"),
         ({"image": np.zeros((1600, COUNT))}, "of float64"),
-        ({"label_int": None, "label_one_of_n": None}, "expected label_int or label_one_of_n for 6 images"),
+        ({"label_int": None}, "expected label_int for 6 images in affNISTdata"),
     ],
 )
 def test_other_fields_are_refused(tmp_path, changes, words):

@@ -98,6 +98,7 @@ def test_only_one_codec(tmp_path):
         ([1, 2], "truncated or damaged CIFAR-10 batch"),
         ({b"labels": [0, 1], b"data": np.zeros((1, 3072), np.uint8)}, r"got \[1, 3072\] of uint8 with 2 labels"),
         ({b"labels": [0], b"data": np.zeros((1, 3072))}, r"got \[1, 3072\] of float64"),
+        ({b"labels": [0], b"data": np.array([None])}, "refused: the pickle asks for the type 'O8'"),
         ({b"labels": [0.5], b"data": np.zeros((1, 3072), np.uint8)}, "with 1 labels of float64"),
         ({b"labels": [10], b"data": np.zeros((1, 3072), np.uint8)}, "label 10 of image 0 lies outside the 10 classes"),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, PlacedSet, affine_copies, load_dataset, place_images, placed
+from torchcaps.data import ImageSet, PlacedSet, affine_copies, load_dataset, placed
 from torchcaps.errors import DataError
 
 AMOUNTS = ("rotation", "shear", "scale_x", "scale_y")
@@ -34,8 +34,10 @@ def window(images, tops, lefts, height, width):
 
 
 def test_every_place_is_used_and_nothing_is_cut():
-    images = source(count=1).images.expand(3000, -1, -1, -1)
-    found = place_images(images, 16, generator=generator())
+    one = source(count=2)
+    made = placed(one, 16)
+    index = torch.zeros(3000, dtype=torch.int64)
+    found, images = made.draw(index, generator=generator()).images.mul(255).round().to(torch.uint8), one.images[index]
     assert found.shape == (3000, 1, 16, 16)
     assert (found.flatten(1).long().sum(dim=1) == images[0].long().sum()).all()
     tops = (found[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
@@ -176,7 +178,6 @@ def test_an_empty_image_stays_empty():
     ("make", "error", "words"),
     [
         (lambda: placed(source(), 9), ValueError, "size: expected at least 10, got 9"),
-        (lambda: place_images(source().images, 9, generator=generator()), ValueError, "size: expected at least 10"),
         (lambda: affine_copies(source(channels=3)), DataError, "toy: expected uint8 images of one channel"),
         (lambda: affine_copies(source(), 0), ValueError, "copies: expected at least 1, got 0"),
     ],

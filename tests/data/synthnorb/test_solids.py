@@ -71,10 +71,10 @@ def test_the_nearest_of_several():
     high, low = block((0, 0, 2), (1, 1, 0.5)), ball((0, 0, 0), 1.0)
     body = Body([high, low])
     origins = torch.tensor([[0.0, 0, 9], [0, 0, 9], [5, 0, 9]])
-    found = body.first(origins, DOWN)
-    assert found.distance.tolist() == [6.5, 6.5, math.inf]
-    assert body.kinds[found.solid[:2]].tolist() == [1, 1]
-    assert body.first(-origins, -DOWN).distance.tolist() == [8.0, 8.0, math.inf]
+    distance, solid = body.first(origins, DOWN)
+    assert distance.tolist() == [6.5, 6.5, math.inf]
+    assert body.kinds[solid[:2]].tolist() == [1, 1]
+    assert body.first(-origins, -DOWN)[0].tolist() == [8.0, 8.0, math.inf]
 
 
 def test_what_lies_before_the_light():

@@ -1,17 +1,17 @@
 """affNIST as published: MATLAB files of a struct `affNISTdata` with 40 × 40 images (Tieleman 2013).
 
 Each file holds one version of every MNIST digit of its part; `transformed/test_batches/1.mat` to `32.mat` are the test
-set, `transformed/training_and_validation_batches/` the rest, and `just_centered/` has MNIST itself with a border.
+set, `transformed/training_and_validation_batches/` the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_layout
 from torchcaps.data.budget import door
@@ -21,10 +21,7 @@ from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
 
 SIDE = 40
-PARTS = {
-    "train": ("training_and_validation_batches", "training_and_validation", "training_batches", "training"),
-    "test": ("test_batches", "test"),
-}
+PARTS = {"train": "training_and_validation_batches", "test": "test_batches"}
 INFO = DatasetInfo(
     name="affnist",
     title="affNIST, MNIST under affine transformations",
@@ -40,14 +37,9 @@ INFO = DatasetInfo(
 
 def _files(folder: Path, split: str) -> list[Path]:
     """The files of a split in `folder` or `folder/transformed`, in natural order."""
-    for base in (folder / "transformed", folder):
-        for part in PARTS[split]:
-            found = sorted((base / part).glob("*.mat"), key=lambda p: natural(p.name))
-            if found:
-                return found
-            if (base / f"{part}.mat").is_file():
-                return [base / f"{part}.mat"]
-    return []
+    bases = (folder / "transformed", folder)
+    found = next(filter(None, (list((base / PARTS[split]).glob("*.mat")) for base in bases)), [])
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 @door
@@ -56,8 +48,7 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
 
     Args:
         path: a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]`, row after row of each image, and
-            `label_int` `[1, n]`, or `label_one_of_n` `[10, n]`.
-        name: the set's name.
+            `label_int` `[1, n]`.
 
     Returns:
         uint8 images `[n, 1, 40, 40]`, with the factor "original" where the file has `original_id`: the place of the
@@ -73,14 +64,12 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     if images.ndim != 2 or images.shape[0] != SIDE * SIDE or images.dtype != np.uint8:
         raise DataError(f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}")
     count = images.shape[1]
-    labels = _labels(path, data, count)
+    labels, ids = (_numbers(data.get(field), count) for field in ("label_int", "original_id"))
+    if labels is None:
+        raise DataError(f"{path}: expected label_int for {count} images in affNISTdata")
     pixels = np.require(images.T, requirements=["C", "W"]).reshape(count, 1, SIDE, SIDE)
-    found = ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels), INFO.classes, name)
-    ids = data.get("original_id")
-    if not isinstance(ids, np.ndarray) or ids.size != count:
-        return found
-    factors = {"original": torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)}
-    return replace(found, factors=factors, group="original")
+    factors = {} if ids is None else {"original": ids - 1}
+    return ImageSet(torch.from_numpy(pixels), labels, INFO.classes, name, factors, group=next(iter(factors), None))
 
 
 def _joined(folder: Path, split: str, name: str) -> ImageSet:
@@ -89,19 +78,16 @@ def _joined(folder: Path, split: str, name: str) -> ImageSet:
     if not files:
         raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")
     parts = [read_affnist(file, name) for file in files]
-    group = "original" if all(part.group for part in parts) else None
-    factors = {group: torch.cat([part.factors[group] for part in parts])} if group else {}
     images, labels = (torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels"))
-    return replace(parts[0], images=images, labels=labels, factors=factors, group=group)
+    factors = {name: torch.cat([part.factors[name] for part in parts]) for name in parts[0].factors}
+    return replace(parts[0], images=images, labels=labels, factors=factors)
 
 
-def _labels(path: str | Path, data: dict[str, Any], count: int) -> np.ndarray:
-    single, one_of_n = data.get("label_int"), data.get("label_one_of_n")
-    if isinstance(single, np.ndarray) and single.size == count:
-        return single.reshape(-1).astype(np.int64)
-    if isinstance(one_of_n, np.ndarray) and one_of_n.shape == (len(INFO.classes), count):
-        return np.asarray(one_of_n.argmax(axis=0), dtype=np.int64)
-    raise DataError(f"{path}: expected label_int or label_one_of_n for {count} images in affNISTdata")
+def _numbers(values: object, count: int) -> Tensor | None:
+    """A field with a whole number for each image; None where it is absent or of another size."""
+    if not isinstance(values, np.ndarray) or values.size != count:
+        return None
+    return torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
 register_layout(

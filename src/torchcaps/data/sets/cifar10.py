@@ -1,11 +1,9 @@
 """CIFAR-10: small colour photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
 
-Its files are binary batches, or Python batches, which are read without running any code that they may carry.
-
-Binary: records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). Python: a pickled
-dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called on
-loading; the reader here puts stand-ins of its own in the place of what rebuilds a numpy array, and refuses the file on
-meeting anything else.
+Binary batches are records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
+is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called
+on loading; the reader here puts stand-ins of its own in the place of what rebuilds a numpy array, and refuses the file
+on meeting anything else.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ RECORD = 1 + 3 * 32 * 32
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
-JPEG_COPY = "cifar10-jpg"
+JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
     name="cifar10",
     title="CIFAR-10 colour photographs",
@@ -49,7 +47,6 @@ INFO = DatasetInfo(
             md5="c32a1d4ab5d03f1284b67883e8d87530",
         ),
     ),
-    folders=(*FOLDERS, JPEG_COPY),
 )
 
 
@@ -61,15 +58,7 @@ def _batches(folder: Path, split: str) -> list[Path]:
 
 @door
 def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
-    """Read `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
-
-    Args:
-        folder: holds the batches.
-        split: "train" or "test".
-        name: the set's name.
-
-    Returns:
-        uint8 images `[n, 3, 32, 32]`, with CIFAR-10's class names.
+    """Read the batches `data_batch_*` or `test_batch` in a folder, binary (`.bin`) or Python: uint8 `[n, 3, 32, 32]`.
 
     Raises:
         DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
@@ -114,21 +103,34 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _values(value: object) -> np.ndarray:
-    if isinstance(value, _Array) and value.values is not None:
-        return value.values
+    if isinstance(value, _Named):
+        _, shape, kind, by_column, data = value.state
+        return np.frombuffer(data, _dtype(kind)).reshape(shape, order="F" if by_column else "C")
     if isinstance(value, list) and all(type(number) in (int, float) for number in value):
         return np.asarray(value)
     raise DataError("expected labels and data as arrays or lists of numbers")
 
 
-class _Sealed:
-    """What a pickle may name; it can be called, and nothing in it can be set."""
+def _dtype(kind: Any) -> np.dtype:
+    """A `numpy.dtype` of a number, and its byte order, the second part of its state."""
+    texts: Any = [part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])]
+    code, order = texts
+    if not re.fullmatch("[|<>=]?[biuf][1248]", code):
+        raise DataError(f"refused: the pickle asks for the type {code!r}")
+    return np.dtype(code).newbyteorder(order)
 
-    def __setstate__(self, state: object) -> None:
-        raise DataError(f"refused: the pickle asks to change {type(self).__name__.strip('_').lower()}")
+
+class _Named:
+    """What a pickle may name: it keeps the arguments and the state that it gets, and does nothing with them."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-class _Text(_Sealed, bytes):
+class _Text(_Named, bytes):
     """`_codecs.encode`: bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
 
     def __new__(cls, text: str, encoding: str) -> Self:
@@ -138,36 +140,10 @@ class _Text(_Sealed, bytes):
         return super().__new__(cls, text.encode("latin1"))
 
 
-class _Dtype(_Sealed):
-    """`numpy.dtype`, of a number, and its byte order, the second part of its state."""
-
-    def __init__(self, code: str | bytes, *_: object) -> None:
-        code = code.decode() if isinstance(code, bytes) else code
-        if not re.fullmatch("[|<>=]?[biuf][1248]", code):
-            raise DataError(f"refused: the pickle asks for the type {code!r}")
-        self.kind = np.dtype(code)
-
-    def __setstate__(self, state: Any) -> None:
-        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
-        self.kind = self.kind.newbyteorder(order)
-
-
-class _Array(_Sealed):
-    """A pickled array: its shape, type and bytes, kept as they are."""
-
-    def __init__(self, *_: object) -> None:
-        self.values: np.ndarray | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, by_column, data = state
-        self.values = np.frombuffer(data, kind.kind).reshape(shape, order="F" if by_column else "C")
-
-
 # Where pickles name an array's builder: its place differs between versions of numpy.
-BUILDERS = ("numpy.core.multiarray", "numpy._core.multiarray")
 ALLOWED: dict[tuple[str, str], type] = {
-    **{(module, "_reconstruct"): _Array for module in BUILDERS},
-    ("numpy", "ndarray"): _Sealed, ("numpy", "dtype"): _Dtype, ("_codecs", "encode"): _Text,
+    ("numpy.core.multiarray", "_reconstruct"): _Named, ("numpy._core.multiarray", "_reconstruct"): _Named,
+    ("numpy", "ndarray"): _Named, ("numpy", "dtype"): _Named, ("_codecs", "encode"): _Text,
 }  # fmt: skip
 
 
@@ -201,17 +177,22 @@ def _base(folder: Path) -> Path | None:
     return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
 
 
+def _jpegs(folder: Path) -> Path | None:
+    archive = f"{JPEG_COPY}.tar.gz"
+    return next((path for path in (folder / archive, folder / JPEG_COPY / archive) if path.is_file()), None)
+
+
 def _read(folder: Path, split: str, name: str) -> ImageSet:
     """From batches, or from a copy as JPEGs: these lose detail, so that the set is then called "cifar10-jpg"."""
-    base = _base(folder)
-    if base is None:
-        return replace(read_tar(folder / f"{JPEG_COPY}.tar.gz", split, in_chans=3), name=JPEG_COPY)
-    return read_cifar(base, split, name)
+    base, jpegs = _base(folder), _jpegs(folder)
+    if base is None and jpegs is not None:
+        return replace(read_tar(jpegs, split, in_chans=3), name=JPEG_COPY)
+    return read_cifar(base or folder, split, name)
 
 
 register_layout(
     INFO,
     "a folder of CIFAR-10 batches",
-    lambda folder: _base(folder) is not None or (folder / f"{JPEG_COPY}.tar.gz").is_file(),
+    lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
 )

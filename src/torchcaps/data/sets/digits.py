@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torchcaps.data._registry import register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.idx import read_idx_set
+from torchcaps.data.idx import register_idx
 from torchcaps.data.sets.mnist import INFO as MNIST
 
 FOLDER = Path(__file__).parents[1] / "embedded"
@@ -27,8 +25,4 @@ INFO = replace(
     embedded=FOLDER,
 )
 
-
-@register_dataset(INFO)
-def _read(folder: Path, split: str) -> ImageSet | None:
-    """Any folder but the package's own is not theirs."""
-    return read_idx_set(folder, split, INFO.name, INFO.classes) if folder == FOLDER else None
+register_idx(INFO)

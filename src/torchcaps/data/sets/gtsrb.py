@@ -47,7 +47,6 @@ INFO = DatasetInfo(
     licence="none stated; its authors ask that Stallkamp et al. 2012 be cited",
     source="https://benchmark.ini.rub.de/gtsrb_dataset.html",
     sha256={"Final_Training/Images/00000/GT-00000.csv": None, "Final_Test/Images/GT-final_test.csv": None},
-    folders=("GTSRB",),
 )
 
 
@@ -82,11 +81,9 @@ def read_gtsrb(
         folder: holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
             `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of
             each class, are the test split, by `holdout` with seed 0.
-        split: "train" or "test".
         img_size: (height, width), or one side of a square, to resize all images to.
         roi: whether to cut out the sign by its box before resizing; boxes are given in pixels of the table's Width and
             Height, and are scaled where the image has another size.
-        name: the set's name.
 
     Returns:
         uint8 images `[n, 3, height, width]`, with the factors "track" and "frame" (both -1 where unknown); the group is

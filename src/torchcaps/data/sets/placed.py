@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Shaped, UInt8
+from jaxtyping import UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_made
-from torchcaps.data.augment import AXES, inverse_map
+from torchcaps.data.augment import inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.digits import INFO as DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
-from torchcaps.errors import DataError, check_range, check_shape
+from torchcaps.errors import DataError, check_range
 
 CHUNK = 512  # images warped at a time
 SIDE = 40
@@ -33,27 +33,6 @@ ROUNDS = 100  # of drawing again what did not fit
 # What is drawn for a transformed copy, and its range where it is the same for all.
 AMOUNTS = ("rotation", "shear", "scale_x", "scale_y", "top", "left")
 LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
-
-
-def place_images(
-    images: Shaped[Tensor, "batch channels height width"], size: int = 40, *, generator: Generator
-) -> Shaped[Tensor, "batch channels size size"]:
-    """Each image at a random place of a black canvas: with 28 × 28 digits on 40 × 40, 169 equally likely places.
-
-    Args:
-        images: `[batch, channels, height, width]`, any type.
-        size: side of the canvas in pixels, at least the longer side of the images.
-        generator: where the places are drawn from.
-    """
-    check_shape("images", images, AXES)
-    check_range("size", size, low=max(images.shape[2:]))
-    tops, lefts = _places(images.shape[2:], size, len(images), generator)
-    return _place(images, tops.to(images.device), lefts.to(images.device), size)
-
-
-def _places(content: Sequence[int], size: int, count: int, generator: Generator) -> list[Tensor]:
-    """Random tops and lefts, `[count]` each, of content (height, width) on a canvas of `size`."""
-    return [torch.randint(size - side + 1, (count,), generator=generator, device=generator.device) for side in content]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,8 +52,11 @@ class PlacedSet(ImageSet):
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
-        places = zip(("top", "left"), _places(self.content, self.canvas, len(index), generator), strict=True)
-        moves = [place.to(index.device) - self.factors[name].to(index.device)[index] for name, place in places]
+        moves = []
+        for name, side in zip(("top", "left"), self.content, strict=True):
+            free = self.canvas - side + 1
+            place = torch.randint(free, index.shape, generator=generator, device=generator.device)
+            moves.append(place.to(index.device) - self.factors[name].to(index.device)[index])
         images = _place(self.images[index], moves[0], moves[1], self.canvas)
         return Drawn(to_float(images), self.labels[index])
 

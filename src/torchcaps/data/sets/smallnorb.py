@@ -127,12 +127,11 @@ def read_norb(
 
     Args:
         folder: holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`.
-        split: "train" or "test"; no toy is in both.
+        split: no toy is in both.
         eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one channel; "each" gives
             every photograph by itself, left and right of a scene next to each other, with the factor "eye".
         halve: whether photographs of 96 × 96 become 48 × 48 by the mean of 2 × 2 pixels, as in the papers; photographs
             of another size stay as they are.
-        name: the set's name.
         stem: what the files' names begin with; a pattern in which * stands for anything.
 
     Returns:
@@ -244,8 +243,8 @@ def register_norb(info: DatasetInfo) -> None:
 
 
 def _view(images: ImageSet, split: str, by: str, part: str) -> ImageSet:
-    views = split_views(images, by)
-    return views.novel if split == "test" and part == "novel" else views.familiar
+    familiar, novel = split_views(images, by)
+    return novel if split == "test" and part == "novel" else familiar
 
 
 register_norb(INFO)

@@ -37,14 +37,7 @@ INFO = DatasetInfo(
 
 @door
 def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
-    """Read one `*_32x32.mat`.
-
-    Args:
-        path: the file.
-        name: the set's name.
-
-    Returns:
-        uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
+    """Read one `*_32x32.mat`: uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
 
     Raises:
         DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside 1..10.

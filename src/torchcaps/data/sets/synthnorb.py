@@ -6,7 +6,7 @@ A stand-in with smallNORB's protocol, not smallNORB: figures on it are comparabl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -77,18 +77,23 @@ def render_synthnorb(
         for code in codes:
             check_range(name, code, low=0, high=last)
     check_range("size", size, low=4)
+    known = torch.tensor(list(product(range(len(SMALLNORB.classes)), toys, elevations, azimuths, lightings)))
+    images = torch.empty(len(known), 2 if stereo else 1, size, size, dtype=torch.uint8)
+    views = images.unflatten(0, (-1, len(elevations) * len(azimuths), len(lightings)))
     lamps = [LAMPS[i] for i in lightings]
-    views = list(product(range(len(SMALLNORB.classes)), toys, elevations, azimuths))
-    images = torch.empty(len(views), len(lamps), 2 if stereo else 1, size, size, dtype=torch.uint8)
-    for i, photographs in enumerate(_photographs(views, lamps, size, stereo, seed)):
-        images[i] = photographs
-        if progress and (i % 16 == 0 or i == len(views) - 1):
-            progress(f"synthnorb {split}", (i + 1) * len(lamps), images.shape[0] * images.shape[1])
-    known = torch.tensor([(*view, light) for view in views for light in lightings])
+    for i, (category, toy) in enumerate(product(range(len(SMALLNORB.classes)), toys)):
+        paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
+        body = Body(make_toy(category, toy, seed))
+        for j, (elevation, azimuth) in enumerate(product(elevations, azimuths)):
+            for eye, off in enumerate((-PARALLAX, PARALLAX) if stereo else (0.0,)):
+                angles = 30 + 5 * elevation, 10.0 * azimuth + off
+                views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
+        if progress:
+            progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
     order = _order(known[:, 0], seed)
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
-    return ImageSet(images.flatten(0, 1)[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
+    return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
 
 
 def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
@@ -107,22 +112,6 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
             with writing(part):
                 part.write_bytes(matrix_bytes(values.numpy()))
                 os.replace(part, path)
-
-
-def _photographs(
-    views: Sequence[tuple[int, int, int, int]], lamps: Sequence, size: int, stereo: bool, seed: int
-) -> Iterator[Tensor]:
-    """`[lamps, eyes, size, size]` of each view (category, toy, elevation, azimuth)."""
-    eyes = (-PARALLAX, PARALLAX) if stereo else (0.0,)
-    bodies: dict[tuple[int, int], tuple[Body, float]] = {}
-    for category, toy, elevation, azimuth in views:
-        if (category, toy) not in bodies:
-            paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
-            bodies[category, toy] = Body(make_toy(category, toy, seed)), paint
-        body, paint = bodies[category, toy]
-        angles = [10.0 * azimuth + eye for eye in eyes]
-        seen = [photograph(body, 30 + 5 * elevation, angle, lamps, size=size, albedo=paint) for angle in angles]
-        yield torch.stack(seen, dim=1)
 
 
 def _order(categories: Tensor, seed: int) -> Tensor:

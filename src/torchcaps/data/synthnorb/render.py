@@ -15,6 +15,8 @@ from torchcaps.data.synthnorb.solids import Body
 FAR = 10.0  # from the camera's plane to the middle of the scene
 SKIP = 1e-3  # a shadow ray starts this far above its surface
 TABLE = 0.62  # share of light that the table gives back
+EXTENT = 1.15  # half the side of what a photograph shows
+HEIGHT = 0.35  # of the point above the table that the camera looks at
 
 
 class Lamp(NamedTuple):
@@ -45,23 +47,15 @@ def photograph(
     *,
     size: int = 48,
     albedo: float = 0.85,
-    extent: float = 1.15,
-    height: float = 0.35,
 ) -> UInt8[Tensor, "lamps size size"]:
     """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
 
     Args:
         body: stands on z = 0, about the z axis.
-        elevation: of the camera above the table, in degrees, above 0 and below 90.
-        azimuth: by which the body is turned, in degrees.
+        elevation, azimuth: of the camera, in degrees; elevation above 0 and below 90.
         lamps: one or more.
         size: side of the photograph in pixels; each is the mean of 2 × 2 rays.
         albedo: share of light that the body gives back, in [0, 1].
-        extent: half the side of what the photograph shows.
-        height: of the point above the table that the camera looks at.
-
-    Returns:
-        Grey values, 0..255.
     """
     turn = math.radians(azimuth)
     # Unit vectors to the camera, to its right and up, in the body's own frame.
@@ -69,8 +63,8 @@ def photograph(
     up = torch.linalg.cross(eye, right)
     side = 2 * size
     along = (torch.arange(side) + 0.5) / size - 1
-    rows, columns = torch.meshgrid(-along * extent, along * extent, indexing="ij")
-    target = torch.tensor([0.0, 0.0, height])
+    rows, columns = torch.meshgrid(-along * EXTENT, along * EXTENT, indexing="ij")
+    target = torch.tensor([0.0, 0.0, HEIGHT])
     origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target + FAR * eye
     distance, solid = body.first(origins, -eye)
     on_table = torch.isinf(distance)

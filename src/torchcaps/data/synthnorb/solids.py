@@ -54,6 +54,13 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
     return Solid(CONE, np.asarray(start, float) + axis, frame, top)
 
 
+def wing(centre: Vector, half_span: float, chord: float, sweep: float) -> Solid:
+    """A flat box along y, sheared back along x by `sweep` per unit of y; `chord` is half its length along x."""
+    flat = block(centre, (chord, half_span, 0.03))
+    shear = np.array([[1, -sweep, 0], [0, 1, 0], [0, 0, 1.0]])
+    return Solid(BLOCK, flat.centre - (abs(sweep) * half_span, 0, 0), shear @ flat.frame)
+
+
 def turned(degrees: Vector) -> np.ndarray:
     """The rotation about x, then y, then z."""
     (cx, cy, cz), (sx, sy, sz) = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
@@ -61,13 +68,6 @@ def turned(degrees: Vector) -> np.ndarray:
     about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
     about_z = np.array([[cz, -sz, 0], [sz, cz, 0], [0, 0, 1]])
     return about_z @ about_y @ about_x
-
-
-class Hits(NamedTuple):
-    """Distance along each ray, infinite where it meets nothing, and the solid that it meets, then 0."""
-
-    distance: Float[Tensor, " rays"]
-    solid: Int64[Tensor, " rays"]
 
 
 class Crossings(NamedTuple):
@@ -112,25 +112,25 @@ class Body:
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
         at = axes @ origins.T
-        reach, centre = _reach(self.kinds, axes @ self.frame).T, axes @ self.centre.T  # [2, solids]
-        low, high = centre - reach, centre + reach
+        far, centre = reach(self.kinds, axes @ self.frame).T, axes @ self.centre.T  # [2, solids]
+        low, high = centre - far, centre + far
         # First the box around all solids, which most rays miss.
         inside = (at > low.amin(dim=1, keepdim=True)) & (at < high.amax(dim=1, keepdim=True))
         rays = (inside[0] & inside[1]).nonzero().flatten()
         at = at.index_select(1, rays)
-        across, down = ((at[i] - centre[i, :, None]).abs_() < reach[i, :, None] for i in (0, 1))
+        across, down = ((at[i] - centre[i, :, None]).abs_() < far[i, :, None] for i in (0, 1))
         passes = (across & down).flatten().nonzero().flatten()
         solid = passes // len(rays) if len(rays) else passes
         starts = torch.baddbmm(self._origin, self._rows, origins.index_select(0, rays).T.expand(3, -1, -1))
         return rays.index_select(0, passes - solid * len(rays)), solid, starts.flatten(1).index_select(1, passes)
 
-    def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Hits:
-        """The nearest solid that each ray enters."""
+    def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> tuple[Tensor, Tensor]:
+        """`[rays]` each: distance to the nearest solid that a ray enters, or infinity, and that solid, or 0."""
         ray, solid, enter, _ = self.crossings(origins, direction)
         distance = torch.full((len(origins),), torch.inf).scatter_reduce(0, ray, enter, "amin")
         nearest = enter == distance.index_select(0, ray)
         none = torch.zeros(len(origins), dtype=torch.int64)
-        return Hits(distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False))
+        return distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False)
 
     def covered(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
@@ -149,7 +149,7 @@ class Body:
         return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
 
 
-def _reach(kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]) -> Float[Tensor, "solids k"]:
+def reach(kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]) -> Float[Tensor, "solids k"]:
     """How far solids reach along k directions, given as (direction · half axis); a cone counts as a cylinder."""
     round_, square = axes.square(), axes.abs()
     cone = (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2]
