@@ -14,7 +14,7 @@ class Prototype(Router):
     z_i = P u_i;  r_i = softmax over j of -|z_i - p_j|^2 / tau;  v_j = sum_i r_ij V_ij
     """
 
-    activation = "none"
+    activation, exchangeable = "none", False  # prototypes belong to places
 
     def __init__(self, tau=1.0):
         super().__init__()

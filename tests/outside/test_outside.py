@@ -60,8 +60,8 @@ def test_bench():
 
 
 def test_a_bias_that_a_router_does_not_add_is_refused():
-    layer = tc.nn.CapsuleLinear(6, 4, 5, 4, "vb", bias=True)
-    with pytest.raises(ValueError, match="bias: expected False for a layer routed by vb, which adds none"):
+    layer = tc.nn.CapsuleLinear(6, 4, 5, 4, "prototype", bias=True)
+    with pytest.raises(ValueError, match="bias: expected False for a layer routed by prototype, which adds none"):
         layer(torch.randn(2, 6, 4))
 
 

@@ -89,10 +89,9 @@ class CapsNet(ImageModel):
         )
         bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
         layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
-        self.between = nn.Sequential(*(
-            self.layer(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
-            for child, parent in pairwise(layers[:-1])
-        ))  # fmt: skip
+        below = [self.layer(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
+                 for child, parent in pairwise(layers[:-1])]  # fmt: skip
+        self.between = nn.Sequential(*below) if below else None
         self.class_capsules = self.layer(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
         shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
@@ -108,7 +107,8 @@ class CapsNet(ImageModel):
         self._check(images)
         x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
-        return self.class_capsules(self.between(flatten_space(primary)))  # 10 of dim 16
+        children = flatten_space(primary)
+        return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Lengths of the class capsules, in [0, 1); not logits."""

@@ -67,5 +67,6 @@ class SelfAttention(Router):
         a = (u * whole).sum(dim=-1) / (votes.dim**0.5 if self.scale is None else self.scale)
         c = votes.share(None if self.equal else a)
         weights = c + (B if here is None else B * here)
-        v, length = steep_squash_with_length((weights.unsqueeze(-1) * u).sum(dim=-3))
+        s = (weights.unsqueeze(-1) * u).sum(dim=-3)
+        v, length = steep_squash_with_length(s if votes.bias is None else s + full_precision(votes.bias))
         return Routed(v, length, c)

@@ -71,7 +71,8 @@ class VariationalBayes(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """The updates in turn. Parents come before children here, so that sums over children are matrix products."""
         del parents
-        V, a, D = votes.dense().transpose(-3, -2), votes.activation.unsqueeze(-1), votes.dim
+        V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
+        V, a, D = V.transpose(-3, -2), votes.activation.unsqueeze(-1), votes.dim
         if self.covariance == "diagonal":
             V = torch.cat([V, V.square()], dim=-1)
         fit, distance = (_fit, _distance) if self.covariance == "diagonal" else (_fit_full, _distance_full)
