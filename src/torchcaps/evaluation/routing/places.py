@@ -67,7 +67,8 @@ def places_of(model: nn.Module) -> Iterator[Watched]:
         if isinstance(module, nn.Conv2d):
             seen.add(_slide(module), inputs[0].shape[2:], output.shape[2:])
         elif isinstance(module, RoutedLayer) and output.pose.dim() == 5:
-            before = inputs[0].pose.shape[1:-2]
+            pose = inputs[0].pose if isinstance(inputs[0], Capsules) else inputs[0]
+            before = pose.shape[1:-2]
             seen.add(_window(module.field(*before)), before, output.pose.shape[1:3])
         if isinstance(output, Capsules) and output.pose.dim() == 5:
             seen.maps.append(CapsuleMap(output, seen.slides))
