@@ -22,7 +22,7 @@ SYSTEMS = [name for name in tc.list_models() if tc.models.model_passport(name).n
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist")) else {}
+    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
     config = TrainConfig.of(
         model=name, model_options=SMALLER.get(name, {}), data="digits", per_class=5, holdout=0.2, epochs=2,
         batch_size=8, device="cpu", precision="fp32", **size,

@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from torchcaps import nn as nn_layers
 from torchcaps.evaluation.routing.places import places_of
 from torchcaps.functional.fields import Transposed, Windows
 from torchcaps.functional.geometry import Slide
@@ -53,7 +52,7 @@ def test_any_routed_layer_with_windows_slides_and_transposed_ones_do_not() -> No
 
 
 def test_poses_alone_have_places_too():
-    layer = nn_layers.ConvCaps(2, 3, 3, 2, pose_size=(4, 4), routing="dynamic")
+    layer = ConvCaps(2, 3, 3, 2, pose_size=(4, 4), routing="dynamic")
     with places_of(layer) as seen:
         layer(torch.rand(1, 7, 9, 2, 4))
     assert seen.maps[0].capsules.pose.shape == (1, 3, 4, 3, 4)
