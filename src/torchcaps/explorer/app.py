@@ -70,7 +70,7 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
     ]  # fmt: skip
     # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.
     others = Middleware(ExceptionMiddleware, handlers={Exception: refusal})
-    return Guard(Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}), access)
+    return guarded(Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}), access)
 
 
 class Api:
@@ -108,14 +108,10 @@ class Api:
             self.files -= 1
 
 
-class Guard:
-    """Checks who sends a request before the application sees it, and adds headers to every answer."""
+def guarded(app: ASGIApp, access: Access) -> ASGIApp:
+    """The application, which sees a request when it is known who sent it, with headers on every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
 
@@ -124,12 +120,14 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        app = self.app
         try:
-            self.access.check(scope)
+            access.check(scope)
         except HTTPException as error:
-            app = await refusal(Request(scope), error)
-        await app(scope, receive, with_headers)
+            await (await refusal(Request(scope), error))(scope, receive, with_headers)
+        else:
+            await app(scope, receive, with_headers)
+
+    return guard
 
 
 async def read(request: Request, most: int) -> bytes:

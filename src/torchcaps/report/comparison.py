@@ -190,11 +190,23 @@ def compare_folders(
         DataError: if the test images cannot be had.
         ValueError: as for `compare_runs`.
     """
-    how: dict[str, Any] = {"root": root, "device": device, "most_images": ALL_IMAGES, "progress": progress}
-    (ours, base), (theirs, other) = _answers(first, **how), _answers(second, **how)
-    check_same_task([base, other])
-    if not same_images(base, other):
-        raise RunError(f"{other.path}: was not tested on the same images as {base.path}")
+    base: FinishedRun | None = None
+    right: list[dict[int, Bool[Tensor, " n"]]] = []  # of each method, by seed
+    for folders in (first, second):
+        right.append({})
+        for folder in folders:  # one at a time: each holds its model and its images
+            run = open_finished(folder, root=root, device=device, most_images=ALL_IMAGES, progress=progress)
+            base = base or run
+            check_same_task([base, run])
+            if not run.tells_classes:
+                raise RunError(f"{run.path}: the task {run.task.name} gives no right and wrong answers to compare")
+            seed = run.config.run.seed
+            if seed in right[-1]:
+                raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
+            if not same_images(base, run):
+                raise RunError(f"{run.path}: was not tested on the same images as {base.path}")
+            right[-1][seed] = run.right
+    ours, theirs = (dict(sorted(found.items())) for found in right)
     if len(ours) == len(theirs) == 1:
         [one], [two] = ours.values(), theirs.values()
         return compare_answers(one, two, margin=margin)
@@ -203,21 +215,3 @@ def compare_folders(
         raise RunError(f"paired: expected runs of the same seeds of both methods, got {seeds} and {others}")
     one, two = (torch.stack(list(runs.values())) for runs in (ours, theirs))
     return compare_runs(one, two, paired=paired, margin=margin)
-
-
-def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Tensor, " n"]], FinishedRun]:
-    """Which images each run of one method is right on, by the seeds in their order; and the first run."""
-    opened = (open_finished(run, **how) for run in runs)
-    base = next(opened)
-    if not base.tells_classes:
-        raise RunError(f"{base.path}: the task {base.task.name} gives no right and wrong answers to compare")
-    right = {base.config.run.seed: base.right}
-    for run in opened:  # one at a time: each holds its model and its images
-        check_same_task([base, run])
-        seed = run.config.run.seed
-        if seed in right:
-            raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
-        if not same_images(base, run):
-            raise RunError(f"{run.path}: was not tested on the same images as {base.path}")
-        right[seed] = run.right
-    return dict(sorted(right.items())), base

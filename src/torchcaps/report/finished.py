@@ -123,21 +123,10 @@ def open_finished(
     diagnosed: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> FinishedRun:
-    """Read a finished run and run its model over its test images.
+    """Read a finished run and run its model over its test images; arguments and errors are those of `write_report`.
 
-    Args:
-        path: the run folder.
-        root: where a named data set is looked for first; by default as for the run.
-        device: where to compute; see `TrainConfig`.
-        most_images: of more test images, so many evenly spread ones are looked at, where evaluation.json has the
-            figures of all; a task that tells no classes apart always measures all.
-        diagnosed: images that routing is measured on; 0 is none.
-        progress: called with (images done, images in all).
-
-    Raises:
-        RunError: for no run, one that is not finished, or one whose files are damaged.
-        DataError: if the test images cannot be had.
-        ValueError: for less than one image.
+    Of more test images than `most_images` some are looked at only where evaluation.json has the figures of all, and
+    never by a task that tells no classes apart.
     """
     check_range("images", most_images, low=1)
     run = RunFolder.open(path)
@@ -154,18 +143,13 @@ def open_finished(
     measured = task.evaluate(images, progress=progress)
     figures = measured.to_dict()
     if recorded is not None:
-        _check_recorded(recorded, figures, run.path / EVALUATION)
+        file, again = run.path / EVALUATION, f"write it anew with: torchcaps evaluate {run.path}"
+        if not figures.keys() <= recorded.keys():
+            raise RunError(f"{file}: does not hold the figures of an evaluation; {again}")
+        if recorded.get("classes") != figures.get("classes"):
+            raise RunError(f"{file}: its classes are not those of the model; {again}")
     return FinishedRun(
         path=run.path, config=config, environment=run.environment(), epochs=epochs, task=task, images=images,
         notes=[str(row.get("text")) for row in run.rows() if row["kind"] == "note"], total=total, measured=measured,
         recorded=recorded is not None, figures=recorded or figures, diagnosed=diagnosed,
     )  # fmt: skip
-
-
-def _check_recorded(found: dict[str, Any], measured: dict[str, Any], file: Path) -> None:
-    """Raise RunError unless the figures of a file speak of the model that was measured."""
-    again = f"write it anew with: torchcaps evaluate {file.parent}"
-    if not measured.keys() <= found.keys():
-        raise RunError(f"{file}: does not hold the figures of an evaluation; {again}")
-    if found.get("classes") != measured.get("classes"):
-        raise RunError(f"{file}: its classes are not those of the model; {again}")
