@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchcaps.errors import TorchcapsError, one_line
 from torchcaps.explorer.access import LOCAL, Access
-from torchcaps.explorer.fields import parsed
-from torchcaps.explorer.requests import BATCHED, SINGLE, largest, picture
+from torchcaps.explorer.fields import encoded, parsed
+from torchcaps.explorer.requests import BATCHED, SINGLE, largest
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.worker import Superseded, Worker
 
@@ -103,7 +103,8 @@ class Api:
             raise HTTPException(503, "the server is busy with other image files; try again in a moment")
         self.files += 1
         try:
-            return JSONResponse(await self.worker.run(partial(picture, self.sessions), await read(request, MOST_FILE)))
+            image = await self.worker.run(self.sessions[0].picture, await read(request, MOST_FILE))
+            return JSONResponse({"image": encoded(image)})
         finally:
             self.files -= 1
 

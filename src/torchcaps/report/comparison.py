@@ -31,11 +31,6 @@ def check_same_task(runs: Sequence[FinishedRun]) -> None:
             )
 
 
-def lead(runs: Runs) -> Html:
-    """What is compared."""
-    return paragraph(Html(f"{len(runs)} runs side by side: {', '.join(name(key) for key in runs)}."))
-
-
 def sections_of(runs: Runs) -> list[Section]:
     """All of them, in their order; those on right answers only where classes are parts apart."""
     parts = all(run.tells_classes for run in runs.values())
@@ -48,10 +43,9 @@ def figures(runs: Runs) -> Section:
     found = [_facts(run) for run in runs.values()]
     labels = dict.fromkeys(label for one in found for label in one)
     rows = [(label, *(name(one.get(label, "–")) for one in found)) for label in labels]
-    about = (
-        "Accuracy is the share of images with all of their classes found. " * any(run.several for run in runs.values())
-        + "Times are those of training steps alone, on the machine of each run."
-    )
+    about = "Times are those of training steps alone, on the machine of each run."
+    if any(run.several for run in runs.values()):
+        about = f"Accuracy is the share of images with all of their classes found. {about}"
     body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(about))
     return Section("figures", "Side by side", body)
 
@@ -140,21 +134,16 @@ def classes(runs: Runs) -> Section:
 
 def settings(runs: Runs) -> Section:
     """Settings and machines, where they differ."""
-    parts = []
-    for caption, heading, values in (
-        ("Settings that differ", "Setting", [run.config.flat() for run in runs.values()]),
-        ("Environments that differ", "What", [run.environment for run in runs.values()]),
-    ):
-        rows = _differing(values)
-        shown = table(caption, _heads(heading, runs), rows, kind="words")
-        parts.append(shown if rows else paragraph(f"{caption}: none."))
-    return Section("settings", "What differs", join(*parts))
+    own = _differing("Settings that differ", "Setting", runs, [run.config.flat() for run in runs.values()])
+    machines = _differing("Environments that differ", "What", runs, [run.environment for run in runs.values()])
+    return Section("settings", "What differs", join(own, machines))
 
 
-def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _differing(caption: str, first: str, runs: Runs, values: Sequence[Mapping[str, Any]]) -> Html:
     keys = dict.fromkeys(key for one in values for key in one)
     rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
-    return [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    cells = [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    return table(caption, _heads(first, runs), cells, kind="words") if cells else paragraph(f"{caption}: none.")
 
 
 def _heads(first: str, runs: Runs) -> list[str]:

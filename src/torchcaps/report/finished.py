@@ -25,35 +25,20 @@ from torchcaps.training import RunFolder, TrainConfig
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        path: its folder.
-        config: its configuration.
-        environment: versions and hardware; empty if that was not recorded.
-        epochs: the metrics of its epochs, at least one.
-        notes: what happened beside them, such as a second start, one sentence each.
-        task: around the trained model.
-        images: the test images that were looked at.
-        total: how many test images there are.
-        measured: the figures of the images that were looked at.
-        figures: by name, of all test images: those of evaluation.json where there is one.
-        recorded: whether the figures are those of evaluation.json.
-        diagnosed: images that routing is measured on; 0 is none.
-    """
-
-    path: Path
+    path: Path  # its folder
     config: TrainConfig
-    environment: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    notes: list[str]
-    task: Task
-    images: ImageSet
-    total: int
-    measured: Found
-    figures: dict[str, Any]
-    recorded: bool
-    diagnosed: int = 64
+    environment: dict[str, Any]  # versions and hardware; empty if that was not recorded
+    epochs: list[dict[str, Any]]  # their metrics; at least one
+    notes: list[str]  # what happened beside them, such as a second start, one sentence each
+    task: Task  # around the trained model
+    images: ImageSet  # the test images that were looked at
+    total: int  # how many test images there are
+    measured: Found  # the figures of the images that were looked at
+    figures: dict[str, Any]  # by name, of all test images: those of evaluation.json where there is one
+    recorded: bool  # whether the figures are those of evaluation.json
+    diagnosed: int = 64  # images that routing is measured on; 0 is none
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torchcaps.errors import check_range
 from torchcaps.report import classes as classes  # registers its sections
 from torchcaps.report import comparison
 from torchcaps.report.finished import FinishedRun, open_finished
-from torchcaps.report.markup import page
+from torchcaps.report.markup import Html, name, page, paragraph
 from torchcaps.report.run import can_plot
 from torchcaps.report.sections import lead, sections_of
 from torchcaps.report.words import telling
@@ -92,8 +92,8 @@ def write_comparison(
     found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
     comparison.check_same_task(found)
     named = dict(zip(telling([run.path for run in found]), found, strict=True))
-    title, sections = f"Comparison of {len(found)} runs", comparison.sections_of(named)
-    content = page(title, comparison.lead(named), sections, _foot(found))
+    top = paragraph(Html(f"{len(found)} runs side by side: {', '.join(map(name, named))}."))
+    content = page(f"Comparison of {len(found)} runs", top, comparison.sections_of(named), _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 

@@ -76,7 +76,7 @@ def picture(figure: Figure, alt: str) -> Html:
     """A matplotlib figure on a white card: drawn again at any size, or as pixels where it has very many marks."""
     from matplotlib import rc_context
 
-    marks = [np.size(image.get_array()) for axes in figure.axes for image in axes.images]
+    marks = [np.asarray(image.get_array()).size for axes in figure.axes for image in axes.images]
     marks += [len(np.asarray(points.get_offsets())) for axes in figure.axes for points in axes.collections]
     stream, mime = io.BytesIO(), "image/svg+xml" if sum(marks) <= MOST_MARKS else "image/webp"
     with rc_context({"svg.hashsalt": "torchcaps"}):  # the same figure is the same page, byte for byte

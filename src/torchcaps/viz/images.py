@@ -37,18 +37,20 @@ def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
     return size[0] * scale, size[1] * scale
 
 
-def tile_grid(tiles: NDArray[np.uint8], names: Sequence[str], title: str = "", *, longest: float = 0.62) -> Figure:
-    """Images `[n, height, width, 3]` in as many rows as there are names, a longer side of `longest` inches or less.
+def tile_grid(
+    tiles: NDArray[np.uint8], names: Sequence[str], title: str = "", *, longest: float = 0.65, below: float = 0.0
+) -> Figure:
+    """Images `[n, height, width, 3]` in as many rows as there are names, with a longer side of so many inches or less.
 
-    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0.
+    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0. There is room `below`.
     """
     rows, columns = len(names), len(tiles) // len(names)
-    gap = -(-max(tiles.shape[1:3]) // 20)  # pixels on each side
+    gap = max(1, round(max(tiles.shape[1:3]) / 28))  # pixels on each side
     cells = np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=255)
     height, width = cells.shape[1:3]
     whole = cells.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
     down, across = tile_size((height, width), min(longest, 17.0 / rows, 14.0 / columns))
-    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + 1.1)
+    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + below + (0.4 if title else 0.2))
     axes: Axes = figure.subplots()
     axes.imshow(whole, extent=(0, columns, rows, 0), aspect=height / width, interpolation="antialiased")
     axes.spines[:].set_visible(False)

@@ -62,7 +62,7 @@ def affine_curves(
         unit = f" ({units[kind]})" if kind in units else ""
         plain(axes, xlabel=kind + unit, ylabel="accuracy (%)", grid=True)
         axes.set_ylim(-2, 102)
-    named = {one.get_label(): one for axes in drawn for one in axes.lines}
+    named = {str(one.get_label()): one for axes in drawn for one in axes.lines}
     figure.legend(named.values(), short_names(list(named), 40), ncols=columns, **BELOW)
     return figure
 

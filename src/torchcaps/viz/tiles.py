@@ -177,14 +177,14 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     check_length("offsets", moves, steps)
     check_range("number of reconstructions", dims * steps, high=MOST_TILES)
     tiles = pictures("reconstructions", values.reshape(-1, *values.shape[2:]))
-    figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title)
+    figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title, below=0.8)
     [axes] = figure.axes
     texts = ["0" if abs(move) < 1e-6 else f"{move:+.3g}".replace("-", "−") for move in moves]
     axes.set_xticks(np.arange(steps) + 0.5, texts, rotation=90 if steps > 14 else 0)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
-    for column in np.flatnonzero(np.isclose(moves, 0, atol=1e-6)):
-        axes.add_patch(_frame(column, 0, 1, dims, BLUE))
+    if "0" in texts:
+        axes.add_patch(_frame(texts.index("0"), 0, 1, dims, BLUE))
     return figure
 
 

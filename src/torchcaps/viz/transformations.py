@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, named_shape
-from torchcaps.viz.canvas import BLUE, GREY, Figure, panels, plain
+from torchcaps.viz.canvas import BLUE, GREY, TEXT, Figure, panels, plain
 from torchcaps.viz.images import pictures, tile_grid
 from torchcaps.viz.names import check_length, short
 
@@ -94,5 +94,5 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     scale = max(float(np.quantile(np.abs(values), 0.999)), 1e-12)
     tiles = pictures("weights", (0.5 + 0.5 * values / scale).reshape(-1, 1, *values.shape[2:]))
     figure = tile_grid(tiles, [str(row + 1) for row in range(rows)], title)
-    figure.axes[0].set_ylabel("capsule")
+    figure.axes[0].set_ylabel("capsule", fontsize=TEXT)
     return figure
