@@ -13,7 +13,7 @@ from torch import nn
 from torchcaps.models.notebook import card, facts, plain
 from torchcaps.report.epochs import best_epoch, epochs_of, is_finished, score_of, training_seconds
 from torchcaps.report.run import read_figures
-from torchcaps.report.words import counted, duration, figure, numbers, percent
+from torchcaps.report.words import duration, figure, numbers, percent
 from torchcaps.training import RunFolder, load
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 130, 46, 12, 12, 24  # of the curve and its margins, in pixels
@@ -80,19 +80,12 @@ class Run:
         return load(self.folder.path, device=device)
 
     def __repr__(self) -> str:
-        rows, total, state = self.epochs, self.config.run.epochs, [self._result() or "not evaluated yet"]
-        if not rows:
-            state.append(f"no epoch of {total} done")
-        elif not self.finished:
-            state.append(f"epoch {rows[-1]['epoch']} of {total} done")
-        if any(row.get("best") for row in rows):
-            state.append(f"best epoch {best_epoch(rows)} of {total}")
-        if self.seconds is not None:
-            state.append(duration(self.seconds))
-        return f"Run({str(self.folder.path)!r}: {', '.join((self.about, *state))})"
+        state = (self.about, self._result() or "not evaluated yet", *self._progress())
+        return f"Run({str(self.folder.path)!r}: {', '.join(state)})"
 
     def _repr_html_(self) -> str:
-        lines = {"folder": str(self.folder.path), "test images": self._result(), "training": self._progress()}
+        training = ", ".join(self._progress())
+        lines = {"folder": str(self.folder.path), "test images": self._result(), "training": training}
         rows, best = self.epochs, self.best_epoch
         key, what = f"val_{score_of(rows)}", f"validation {score_of(rows).replace('_', ' ')}"
         values = [float(row[key]) for row in rows if key in row]
@@ -117,13 +110,14 @@ class Run:
         named = [f"{name} {figure(name, value)}" for name, value in numbers(found).items()]
         return f"{', '.join(named[:MOST_FIGURES])} {of}"
 
-    def _progress(self) -> str:
+    def _progress(self) -> list[str]:
+        """`epoch 5 of 8 done`, `best epoch 4 of 8`, `14 s`: what of it is known."""
         rows, total = self.epochs, self.config.run.epochs
-        if not rows:
-            return f"no epoch of {total} done"
-        took = "" if self.seconds is None else f", {duration(self.seconds)} in training steps"
-        done = f"{counted(total, 'epoch')}" if rows[-1]["epoch"] == total else f"{rows[-1]['epoch']} of {total} epochs"
-        return f"{done}{took}" + ("" if self.finished else "; not finished")
+        reached = f"epoch {rows[-1]['epoch']}" if rows else "no epoch"
+        state = [] if self.finished else [f"{reached} of {total} done"]
+        if any(row.get("best") for row in rows):
+            state.append(f"best epoch {best_epoch(rows)} of {total}")
+        return state if self.seconds is None else [*state, duration(self.seconds)]
 
 
 def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int | None = None) -> str:
