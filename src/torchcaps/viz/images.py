@@ -52,7 +52,8 @@ def tile_grid(
     down, across = tile_size((height, width), min(longest, 17.0 / rows, 14.0 / columns))
     figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + below + (0.4 if title else 0.2))
     axes: Axes = figure.subplots()
-    axes.imshow(whole, extent=(0, columns, rows, 0), aspect=height / width, interpolation="antialiased")
+    how = "nearest" if height < down * figure.dpi else "antialiased"  # slow, and of use where pixels are lost
+    axes.imshow(whole, extent=(0, columns, rows, 0), aspect=height / width, interpolation=how)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=SMALL)
     axes.set_xticks([])

@@ -177,7 +177,7 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     check_length("offsets", moves, steps)
     check_range("number of reconstructions", dims * steps, high=MOST_TILES)
     tiles = pictures("reconstructions", values.reshape(-1, *values.shape[2:]))
-    figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title, below=0.8)
+    figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title, below=0.9)
     [axes] = figure.axes
     texts = ["0" if abs(move) < 1e-6 else f"{move:+.3g}".replace("-", "−") for move in moves]
     axes.set_xticks(np.arange(steps) + 0.5, texts, rotation=90 if steps > 14 else 0)
