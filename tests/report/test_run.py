@@ -9,8 +9,9 @@ from PIL import Image
 
 from torchcaps import viz
 from torchcaps.errors import DataError, RunError
-from torchcaps.report import evaluation_folder, finish_run, open_run, plot_training, write_evaluation
+from torchcaps.report import evaluation_folder, finish_run, open_run, write_evaluation
 from torchcaps.report import run as run_module
+from torchcaps.report.epochs import epochs_of
 from torchcaps.training import RunFolder
 from training.makers import left_behind, write_bars
 
@@ -93,7 +94,7 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
         return viz.canvas.new_figure(1, 1)
 
     monkeypatch.setattr(viz, "curves", draw)
-    plot_training(RunFolder.open(run), "margin")
+    run_module.training_figure(epochs_of(RunFolder.open(run)), "margin")
     assert [row["epoch"] for row in given] == [1, 2, 3]
     rows = [row for row in RunFolder.open(run).rows() if row["kind"] == "epoch"]
     assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]

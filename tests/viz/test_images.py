@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from torchcaps.viz.images import Box, board, pictures, place, tile_size
+from torchcaps.viz.images import pictures, tile_grid, tile_size
 
 
 def test_unit_range_and_bytes_give_the_same_picture() -> None:
@@ -37,8 +36,14 @@ def test_the_longer_side_sets_the_size() -> None:
     assert tile_size((20, 40), 0.5) == (0.25, 0.5)
 
 
-def test_place_keeps_the_limits_of_the_board() -> None:
-    axes = board(Figure().subplots(), 5.0, 3.0)
-    place(axes, np.zeros((2, 2, 3), dtype=np.uint8), Box(1.0, 2.0, 0.5, 0.25))
-    assert axes.images[0].get_extent() == [1.0, 1.5, 2.25, 2.0]
-    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 5), (3, 0))
+def test_a_grid_has_a_row_a_name_and_white_between_its_images() -> None:
+    tiles = np.zeros((6, 20, 10, 3), dtype=np.uint8)
+    tiles[4] = 200
+    figure = tile_grid(tiles, ["a", "b"])
+    (axes,) = figure.axes
+    whole = axes.images[0].get_array()
+    assert whole.shape == (2 * 22, 3 * 12, 3)
+    assert (whole[22 + 1 : 22 + 21, 12 + 1 : 12 + 11] == 200).all()
+    assert (whole[:, 12] == 255).all() and (whole[22] == 255).all()
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3), (2, 0))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]

@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchcaps.errors import TorchcapsError, one_line
 from torchcaps.explorer.access import LOCAL, Access
-from torchcaps.explorer.fields import parsed
-from torchcaps.explorer.requests import BATCHED, SINGLE, largest, picture
+from torchcaps.explorer.fields import encoded, parsed
+from torchcaps.explorer.requests import BATCHED, SINGLE, largest
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.worker import Superseded, Worker
 
@@ -70,7 +70,7 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
     ]  # fmt: skip
     # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.
     others = Middleware(ExceptionMiddleware, handlers={Exception: refusal})
-    return Guard(Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}), access)
+    return guarded(Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}), access)
 
 
 class Api:
@@ -103,19 +103,16 @@ class Api:
             raise HTTPException(503, "the server is busy with other image files; try again in a moment")
         self.files += 1
         try:
-            return JSONResponse(await self.worker.run(partial(picture, self.sessions), await read(request, MOST_FILE)))
+            image = await self.worker.run(self.sessions[0].picture, await read(request, MOST_FILE))
+            return JSONResponse({"image": encoded(image)})
         finally:
             self.files -= 1
 
 
-class Guard:
-    """Checks who sends a request before the application sees it, and adds headers to every answer."""
+def guarded(app: ASGIApp, access: Access) -> ASGIApp:
+    """The application, which sees a request when it is known who sent it, with headers on every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
 
@@ -124,12 +121,14 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        app = self.app
         try:
-            self.access.check(scope)
+            access.check(scope)
         except HTTPException as error:
-            app = await refusal(Request(scope), error)
-        await app(scope, receive, with_headers)
+            await (await refusal(Request(scope), error))(scope, receive, with_headers)
+        else:
+            await app(scope, receive, with_headers)
+
+    return guard
 
 
 async def read(request: Request, most: int) -> bytes:

@@ -27,11 +27,6 @@ def largest(sessions: Sessions) -> int:
     return MOST_TEXT + pictures + 26 * MOST_DECODED * max(session.pose_dim + 1 for session in sessions)
 
 
-def picture(sessions: Sessions, file: bytes) -> Answer:
-    """An image file as pixels for the page."""
-    return {"image": encoded(sessions[0].picture(file))}
-
-
 def examples(sessions: Sessions, body: Body) -> Answer:
     """Some of the first model's examples: by class, one after another; or the one named."""
     session = sessions[0]

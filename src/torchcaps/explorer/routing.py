@@ -20,24 +20,16 @@ TINY = 1e-12
 
 
 class Step(NamedTuple):
-    """The class capsules' layer when routing stops after so many iterations.
+    """The class capsules' layer when routing stops after so many iterations."""
 
-    Attributes:
-        activation: of the classes, `[classes]` in [0, 1].
-        coupling: mean over the children of their coupling to each class, `[classes]`.
-        spread: standard deviation over children and classes of the coupling: 0 where all are uniform.
-        share: coupling of each child with the class asked for, mean over the types at a place, `[rows, columns]`.
-        amount: how much of that class comes from each place, `[rows, columns]`: length of the votes there, each times
-            its coupling (and the activation of its child, where poses do not carry it).
-        agreement: cosine between those votes and the pose of the class, weighted by amount, `[rows, columns]`.
-    """
-
-    activation: Float[Tensor, " classes"]
-    coupling: Float[Tensor, " classes"]
-    spread: float
-    share: Float[Tensor, "rows columns"]
+    activation: Float[Tensor, " classes"]  # in [0, 1]
+    coupling: Float[Tensor, " classes"]  # mean over the children of their coupling to each class
+    spread: float  # standard deviation over children and classes of the coupling: 0 where all are uniform
+    share: Float[Tensor, "rows columns"]  # coupling with the class asked for, mean over the types at a place
+    # How much of that class comes from each place: length of the votes there, each times its coupling (and the
+    # activation of its child, where poses do not carry it).
     amount: Float[Tensor, "rows columns"]
-    agreement: Float[Tensor, "rows columns"]
+    agreement: Float[Tensor, "rows columns"]  # cosine between those votes and the pose of the class, weighted by amount
 
 
 class Sight(NamedTuple):
@@ -58,15 +50,9 @@ class RoutingSteps(NamedTuple):
 
 
 def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height width"], label: int) -> RoutingSteps:
-    """Stop the routing of every layer after 1, 2, ... iterations, at most `MOST_STEPS`.
+    """Stop the routing of every layer after 1, 2, ... iterations, at most `MOST_STEPS`, and map the votes for a class.
 
-    Args:
-        model: a capsule network; its last routed layer makes the class capsules.
-        image: one image in [0, 1].
-        label: the class whose voters are mapped.
-
-    Raises:
-        ValueError: for a model without routed layers, or whose class capsules are of no kind known here.
+    The model is one that `can_step`, the image in [0, 1].
     """
     name, layer = list(routed_layers(model).items())[-1]
     most = max(router.passes for router in routers_of(model).values())

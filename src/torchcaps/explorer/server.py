@@ -33,11 +33,7 @@ MOST_CONNECTIONS = 256  # a browser opens up to six
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket on this port, or the next free one.
-
-    Raises:
-        RunError: for an address that is not this machine's, or no free port among the next ones.
-    """
+    """A listening socket on this port, or the next free one; RunError for a foreign address, or no free port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -65,17 +61,9 @@ def serve(
     sessions: Sequence[Session], *, host: str = "127.0.0.1", port: int = 8700, open_page: bool = True,
     say: Callable[[str], object] = print,
 ) -> None:  # fmt: skip
-    """Serve the page until Ctrl-C.
+    """Serve the page until Ctrl-C; RunError where there is no such address, or no free port.
 
-    Args:
-        sessions: the models to look into.
-        host: the address to listen on; any but this machine's own needs a token, which the printed address has.
-        port: the first to try; 0 takes any.
-        open_page: open it in the browser.
-        say: called with the address, and with what is to be said before it.
-
-    Raises:
-        RunError: where there is no such address, or no free port.
+    Any host but this machine's own needs a token, which the printed address has; port 0 takes any.
     """
     access, worker = access_for(host), Worker()
     with bound(host, port) as listening:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -18,10 +17,7 @@ LIMITS = {"degrees": (-180.0, 180.0), "scale": (0.25, 4.0), "right": (-512.0, 51
 class Motion:
     """A change of an image about its centre: resized, then turned clockwise, then moved by pixels.
 
-    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes.
-
-    Raises:
-        ValueError: for values out of range, and a name that is none of them.
+    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes. ValueError for others.
     """
 
     degrees: float = 0.0
@@ -38,14 +34,11 @@ class Motion:
 
     def at(self, value: float) -> Motion:
         """The same with another amount of what changes."""
-        change: dict[str, Any] = {self.changing: value}
-        return replace(self, **change)
+        return Motion(**(asdict(self) | {self.changing: value}))
 
 
 def move(image: UInt8[Tensor, "channels height width"], motion: Motion) -> UInt8[Tensor, "channels height width"]:
     """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
-    moved = transform_images(
-        image.unsqueeze(0).float(),
-        rotation=motion.degrees, scale=100 * motion.scale, shift=(motion.right, motion.down),
-    )  # fmt: skip
+    how = {"rotation": motion.degrees, "scale": 100 * motion.scale}
+    moved = transform_images(image.unsqueeze(0).float(), **how, shift=(motion.right, motion.down))
     return moved[0].round().clamp(0, 255).to(image.dtype)

@@ -36,15 +36,12 @@ class Worker:
     ) -> Any:
         """What the function returns, run in the thread.
 
-        Args:
-            function: of one argument; or, with `together`, of a list of arguments, with a list of answers.
-            argument: of this request.
-            stream: that the request belongs to; without a name it replaces no other request.
-            together: the function answers several requests at once; all with this share one function.
+        It is given one argument; or, with `together`, the arguments of several requests, and returns a list of answers.
+        Without a stream a request replaces no other.
 
         Raises:
             Superseded: a newer request of the stream came while this one waited.
-            HTTPException: (503) the queue is full, or the server stops. Exception: what the function raises.
+            HTTPException: (503) the queue is full, or the server stops.
         """
         job = _Job(function, argument, together, Future())
         self._enqueue(stream or object(), job)

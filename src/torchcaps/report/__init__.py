@@ -11,7 +11,6 @@ from torchcaps.report.run import can_plot as can_plot
 from torchcaps.report.run import evaluation_folder as evaluation_folder
 from torchcaps.report.run import finish_run as finish_run
 from torchcaps.report.run import open_run as open_run
-from torchcaps.report.run import plot_training as plot_training
 from torchcaps.report.run import save_figure as save_figure
 from torchcaps.report.run import write_evaluation as write_evaluation
 from torchcaps.report.sections import register_section as register_section

@@ -59,10 +59,10 @@ def mistakes(run: FinishedRun) -> Exhibit | None:
         return None
     from torchcaps import viz
 
-    worst, wrong = _worst(run)
-    looked = f"{len(run.images):,} test images looked at"
-    if not wrong:
+    wrong, looked = _mistakes(run), f"{len(run.images):,} test images looked at"
+    if not len(wrong):
         return Exhibit("mistakes", "Worst mistakes", f"None: all of the {looked} are right.")
+    worst = wrong[:MISTAKES]
     labels, activations = run.labels[worst], run.activations[worst]
     taken = evaluation.top_labels(activations, labels.shape[1])
     rows = tuple(
@@ -74,8 +74,8 @@ def mistakes(run: FinishedRun) -> Exhibit | None:
     names = viz.names.drawable(run.classes)
     return Exhibit(
         "mistakes", "Worst mistakes",
-        f"{wrong:,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class exceeds "
-        f"that of the true one by most. The bars are {kind}s.",
+        f"{len(wrong):,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class "
+        f"exceeds that of the true one by most. The bars are {kind}s.",
         viz.activation_bars(run.images.float_images(worst), activations, labels, classes=names),
         f"{len(worst)} test images that were taken for other classes, with bars for the most active ones.",
         ("Image of", "Taken for", f"{kind.capitalize()} of the true class", f"{kind.capitalize()} of the other"), rows,
@@ -179,11 +179,10 @@ def verdicts(found: Diagnosis) -> Html:
     return join(*(table(titles[layer], ("Question", "Answer"), rows, kind="words") for layer, rows in parts.items()))
 
 
-def _worst(run: FinishedRun) -> tuple[Tensor, int]:
-    """The wrong answers that the model was surest of, and how many there are in all."""
+def _mistakes(run: FinishedRun) -> Tensor:
+    """The wrong answers, those first that the model was surest of."""
     true = torch.zeros_like(run.activations, dtype=torch.bool).scatter(1, run.labels, True)
     rival = run.activations.masked_fill(true, -1.0).amax(dim=1)
     missed = run.activations.masked_fill(~true, 2.0).amin(dim=1)
     wrong = (~run.right).nonzero().squeeze(1)
-    order = (rival - missed)[wrong].argsort(descending=True, stable=True)
-    return wrong[order][:MISTAKES], len(wrong)
+    return wrong[(rival - missed)[wrong].argsort(descending=True, stable=True)]

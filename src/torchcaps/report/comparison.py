@@ -31,11 +31,6 @@ def check_same_task(runs: Sequence[FinishedRun]) -> None:
             )
 
 
-def lead(runs: Runs) -> Html:
-    """What is compared."""
-    return paragraph(Html(f"{len(runs)} runs side by side: {', '.join(name(key) for key in runs)}."))
-
-
 def sections_of(runs: Runs) -> list[Section]:
     """All of them, in their order; those on right answers only where classes are parts apart."""
     parts = all(run.tells_classes for run in runs.values())
@@ -48,10 +43,9 @@ def figures(runs: Runs) -> Section:
     found = [_facts(run) for run in runs.values()]
     labels = dict.fromkeys(label for one in found for label in one)
     rows = [(label, *(name(one.get(label, "–")) for one in found)) for label in labels]
-    about = (
-        "Accuracy is the share of images with all of their classes found. " * any(run.several for run in runs.values())
-        + "Times are those of training steps alone, on the machine of each run."
-    )
+    about = "Times are those of training steps alone, on the machine of each run."
+    if any(run.several for run in runs.values()):
+        about = f"Accuracy is the share of images with all of their classes found. {about}"
     body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(about))
     return Section("figures", "Side by side", body)
 
@@ -140,21 +134,16 @@ def classes(runs: Runs) -> Section:
 
 def settings(runs: Runs) -> Section:
     """Settings and machines, where they differ."""
-    parts = []
-    for caption, heading, values in (
-        ("Settings that differ", "Setting", [run.config.flat() for run in runs.values()]),
-        ("Environments that differ", "What", [run.environment for run in runs.values()]),
-    ):
-        rows = _differing(values)
-        shown = table(caption, _heads(heading, runs), rows, kind="words")
-        parts.append(shown if rows else paragraph(f"{caption}: none."))
-    return Section("settings", "What differs", join(*parts))
+    own = _differing("Settings that differ", "Setting", runs, [run.config.flat() for run in runs.values()])
+    machines = _differing("Environments that differ", "What", runs, [run.environment for run in runs.values()])
+    return Section("settings", "What differs", join(own, machines))
 
 
-def _differing(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _differing(caption: str, first: str, runs: Runs, values: Sequence[Mapping[str, Any]]) -> Html:
     keys = dict.fromkeys(key for one in values for key in one)
     rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
-    return [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    cells = [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
+    return table(caption, _heads(first, runs), cells, kind="words") if cells else paragraph(f"{caption}: none.")
 
 
 def _heads(first: str, runs: Runs) -> list[str]:
@@ -190,11 +179,23 @@ def compare_folders(
         DataError: if the test images cannot be had.
         ValueError: as for `compare_runs`.
     """
-    how: dict[str, Any] = {"root": root, "device": device, "most_images": ALL_IMAGES, "progress": progress}
-    (ours, base), (theirs, other) = _answers(first, **how), _answers(second, **how)
-    check_same_task([base, other])
-    if not same_images(base, other):
-        raise RunError(f"{other.path}: was not tested on the same images as {base.path}")
+    base: FinishedRun | None = None
+    right: list[dict[int, Bool[Tensor, " n"]]] = []  # of each method, by seed
+    for folders in (first, second):
+        right.append({})
+        for folder in folders:  # one at a time: each holds its model and its images
+            run = open_finished(folder, root=root, device=device, most_images=ALL_IMAGES, progress=progress)
+            base = base or run
+            check_same_task([base, run])
+            if not run.tells_classes:
+                raise RunError(f"{run.path}: the task {run.task.name} gives no right and wrong answers to compare")
+            seed = run.config.run.seed
+            if seed in right[-1]:
+                raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
+            if not same_images(base, run):
+                raise RunError(f"{run.path}: was not tested on the same images as {base.path}")
+            right[-1][seed] = run.right
+    ours, theirs = (dict(sorted(found.items())) for found in right)
     if len(ours) == len(theirs) == 1:
         [one], [two] = ours.values(), theirs.values()
         return compare_answers(one, two, margin=margin)
@@ -203,21 +204,3 @@ def compare_folders(
         raise RunError(f"paired: expected runs of the same seeds of both methods, got {seeds} and {others}")
     one, two = (torch.stack(list(runs.values())) for runs in (ours, theirs))
     return compare_runs(one, two, paired=paired, margin=margin)
-
-
-def _answers(runs: Sequence[str | Path], **how: Any) -> tuple[dict[int, Bool[Tensor, " n"]], FinishedRun]:
-    """Which images each run of one method is right on, by the seeds in their order; and the first run."""
-    opened = (open_finished(run, **how) for run in runs)
-    base = next(opened)
-    if not base.tells_classes:
-        raise RunError(f"{base.path}: the task {base.task.name} gives no right and wrong answers to compare")
-    right = {base.config.run.seed: base.right}
-    for run in opened:  # one at a time: each holds its model and its images
-        check_same_task([base, run])
-        seed = run.config.run.seed
-        if seed in right:
-            raise RunError(f"{run.path}: expected another seed for each run of a method, got {seed} twice")
-        if not same_images(base, run):
-            raise RunError(f"{run.path}: was not tested on the same images as {base.path}")
-        right[seed] = run.right
-    return dict(sorted(right.items())), base

@@ -39,9 +39,7 @@ def best_epoch(epochs: Rows) -> int | None:
 def training_seconds(epochs: Rows, batch_size: int | None) -> float | None:
     """Time in training steps, from the images per second of each epoch; None where that was not recorded.
 
-    Args:
-        epochs: in their order.
-        batch_size: images per step; only runs of early versions, which do not count their images, need it.
+    Only runs of early versions, which do not count their images, need the batch size.
     """
     total, before = 0.0, 0
     for row in epochs:

@@ -25,35 +25,20 @@ from torchcaps.training import RunFolder, TrainConfig
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        path: its folder.
-        config: its configuration.
-        environment: versions and hardware; empty if that was not recorded.
-        epochs: the metrics of its epochs, at least one.
-        notes: what happened beside them, such as a second start, one sentence each.
-        task: around the trained model.
-        images: the test images that were looked at.
-        total: how many test images there are.
-        measured: the figures of the images that were looked at.
-        figures: by name, of all test images: those of evaluation.json where there is one.
-        recorded: whether the figures are those of evaluation.json.
-        diagnosed: images that routing is measured on; 0 is none.
-    """
-
-    path: Path
+    path: Path  # its folder
     config: TrainConfig
-    environment: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    notes: list[str]
-    task: Task
-    images: ImageSet
-    total: int
-    measured: Found
-    figures: dict[str, Any]
-    recorded: bool
-    diagnosed: int = 64
+    environment: dict[str, Any]  # versions and hardware; empty if that was not recorded
+    epochs: list[dict[str, Any]]  # their metrics; at least one
+    notes: list[str]  # what happened beside them, such as a second start, one sentence each
+    task: Task  # around the trained model
+    images: ImageSet  # the test images that were looked at
+    total: int  # how many test images there are
+    measured: Found  # the figures of the images that were looked at
+    figures: dict[str, Any]  # by name, of all test images: those of evaluation.json where there is one
+    recorded: bool  # whether the figures are those of evaluation.json
+    diagnosed: int = 64  # images that routing is measured on; 0 is none
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -123,21 +108,10 @@ def open_finished(
     diagnosed: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> FinishedRun:
-    """Read a finished run and run its model over its test images.
+    """Read a finished run and run its model over its test images; arguments and errors are those of `write_report`.
 
-    Args:
-        path: the run folder.
-        root: where a named data set is looked for first; by default as for the run.
-        device: where to compute; see `TrainConfig`.
-        most_images: of more test images, so many evenly spread ones are looked at, where evaluation.json has the
-            figures of all; a task that tells no classes apart always measures all.
-        diagnosed: images that routing is measured on; 0 is none.
-        progress: called with (images done, images in all).
-
-    Raises:
-        RunError: for no run, one that is not finished, or one whose files are damaged.
-        DataError: if the test images cannot be had.
-        ValueError: for less than one image.
+    Of more test images than `most_images` some are looked at only where evaluation.json has the figures of all, and
+    never by a task that tells no classes apart.
     """
     check_range("images", most_images, low=1)
     run = RunFolder.open(path)
@@ -154,18 +128,13 @@ def open_finished(
     measured = task.evaluate(images, progress=progress)
     figures = measured.to_dict()
     if recorded is not None:
-        _check_recorded(recorded, figures, run.path / EVALUATION)
+        file, again = run.path / EVALUATION, f"write it anew with: torchcaps evaluate {run.path}"
+        if not figures.keys() <= recorded.keys():
+            raise RunError(f"{file}: does not hold the figures of an evaluation; {again}")
+        if recorded.get("classes") != figures.get("classes"):
+            raise RunError(f"{file}: its classes are not those of the model; {again}")
     return FinishedRun(
         path=run.path, config=config, environment=run.environment(), epochs=epochs, task=task, images=images,
         notes=[str(row.get("text")) for row in run.rows() if row["kind"] == "note"], total=total, measured=measured,
         recorded=recorded is not None, figures=recorded or figures, diagnosed=diagnosed,
     )  # fmt: skip
-
-
-def _check_recorded(found: dict[str, Any], measured: dict[str, Any], file: Path) -> None:
-    """Raise RunError unless the figures of a file speak of the model that was measured."""
-    again = f"write it anew with: torchcaps evaluate {file.parent}"
-    if not measured.keys() <= found.keys():
-        raise RunError(f"{file}: does not hold the figures of an evaluation; {again}")
-    if found.get("classes") != measured.get("classes"):
-        raise RunError(f"{file}: its classes are not those of the model; {again}")

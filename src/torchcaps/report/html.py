@@ -10,7 +10,7 @@ from torchcaps.errors import check_range
 from torchcaps.report import classes as classes  # registers its sections
 from torchcaps.report import comparison
 from torchcaps.report.finished import FinishedRun, open_finished
-from torchcaps.report.markup import page
+from torchcaps.report.markup import Html, name, page, paragraph
 from torchcaps.report.run import can_plot
 from torchcaps.report.sections import lead, sections_of
 from torchcaps.report.words import telling
@@ -55,7 +55,9 @@ def write_report(
             cannot be had. TrainingError: if the file cannot be written. ImportError: without matplotlib.
         ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
-    _check(images, diagnose)
+    _check_plots()
+    if diagnose:
+        check_range("diagnose", diagnose, low=2)
     found = open_finished(run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress)
     content = page(f"Report on {found.path.resolve().name}", lead(found), sections_of(found), _foot([found]))
     return _write(content, found.path / REPORT if output is None else Path(output))
@@ -81,26 +83,23 @@ def write_comparison(
         ValueError: for fewer than two runs, or one that is named twice. RunError: for runs of different tasks.
             Otherwise as `write_report`.
     """
-    _check(images, 0)
+    _check_plots()
     check_range("number of runs", len(runs), low=2)
     paths = [Path(run).resolve() for run in runs]
-    twice = next((run for run, path in zip(runs, paths, strict=True) if paths.count(path) > 1), None)
-    if twice is not None:
-        raise ValueError(f"runs: expected different run folders, got {twice} twice")
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise ValueError(f"runs: expected different run folders, got {run} twice")
     found = [open_finished(run, root=root, device=device, most_images=images, progress=progress) for run in runs]
     comparison.check_same_task(found)
     named = dict(zip(telling([run.path for run in found]), found, strict=True))
-    title, sections = f"Comparison of {len(found)} runs", comparison.sections_of(named)
-    content = page(title, comparison.lead(named), sections, _foot(found))
+    top = paragraph(Html(f"{len(found)} runs side by side: {', '.join(map(name, named))}."))
+    content = page(f"Comparison of {len(found)} runs", top, comparison.sections_of(named), _foot(found))
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 
 
-def _check(images: int, diagnose: int) -> None:
+def _check_plots() -> None:
     if not can_plot():
         raise ImportError("a report needs matplotlib for its pictures; install it with: pip install 'torchcaps[plots]'")
-    check_range("images", images, low=1)
-    if diagnose:
-        check_range("diagnose", diagnose, low=2)
 
 
 def _foot(runs: Sequence[FinishedRun]) -> str:

@@ -29,15 +29,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # no HTML document may 
 
 
 class Section(NamedTuple):
-    """A part of a page, under a heading of its own.
+    """A part of a page, under a heading of its own."""
 
-    Attributes:
-        key: letters and hyphens, the address within the page.
-        title: its heading.
-        body: what stands under it.
-    """
-
-    key: str
+    key: str  # letters and hyphens, the address within the page
     title: str
     body: Html
 
@@ -65,14 +59,7 @@ def paragraph(content: str) -> Html:
 
 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "") -> Html:
-    """A table whose first column names its rows.
-
-    Args:
-        caption: above it.
-        heads: of the columns.
-        rows: as many cells each as there are heads.
-        kind: a class of the style sheet: "figures" sets all columns but the first to the right.
-    """
+    """A table whose first column names its rows; of the kind "figures", all other columns are set to the right."""
     top = "".join(f'<th scope="col">{text(head)}</th>' for head in heads)
     body = "\n".join(
         f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>'
@@ -86,20 +73,16 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def picture(figure: Figure, alt: str) -> Html:
-    """A matplotlib figure on a white card: drawn again at any size, or as pixels where it has very many marks.
-
-    Args:
-        figure: drawn into the page.
-        alt: what it shows, for those who do not see it.
-    """
+    """A matplotlib figure on a white card: drawn again at any size, or as pixels where it has very many marks."""
     from matplotlib import rc_context
 
-    stream, mime = io.BytesIO(), "image/svg+xml"
+    marks = [np.asarray(image.get_array()).size for axes in figure.axes for image in axes.images]
+    marks += [len(np.asarray(points.get_offsets())) for axes in figure.axes for points in axes.collections]
+    stream, mime = io.BytesIO(), "image/svg+xml" if sum(marks) <= MOST_MARKS else "image/webp"
     with rc_context({"svg.hashsalt": "torchcaps"}):  # the same figure is the same page, byte for byte
-        if _marks(figure) <= MOST_MARKS:
+        if mime == "image/svg+xml":
             figure.savefig(stream, format="svg", metadata={"Date": None})
         else:
-            mime = "image/webp"
             figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
     width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
     kinds, content = "card broad" if width > PHONE else "card", base64.b64encode(stream.getvalue()).decode("ascii")
@@ -109,22 +92,8 @@ def picture(figure: Figure, alt: str) -> Html:
     )
 
 
-def _marks(figure: Figure) -> int:
-    """Pixels of images, and points."""
-    marks = [np.asarray(image.get_array()) for axes in figure.axes for image in axes.images]
-    marks += [np.asarray(points.get_offsets())[:, 0] for axes in figure.axes for points in axes.collections]
-    return sum(array.size for array in marks)
-
-
 def page(title: str, lead: Html, sections: Sequence[Section], foot: str) -> str:
-    """The whole document: nothing in it is loaded from anywhere.
-
-    Args:
-        title: plain text.
-        lead: under the title.
-        sections: in their order; the contents list them.
-        foot: plain text at the end.
-    """
+    """The whole document, with its contents: nothing in it is loaded from anywhere. Title and foot are plain text."""
     template = Template(files("torchcaps.report").joinpath("page.html").read_text(encoding="utf-8"))
     contents = "\n".join(f'<li><a href="#{text(one.key)}">{text(one.title)}</a></li>' for one in sections)
     body = "\n".join(

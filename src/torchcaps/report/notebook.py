@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from torchcaps.models.notebook import card, facts, plain
 from torchcaps.report.epochs import best_epoch, epochs_of, is_finished, score_of, training_seconds
 from torchcaps.report.run import read_figures
-from torchcaps.report.words import counted, duration, figure, numbers, percent
+from torchcaps.report.words import duration, figure, numbers, percent
 from torchcaps.training import RunFolder, load
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 130, 46, 12, 12, 24  # of the curve and its margins, in pixels
@@ -45,22 +46,13 @@ class Run:
         self.config = self.folder.config()
 
     @property
-    def name(self) -> str:
-        """That of the folder."""
-        return self.folder.path.resolve().name
-
-    @property
     def about(self) -> str:
         """`capsnet on digits`."""
         return f"{self.config.model.name} on {self.config.data.name}"
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
-        """The metrics of the epochs done so far.
-
-        Raises:
-            RunError: if they are damaged.
-        """
+        """The metrics of the epochs done so far; RunError if they are damaged."""
         return epochs_of(self.folder)
 
     @property
@@ -80,35 +72,20 @@ class Run:
 
     @property
     def figures(self) -> dict[str, Any] | None:
-        """What evaluation.json says of the test images; None before they were looked at.
-
-        Raises:
-            RunError: if it is damaged.
-        """
+        """What evaluation.json says of the test images; None before they were looked at, RunError if it is damaged."""
         return read_figures(self.folder.path)
 
     def load(self, device: str = "cpu") -> nn.Module:
-        """Its model, in evaluation mode.
-
-        Raises:
-            RunError: if there is none yet, or it is damaged.
-        """
+        """Its model, in evaluation mode; RunError if there is none yet, or it is damaged."""
         return load(self.folder.path, device=device)
 
     def __repr__(self) -> str:
-        rows, total, state = self.epochs, self.config.run.epochs, [self._result() or "not evaluated yet"]
-        if not rows:
-            state.append(f"no epoch of {total} done")
-        elif not self.finished:
-            state.append(f"epoch {rows[-1]['epoch']} of {total} done")
-        if any(row.get("best") for row in rows):
-            state.append(f"best epoch {best_epoch(rows)} of {total}")
-        if self.seconds is not None:
-            state.append(duration(self.seconds))
-        return f"Run({str(self.folder.path)!r}: {', '.join((self.about, *state))})"
+        state = (self.about, self._result() or "not evaluated yet", *self._progress())
+        return f"Run({str(self.folder.path)!r}: {', '.join(state)})"
 
     def _repr_html_(self) -> str:
-        lines = {"folder": str(self.folder.path), "test images": self._result(), "training": self._progress()}
+        training = ", ".join(self._progress())
+        lines = {"folder": str(self.folder.path), "test images": self._result(), "training": training}
         rows, best = self.epochs, self.best_epoch
         key, what = f"val_{score_of(rows)}", f"validation {score_of(rows).replace('_', ' ')}"
         values = [float(row[key]) for row in rows if key in row]
@@ -118,7 +95,7 @@ class Run:
         else:  # a run of an early version without validation
             key, what = "train_loss", "training loss"
         known = [(name, value) for name, value in lines.items() if value]
-        return card(self.name, self.about, facts(known), curve(rows, key, what, best=best))
+        return card(self.folder.path.resolve().name, self.about, facts(known), curve(rows, key, what, best=best))
 
     def _result(self) -> str:
         """`98.50 % of 1,000 test images right`; empty before they were looked at."""
@@ -133,29 +110,27 @@ class Run:
         named = [f"{name} {figure(name, value)}" for name, value in numbers(found).items()]
         return f"{', '.join(named[:MOST_FIGURES])} {of}"
 
-    def _progress(self) -> str:
+    def _progress(self) -> list[str]:
+        """`epoch 5 of 8 done`, `best epoch 4 of 8`, `14 s`: what of it is known."""
         rows, total = self.epochs, self.config.run.epochs
-        if not rows:
-            return f"no epoch of {total} done"
-        took = "" if self.seconds is None else f", {duration(self.seconds)} in training steps"
-        done = f"{counted(total, 'epoch')}" if rows[-1]["epoch"] == total else f"{rows[-1]['epoch']} of {total} epochs"
-        return f"{done}{took}" + ("" if self.finished else "; not finished")
+        reached = f"epoch {rows[-1]['epoch']}" if rows else "no epoch"
+        state = [] if self.finished else [f"{reached} of {total} done"]
+        if any(row.get("best") for row in rows):
+            state.append(f"best epoch {best_epoch(rows)} of {total}")
+        return state if self.seconds is None else [*state, duration(self.seconds)]
 
 
 def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int | None = None) -> str:
     """A line over epochs as an inline SVG in the colours of the page it stands on; empty without a finite value.
 
-    Args:
-        rows: metrics of epochs, with `epoch` and perhaps `key`.
-        key: what is drawn; of accuracies the percentage.
-        what: its name, plain text.
-        best: an epoch to mark.
+    Accuracies are drawn in percent, `what` names the figure in plain text, and the best epoch is marked.
     """
     percents = key.endswith("accuracy")
-    points = [(int(row["epoch"]), float(row.get(key, nan)) * (100 if percents else 1)) for row in rows]
-    epochs, values = [epoch for epoch, value in points if isfinite(value)], [v for _, v in points if isfinite(v)]
-    if not values:
+    points = {int(row["epoch"]): float(row[key]) * (100 if percents else 1) for row in rows if key in row}
+    points = {epoch: value for epoch, value in points.items() if isfinite(value)}
+    if not points:
         return ""
+    epochs, values = [*points], [*points.values()]
     across, up = _places(epochs, LEFT, WIDTH - RIGHT), _places(values, HEIGHT - BOTTOM, TOP)
     dots = "".join(
         f'<circle cx="{x}" cy="{y}" r="{4 if epoch == best else 2}" fill="currentColor"/>'
@@ -178,6 +153,6 @@ def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int |
 
 def _places(values: Sequence[float], start: float, end: float) -> list[float]:
     """Where on the page values stand, the smallest at `start` and the largest at `end`; equal ones in the middle."""
-    low, high = min(values), max(values)
-    shares = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-    return [round(start + share * (end - start), 1) for share in shares]
+    room = 0 if min(values) < max(values) else 1
+    found: list[float] = np.interp(values, (min(values) - room, max(values) + room), (start, end)).round(1).tolist()
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,15 +47,12 @@ def reconstruct_run(
     """
     from torchcaps import viz
 
-    chosen = _chosen(run, images, data, root, per_class, seed)
-    some = evenly(torch.arange(len(chosen.images)), MOST_PAIRS)
-    drawn = evaluation.reconstructions(chosen.model, chosen.images[some])
-    truth = drawn.predictions if chosen.labels is None else chosen.labels[some]
-    classes, path = viz.names.drawable(chosen.model.classes), evaluation_folder(run) / PLOTS / "reconstructions.png"
-    figure = viz.reconstructions(
-        chosen.images[some], drawn.images, truth, predictions=drawn.predictions, classes=classes
-    )
-    return save_figure(figure, path if output is None else output)
+    model, shown, labels, _ = _chosen(run, images, data, root, per_class, seed)
+    some = evenly(torch.arange(len(shown)), MOST_PAIRS)
+    drawn = evaluation.reconstructions(model, shown[some])
+    truth, classes = drawn.predictions if labels is None else labels[some], viz.names.drawable(model.classes)
+    figure = viz.reconstructions(shown[some], drawn.images, truth, predictions=drawn.predictions, classes=classes)
+    return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
 
 def perturb_run(
@@ -88,41 +85,31 @@ def perturb_run(
     """
     from torchcaps import viz
 
-    chosen = _chosen(run, images, data, root, 1, seed)
+    model, shown, labels, names = _chosen(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes, written = viz.names.drawable(chosen.model.classes), []
-    for index, name in enumerate(chosen.names):
-        label = None if chosen.labels is None else chosen.labels[index : index + 1]
-        found = evaluation.perturb(chosen.model, chosen.images[index : index + 1], label, span=span, steps=steps)
+    classes, written = viz.names.drawable(model.classes), []
+    for index, name in enumerate(_file_names(names)):
+        label = None if labels is None else labels[index : index + 1]
+        found = evaluation.perturb(model, shown[index : index + 1], label, span=span, steps=steps)
         title = f"pose of class capsule {classes[int(found.shown)]!r}, one dimension at a time"
         figure = viz.perturbations(found.reconstructions[0], found.offsets, title=title)
         written.append(save_figure(figure, folder / f"perturb_{name}.png"))
     return written
 
 
-class _Chosen(NamedTuple):
-    """A model with a decoder of class capsules, images, their labels where they are known, and a name for each."""
-
-    model: Any
-    images: Tensor
-    labels: Tensor | None
-    names: list[str]
-
-
 def _chosen(
     run: str | Path, images: Sequence[str | Path], data: str | None, root: str | None, per_class: int, seed: int
-) -> _Chosen:
+) -> tuple[Any, Tensor, Tensor | None, list[str]]:
+    """A model with a decoder of class capsules, images, their labels where they are known, and a name for each."""
     if images:
         model = _with_decoder(run, load(run))
         files = images_in(images)
-        pictures = torch.stack([model.preprocess(file) for file in files])
-        return _Chosen(model, pictures, None, _file_names([file.stem for file in files]))
+        return model, torch.stack([model.preprocess(file) for file in files]), None, [file.stem for file in files]
     task, test = open_run(run, data=data, root=root, device="cpu")
     model = _with_decoder(run, task.model)
     first = test.labels.view(len(test), -1)[:, 0]
     some = example_indices(first, per_class, seed)
-    names = _file_names([test.classes[k] for k in first[some].tolist()])
-    return _Chosen(model, test.float_images(some), first[some], names)
+    return model, test.float_images(some), first[some], [test.classes[k] for k in first[some].tolist()]
 
 
 def _with_decoder(run: str | Path, model: Any) -> Any:

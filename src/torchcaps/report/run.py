@@ -99,7 +99,7 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
     if joined().main:
         write_evaluation(run.path, found, task, images)
         if can_plot():
-            plot_training(run, task.loss)
+            save_figure(training_figure(epochs_of(run), task.loss), run.path / PLOTS / "curves.png")
     return found
 
 
@@ -120,15 +120,6 @@ def write_evaluation(folder: str | Path, found: Found, task: Task, images: Image
 def can_plot() -> bool:
     """Whether matplotlib is installed; without it a run has its figures, but no plots."""
     return find_spec("matplotlib") is not None
-
-
-def plot_training(run: RunFolder, loss: str) -> Path:
-    """Write curves of a task's loss (by its name) and of the score over epochs.
-
-    Raises:
-        RunError, TrainingError: if the metrics cannot be read, or the plot cannot be written.
-    """
-    return save_figure(training_figure(epochs_of(run), loss), run.path / PLOTS / "curves.png")
 
 
 def training_figure(epochs: Rows, loss: str) -> Figure:

@@ -9,20 +9,17 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.canvas import BELOW, SMALL, STYLES, Axes, Figure, line, new_figure, panels, plain
 from torchcaps.viz.names import short
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def throughput_bars(rows: Rows) -> Figure:
-    """Training speed of each variant, one bar for each precision.
+    """Training speed of each variant, one bar for each precision; ValueError for no rows.
 
     Args:
         rows: of `torchcaps bench step`: `variant`, `precision` and `img/s`.
-
-    Raises:
-        ValueError: for no rows.
     """
     precisions = list(dict.fromkeys(str(row["precision"]) for row in _some(rows)))
     series = {p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions}
@@ -30,28 +27,21 @@ def throughput_bars(rows: Rows) -> Figure:
 
 
 def layer_bars(rows: Rows) -> Figure:
-    """Time of the routed layer alone, forward, and forward and backward.
+    """Time of the routed layer alone, forward, and forward and backward; ValueError for no rows.
 
     Args:
         rows: of `torchcaps bench layer`: `variant`, `forward ms` and `forward+backward ms`.
-
-    Raises:
-        ValueError: for no rows.
     """
-    series = {
-        name: {str(r["variant"]): r[f"{name} ms"] for r in _some(rows)} for name in ("forward", "forward+backward")
-    }
+    heads = ("forward", "forward+backward")
+    series = {head: {str(r["variant"]): r[f"{head} ms"] for r in _some(rows)} for head in heads}
     return _bars(series, "routed layer, milliseconds (less is better)")
 
 
 def memory_bars(rows: Rows) -> Figure:
-    """Peak memory as predicted and as measured.
+    """Peak memory as predicted and as measured; ValueError for no rows.
 
     Args:
         rows: of `torchcaps bench memory`: `batch`, `precision`, `predicted MiB` and `measured MiB`.
-
-    Raises:
-        ValueError: for no rows.
     """
     names = [f"batch {row['batch']}, {row['precision']}" for row in _some(rows)]
     heads = ("predicted", "measured")
@@ -60,21 +50,17 @@ def memory_bars(rows: Rows) -> Figure:
 
 
 def scaling_curves(rows: Rows) -> Figure:
-    """Time of the routed layer against each of its sizes, both logarithmic, with the fitted exponents in the legends.
+    """Time of the routed layer against each of its sizes, both logarithmic; ValueError for no rows.
+
+    The legends have the fitted exponents.
 
     Args:
         rows: of `torchcaps bench scaling`: `against`, `impl`, `exponent`, `sizes` and `ms`.
-
-    Raises:
-        ValueError: for no rows.
     """
     names = list(dict.fromkeys(str(row["against"]) for row in _some(rows)))
-    columns = min(3, len(names))
-    height = -(-len(names) // columns)
     most = max(sum(row["against"] == name for row in rows) for name in names)
-    figure = new_figure(0.6 + 3.1 * columns, 0.4 + (2.5 + 0.17 * most) * height)
-    panels = list(figure.subplots(height, columns, squeeze=False).flat)
-    for axes, name in zip(panels, names, strict=False):
+    figure, drawn = panels(len(names), 3, 3.3, 2.5 + 0.17 * most, 0.4)
+    for axes, name in zip(drawn, names, strict=True):
         lines = [row for row in rows if row["against"] == name]
         for row, style in zip(lines, cycle(STYLES), strict=False):
             label = f"{short(str(row['impl']), 18)}: exponent {row['exponent']:.2f}"
@@ -82,22 +68,18 @@ def scaling_curves(rows: Rows) -> Figure:
         _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
         plain(axes, name, ylabel="ms")
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)  # below: hides no line
-    for axes in panels[len(names) :]:
-        axes.set_visible(False)
     return figure
 
 
 def latency_curves(rows: Rows) -> Figure:
-    """Time of an answer against the images asked about at once: the median, and dashed the 95th percentile.
+    """Time of an answer against the images asked about at once; ValueError for no rows.
+
+    Drawn are the median, and dashed the 95th percentile.
 
     Args:
         rows: of `torchcaps bench latency`: `batch`, `precision`, `median ms` and `95 % ms`.
-
-    Raises:
-        ValueError: for no rows.
     """
-    figure = new_figure(5.4, 3.4)
-    axes = figure.subplots()
+    figure, [axes] = panels(1, 1, 5.4, 3.4)
     names = dict.fromkeys(str(row["precision"]) for row in _some(rows))
     for name, style in zip(names, cycle(STYLES), strict=False):
         lines = [row for row in rows if row["precision"] == name]
@@ -106,7 +88,7 @@ def latency_curves(rows: Rows) -> Figure:
         line(axes, batches, [r["95 % ms"] for r in lines], (style[0], ""), "", lw=1.0, ls="--")
     _logarithmic(axes, sorted({row["batch"] for row in rows}))
     plain(axes, "time of an answer, ms (dashed: 95th percentile)", xlabel="images at once")
-    figure.legend(loc="outside lower center", ncols=len(names), fontsize=SMALL, frameon=False)
+    figure.legend(ncols=len(names), **BELOW)
     return figure
 
 
@@ -132,7 +114,7 @@ def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequenc
         axes.set_xscale("log")
         plain(axes, data, xlabel="minutes of training", ylabel="test accuracy, %", grid=True)
     found = {name: mark for axes in figure.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False)
+    figure.legend(found.values(), found.keys(), ncols=3, **BELOW)
     return figure
 
 
@@ -159,7 +141,7 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))
-    figure.legend(loc="outside lower center", ncols=len(series), fontsize=SMALL, frameon=False)
+    figure.legend(ncols=len(series), **BELOW)
     return figure
 
 

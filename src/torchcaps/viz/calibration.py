@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.viz.canvas import GREY, RED, SKY, SMALL, TEXT, Figure, new_figure, plain
+from torchcaps.viz.canvas import BELOW, GREY, RED, SKY, TEXT, Figure, new_figure, plain
 
 NAMES = {"normalised": "activations divided by their sum", "length": "longest capsule"}
 
@@ -47,6 +47,5 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         # From a full last bin to single samples: only a logarithmic axis shows both.
         lower.set_yscale("symlog", linthresh=1)
         lower.set_ylim(bottom=0)
-    lines, texts = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, texts, loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), ncols=3, **BELOW)
     return figure

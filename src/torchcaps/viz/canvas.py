@@ -19,6 +19,7 @@ BLUE, SKY, ORANGE, RED, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D0D
 STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
 # Points.
 TEXT, SMALL = 9.0, 7.5
+BELOW: dict[str, Any] = {"loc": "outside lower center", "fontsize": SMALL, "frameon": False}  # a legend of all panels
 # Inches: no number of classes or examples makes a figure larger.
 MAX_WIDTH, MAX_HEIGHT = 16.0, 20.0
 
@@ -27,6 +28,17 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty white figure of these inches, at most 16 by 20, which lays itself out."""
     size = (min(width, MAX_WIDTH), min(height, MAX_HEIGHT))
     return Figure(figsize=size, dpi=130, layout="constrained", facecolor="white")
+
+
+def panels(count: int, columns: int, width: float, height: float, below: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels of these inches, at most `columns` beside each other, with some room `below`."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = new_figure(width * columns, height * rows + below)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for empty in axes[count:]:
+        empty.remove()
+    return figure, axes[:count]
 
 
 def plain(axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False) -> Axes:

@@ -161,16 +161,12 @@ def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names:
 
 
 def _name_cells(axes: Axes, names: list[str]) -> None:
-    """Class names along both axes; below, slanting or upright where they would touch."""
+    """Class names along both axes; below, upright where they would touch."""
     step = -(-len(names) // MOST)
     named, places = names[::step], range(0, len(names), step)
     axes.set_yticks(places, named, fontsize=SMALL)
-    if max(map(len, named)) <= 3 and len(named) <= 30:
-        axes.set_xticks(places, named, fontsize=SMALL)
-    elif len(named) <= 15:
-        axes.set_xticks(places, named, fontsize=SMALL, rotation=45, ha="right", rotation_mode="anchor")
-    else:
-        axes.set_xticks(places, named, fontsize=SMALL, rotation=90)
+    level = max(map(len, named)) <= 3 and len(named) <= 30
+    axes.set_xticks(places, named, fontsize=SMALL, rotation=0 if level else 90)
     axes.set_xlabel("predicted class", fontsize=TEXT)
     axes.set_ylabel("true class", fontsize=TEXT)
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.evaluation import CapsuleActivity, Diagnosis
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, panels, plain
 from torchcaps.viz.names import short
 
 SLANTED = 4  # sets of capsules from which on their names are written aslant
@@ -21,13 +21,9 @@ def diagnosis(found: Diagnosis) -> Figure:
     Capsules out of use are never active, or the same for every image, or get next to no gradient; the last is known
     for children only, and so not for the class capsules.
     """
-    figure = new_figure(10.0, 6.4)
-    panels = figure.subplots(2, 2)
-    names = ["children", *(short(layer.name, 18) for layer in found.layers)]
-    _entropy(panels[0, 0], found)
-    _activations(panels[0, 1], found)
-    _idle(panels[1, 0], found, names)
-    _accuracy(panels[1, 1], found)
+    figure, drawn = panels(4, 2, 5.0, 3.2)
+    for axes, draw in zip(drawn, (_entropy, _activations, _idle, _accuracy), strict=True):
+        draw(axes, found)
     return figure
 
 
@@ -35,7 +31,8 @@ def _entropy(axes: Axes, found: Diagnosis) -> None:
     for place, (name, values) in enumerate(found.iterations.entropy.items()):
         line(axes, range(1, len(values) + 1), values, STYLES[place % len(STYLES)], short(name, 18))
     axes.axhline(1, color=GREY, ls="--", lw=1.2, zorder=0)
-    _dress(axes, "coupling entropy; 1: uniform, 0: a tree", xlabel="routing iterations")
+    _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
+    axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if found.iterations.entropy:
         axes.legend(fontsize=SMALL, frameon=False, ncols=2)
@@ -45,12 +42,12 @@ def _activations(axes: Axes, found: Diagnosis) -> None:
     names = [short(name, 18) for name in found.decay.layers]
     line(axes, range(len(names)), found.decay.strongest, (BLUE, "o"), "largest of an image, mean")
     line(axes, range(len(names)), found.decay.median, (ORANGE, "s"), "median")
-    _dress(axes, "activation, from input to output")
-    _name(axes, names)
+    _dress(axes, "activation, from input to output", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _idle(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
+def _idle(axes: Axes, found: Diagnosis) -> None:
+    names = ["children", *(short(layer.name, 18) for layer in found.layers)]
     sets: list[CapsuleActivity | None] = [found.children, *(layer.parents for layer in found.layers)]
     dead, constant = ([nan if one is None else getattr(one, what) for one in sets] for what in ("dead", "constant"))
     starved = [layer.starvation.starved for layer in found.layers]
@@ -60,8 +57,7 @@ def _idle(axes: Axes, found: Diagnosis, names: Sequence[str]) -> None:
         if len(sets) <= SLANTED:
             texts = ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights]
             axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
-    _dress(axes, "share of capsules out of use")
-    _name(axes, names)
+    _dress(axes, "share of capsules out of use", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
@@ -74,20 +70,14 @@ def _accuracy(axes: Axes, found: Diagnosis) -> None:
     colours = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
     drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colours)
     axes.bar_label(drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1)
-    _dress(axes, f"accuracy with these couplings, {found.num_samples} images")
-    axes.set_xticks(range(len(known)), list(known))
-    axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
+    _dress(axes, f"accuracy with these couplings, {found.num_samples} images", list(known))
 
 
-def _name(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    if len(names) > SLANTED:
-        axes.tick_params(axis="x", rotation=30)
-
-
-def _dress(axes: Axes, title: str, xlabel: str = "") -> None:
-    plain(axes, title, xlabel=xlabel, grid=True)
-    axes.grid(False, axis="x")
+def _dress(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
+    """A panel of shares, with these names along it."""
+    plain(axes, title, grid=True).grid(False, axis="x")
     axes.set_ylim(-0.03, 1.1)
     axes.set_axisbelow(True)
+    if names:
+        axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > SLANTED else 0)
+        axes.set_xlim(-0.6, max(len(names), 3) - 0.4)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, new_figure, plain
+from torchcaps.viz.canvas import BELOW, BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, panels, plain
 from torchcaps.viz.names import short_names
 
 Metrics = Sequence[Mapping[str, float | None]]
@@ -41,21 +41,25 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
     """
     if not metrics:
         raise ValueError("metrics: expected at least one row, got none")
-    figure = new_figure(9.0, 3.6)
-    panels = figure.subplots(1, 2)
+    figure, drawn = panels(2, 2, 4.5, 3.6)
     known = [_epoch(row, i) for i, row in enumerate(metrics)]
-    for axes, measure, title in zip(panels, ("loss", score), (f"{_words(loss)} loss".strip(), ""), strict=True):
+    margin = max(0.03 * (max(known) - min(known)), 0.3)
+    for axes, measure, title in zip(drawn, ("loss", score), (f"{loss} loss".strip(), score), strict=True):
         for prefix, name, style in SERIES:
-            _best_line(axes, metrics, f"{prefix}_{measure}", name, style)
-        _epoch_axis(axes, title or _words(score) + _unit(score))
-        margin = max(0.03 * (max(known) - min(known)), 0.3)
+            epochs, values = _series(metrics, f"{prefix}_{measure}")
+            finite = [value for value in values if isfinite(value)]
+            if finite:
+                kind, best = ("lowest", min(finite)) if measure == "loss" else ("highest", max(finite))
+                shown = f"{best:.2f} %" if measure.endswith("accuracy") else f"{best:.3g}"
+                line(axes, epochs, values, style, f"{name}: {kind} {shown} at epoch {epochs[values.index(best)]:g}")
+        _dress(axes, title)
         axes.set_xlim(min(known) - margin, max(known) + margin)
         if axes.lines:
             axes.legend(fontsize=SMALL, frameon=False)
         else:
             axes.text(0.5, 0.5, "not recorded", ha="center", va="center", fontsize=TEXT, transform=axes.transAxes)
             axes.set_yticks([])
-    _scale_loss(panels[0])
+    _scale_loss(drawn[0])
     return figure
 
 
@@ -65,51 +69,27 @@ def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> 
     A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
 
     Args:
-        runs: name -> one row an epoch, with any of `epoch`, `val_loss`, `val_<score>`; rows without `epoch` count from
-            1; absent values are passed over; NaN and infinity leave a gap.
+        runs: name -> one row an epoch, as for `curves`, of which `val_loss` and `val_<score>` are drawn.
         score: as for `curves`.
 
     Raises:
         ValueError: for no run, or more than can be told apart.
     """
     check_range("number of runs", len(runs), low=1, high=MOST_RUNS)
-    figure = new_figure(9.0, 3.6 + 0.16 * len(runs))
-    panels = figure.subplots(1, 2)
-    for axes, measure in zip(panels, ("loss", score), strict=True):
-        for index, (name, rows) in enumerate(runs.items()):
-            dashes = DASHES[index // len(STYLES)]
-            values = _series(rows, f"val_{measure}")
-            line(axes, *values, STYLES[index % len(STYLES)], name.lstrip("_") or "run", ls=dashes)
-        _epoch_axis(axes, f"validation {_words(measure)}{_unit(measure)}")
-    _scale_loss(panels[0])
-    lines, _ = panels[0].get_legend_handles_labels()
-    names = short_names(list(runs), 70)
-    figure.legend(lines, names, loc="outside lower center", fontsize=SMALL, frameon=False)
+    figure, drawn = panels(2, 2, 4.5, 3.6, below=0.16 * len(runs))
+    for axes, measure in zip(drawn, ("loss", score), strict=True):
+        for index, rows in enumerate(runs.values()):
+            dashes, style = DASHES[index // len(STYLES)], STYLES[index % len(STYLES)]
+            line(axes, *_series(rows, f"val_{measure}"), style, "", ls=dashes)
+        _dress(axes, f"validation {measure}")
+    _scale_loss(drawn[0])
+    figure.legend(drawn[0].lines, short_names(list(runs), 70), **BELOW)
     return figure
 
 
-def _best_line(axes: Axes, metrics: Metrics, key: str, name: str, style: tuple[str, str]) -> None:
-    """One measure of training or validation, with its best value in the legend."""
-    epochs, values = _series(metrics, key)
-    finite = [value for value in values if isfinite(value)]
-    if finite:
-        best = min(finite) if key.endswith("loss") else max(finite)
-        value_text = f"{best:.2f} %" if _unit(key) else f"{best:.3g}"
-        kind = "lowest" if key.endswith("loss") else "highest"
-        line(axes, epochs, values, style, f"{name}: {kind} {value_text} at epoch {epochs[values.index(best)]:g}")
-
-
-def _words(measure: str) -> str:
-    return measure.replace("_", " ")
-
-
-def _unit(measure: str) -> str:
-    """Of an axis: accuracies are shown in percent."""
-    return " (%)" if measure.endswith("accuracy") else ""
-
-
-def _epoch_axis(axes: Axes, title: str) -> None:
-    plain(axes, title, xlabel="epoch", grid=True)
+def _dress(axes: Axes, measure: str) -> None:
+    unit = " (%)" if measure.endswith("accuracy") else ""
+    plain(axes, measure.replace("_", " ") + unit, xlabel="epoch", grid=True)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
@@ -123,7 +103,7 @@ def _scale_loss(axes: Axes) -> None:
 
 def _series(metrics: Metrics, key: str) -> tuple[list[float], list[float]]:
     """Epochs and values of one key; values that are not finite become NaN, which a line leaves out."""
-    scale = 100.0 if _unit(key) else 1.0
+    scale = 100.0 if key.endswith("accuracy") else 1.0
     rows = [(_epoch(row, i), value) for i, row in enumerate(metrics) if (value := row.get(key)) is not None]
     return [epoch for epoch, _ in rows], [scale * value if isfinite(value) else nan for _, value in rows]
 

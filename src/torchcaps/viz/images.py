@@ -1,26 +1,15 @@
-"""Images made ready to draw, and an area to draw them in, measured in inches from its upper left corner."""
+"""Images made ready to draw, and grids of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import named_shape
-from torchcaps.viz.canvas import Axes
-
-GAP = 0.06  # inches between images
-
-
-class Box(NamedTuple):
-    """Where an image stands, in inches from the upper left corner."""
-
-    left: float
-    top: float
-    width: float
-    height: float
+from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure
+from torchcaps.viz.names import short
 
 
 def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
@@ -48,24 +37,26 @@ def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
     return size[0] * scale, size[1] * scale
 
 
-def board(axes: Axes, width: float, height: float) -> Axes:
-    """Make `axes` an area of `width` by `height` inches, y downwards, without frame or ticks."""
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-    axes.set_aspect("equal")
+def tile_grid(
+    tiles: NDArray[np.uint8], names: Sequence[str], title: str = "", *, longest: float = 0.65, below: float = 0.0
+) -> Figure:
+    """Images `[n, height, width, 3]` in as many rows as there are names, with a longer side of so many inches or less.
+
+    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0. There is room `below`.
+    """
+    rows, columns = len(names), len(tiles) // len(names)
+    gap = max(1, round(max(tiles.shape[1:3]) / 28))  # pixels on each side
+    cells = np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=255)
+    height, width = cells.shape[1:3]
+    whole = cells.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    down, across = tile_size((height, width), min(longest, 17.0 / rows, 14.0 / columns))
+    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + below + (0.4 if title else 0.2))
+    axes: Axes = figure.subplots()
+    how = "nearest" if height < down * figure.dpi else "antialiased"  # slow, and of use where pixels are lost
+    axes.imshow(whole, extent=(0, columns, rows, 0), aspect=height / width, interpolation=how)
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelbottom=False, labelleft=False)
-    return axes
-
-
-def place(axes: Axes, image: NDArray[np.uint8], box: Box) -> None:
-    """Draw `image` `[height, width, 3]` into `box`, leaving the limits of `axes` as they are."""
-    extent = (box.left, box.left + box.width, box.top + box.height, box.top)
-    axes.set_autoscale_on(False)
-    axes.imshow(image, extent=extent, interpolation="antialiased")
-
-
-def frame(axes: Axes, box: Box, colour: str) -> None:
-    """A frame in this colour around `box`."""
-    corner = (box.left, box.top)
-    axes.add_patch(Rectangle(corner, *box[2:], fill=False, edgecolor=colour, linewidth=2, clip_on=False))
+    axes.tick_params(length=0, labelsize=SMALL)
+    axes.set_xticks([])
+    axes.set_yticks(np.arange(rows) + 0.5, names)
+    axes.set_title(short(title, 90), fontsize=TEXT)
+    return figure

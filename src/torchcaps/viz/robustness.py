@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import GREY, SMALL, STYLES, Axes, Figure, line, new_figure, plain
-from torchcaps.viz.names import short
+from torchcaps.viz.canvas import BELOW, GREY, STYLES, TEXT, Figure, line, panels, plain
+from torchcaps.viz.names import short, short_names
 
 Curve = tuple[ArrayLike, ArrayLike]
-LEGEND = 2.9  # inches that a name takes below the panels
 
 
 def accuracy_curves(
-    curves: Mapping[str, Curve], *, xlabel: str, chance: float | None = None, log: bool = False, title: str = ""
+    curves: Mapping[str, Curve], *, xlabel: str, chance: float | None = None, title: str = ""
 ) -> Figure:
     """One line a name, such as a model: accuracy in percent against what was changed.
 
@@ -25,19 +24,14 @@ def accuracy_curves(
             amounts.
         xlabel: what the amounts are, with their unit.
         chance: accuracy in [0, 1] of a guess, drawn as a dashed line.
-        log: whether the amounts stand on a logarithmic axis, such as numbers of labels.
         title: a line above.
 
     Raises:
         ValueError: for no curve or too many, or amounts and accuracies that do not go together.
     """
     check_range("number of curves", len(curves), low=1, high=len(STYLES))
-    figure = new_figure(5.6, 3.6)
-    axes = figure.subplots()
-    _panel(axes, curves, xlabel, chance, title=short(title, 70))
-    if log:
-        axes.set_xscale("log")
-    axes.legend(fontsize=SMALL, frameon=False)
+    figure = affine_curves({name: {xlabel: curve} for name, curve in curves.items()}, units={}, chance=chance)
+    figure.axes[0].set_title(short(title, 70), fontsize=TEXT, loc="left")
     return figure
 
 
@@ -58,42 +52,25 @@ def affine_curves(
     kinds = list(dict.fromkeys(kind for curves in models.values() for kind in curves))
     check_range("number of transformations", len(kinds), low=1, high=8)
     columns = min(len(kinds), 4)
-    rows = -(-len(kinds) // columns)
-    width = max(3.3 * columns, 4.4)
-    entries = len(models) + (chance is not None)
-    across = min(entries, 4, int(width / LEGEND))
-    figure = new_figure(width, 3.0 * rows + 0.2 + 0.2 * -(-entries // across))
-    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for panel, kind in zip(panels, kinds, strict=False):
-        some = {name: curves[kind] for name, curves in models.items() if kind in curves}
+    figure, drawn = panels(len(kinds), columns, 3.3 if columns > 1 else 4.6, 3.0, 0.2 + 0.2 * (len(models) // columns))
+    for axes, kind in zip(drawn, kinds, strict=True):
+        for (name, curves), style in zip(models.items(), STYLES, strict=False):
+            if kind in curves:
+                line(axes, *_ascending(name, curves[kind]), style, name)
+        if chance is not None:
+            axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0, label="chance")
         unit = f" ({units[kind]})" if kind in units else ""
-        _panel(panel, some, kind + unit, chance, order=list(models))
-    for panel in panels[len(kinds) :]:
-        panel.set_axis_off()
-    named = (*models, "chance")
-    handles = {one.get_label(): one for panel in panels for one in panel.lines if one.get_label() in named}
-    figure.legend(
-        list(handles.values()), [short(str(name), 40) for name in handles], loc="outside lower center",
-        ncols=across, fontsize=SMALL, frameon=False,
-    )  # fmt: skip
+        plain(axes, xlabel=kind + unit, ylabel="accuracy (%)", grid=True)
+        axes.set_ylim(-2, 102)
+    named = {str(one.get_label()): one for axes in drawn for one in axes.lines}
+    figure.legend(named.values(), short_names(list(named), 40), ncols=columns, **BELOW)
     return figure
 
 
-def _panel(
-    axes: Axes, curves: Mapping[str, Curve], xlabel: str, chance: float | None, order: Sequence[str] | None = None,
-    title: str = "",
-) -> None:  # fmt: skip
-    names = list(order or curves)
-    for name, (amounts, accuracy) in curves.items():
-        x, y = np.asarray(amounts, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
-        if x.ndim != 1 or x.shape != y.shape or not len(x):
-            raise ValueError(
-                f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}"
-            )
-        ascending = np.argsort(x, kind="stable")
-        label = name if order is not None else short(name, 40)
-        line(axes, x[ascending], 100 * y[ascending], STYLES[names.index(name)], label)
-    if chance is not None:
-        axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0, label="chance")
-    plain(axes, title, xlabel=xlabel, ylabel="accuracy (%)", grid=True)
-    axes.set_ylim(-2, 102)
+def _ascending(name: str, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Amounts in their order, and accuracies in percent."""
+    x, y = (np.asarray(values, dtype=np.float64) for values in curve)
+    if x.ndim != 1 or x.shape != y.shape or not len(x):
+        raise ValueError(f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}")
+    order = np.argsort(x, kind="stable")
+    return x[order], 100 * y[order]

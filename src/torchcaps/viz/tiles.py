@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape, named_shape
 from torchcaps.viz.canvas import BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
-from torchcaps.viz.images import GAP, Box, board, frame, pictures, place, tile_size
-from torchcaps.viz.names import check_length, class_indices, short, short_names
+from torchcaps.viz.images import pictures, tile_grid, tile_size
+from torchcaps.viz.names import check_length, class_indices, short_names
 
 MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
-LINE, ROOM = 0.15, 0.98  # inches: of a line of names, and across for the names of an image
+LINE, ROOM, GAP = 0.15, 0.98, 0.06  # inches: a line of names, across for the names of an image, between images
+CENTRED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}
 INKS = ("#B000B0", "#007A00")  # of text; the drawings: magenta, green, to suit colour-blind readers
 SHADE = 0.3  # of the input, under the drawings
 GROUND, HEAT = 0.6, 0.9  # how much of the image and of the map is seen
@@ -77,11 +80,8 @@ def overlaps(
     height, width = inputs.shape[1:3]
     check_shape("drawn", values, ("n", "k", "channels", "height", "width"), n=count, k=2, height=height, width=width)
     layers = pictures("drawn", values.reshape(-1, *values.shape[2:]))[..., 0].reshape(count, 2, height, width)
-    true, taken = (
-        class_indices(name, v, len(classes), n=count, k=2) for name, v in (("labels", labels), ("shown", shown))
-    )
-    long, names = np.asarray(lengths, dtype=np.float64), short_names(classes, 10)
-    check_shape("lengths", long, ("n", "k"), n=count, k=2)
+    true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count, k=2)
+    names = short_names(classes, 10)
     below = [
         [(f"{'' if k in true[i] else '*'}{names[k]}  {long[i, j]:.2f}", INKS[j]) for j, k in enumerate(taken[i])]
         for i in range(count)
@@ -91,6 +91,16 @@ def overlaps(
         [" + ".join(names[k] for k in both) for both in true], below=below, columns=8, longest=1.15,
         title="above: input; below: decoded alone, magenta and green; *: no label",
     )  # fmt: skip
+
+
+def _decoded(
+    labels: ArrayLike, shown: ArrayLike, lengths: ArrayLike, classes: int, **sizes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """True classes, decoded classes and the lengths of their capsules, checked."""
+    true, taken = (class_indices(name, v, classes, **sizes) for name, v in (("labels", labels), ("shown", shown)))
+    long = np.asarray(lengths, dtype=np.float64)
+    check_shape("lengths", long, tuple(sizes), **sizes)
+    return true, taken, long
 
 
 def coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -128,9 +138,7 @@ def coupling_map(
     check_shape("maps", values, ("n", "height", "width"), n=count, height=inputs.shape[1], width=inputs.shape[2])
     if not np.isfinite(values).all():
         raise ValueError("maps: expected finite numbers, got NaN or infinity")
-    true, taken = (class_indices(name, v, len(classes), n=count) for name, v in (("labels", labels), ("shown", shown)))
-    long = np.asarray(lengths, dtype=np.float64)
-    check_shape("lengths", long, ("n",), n=count)
+    true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count)
     names = short_names(classes, 13)
     below = [
         [(f"{names[index]}\n{length:.2f}", "black" if index == right else RED)]
@@ -168,31 +176,16 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     dims, steps = values.shape[:2]
     check_length("offsets", moves, steps)
     check_range("number of reconstructions", dims * steps, high=MOST_TILES)
-    longest = min(0.62, 17.0 / dims, 14.0 / steps)
-    height, width = tile_size(values.shape[3:], longest)
-    across, down = width + GAP, height + GAP
-    figure = new_figure(max(steps * across, 3.0) + 0.8, dims * down + 1.0)
-    axes = board(figure.subplots(), steps * across, dims * down)
-    for i, image in enumerate(pictures("reconstructions", values.reshape(-1, *values.shape[2:]))):
-        place(axes, image, Box(i % steps * across + GAP / 2, i // steps * down + GAP / 2, width, height))
-    _label_grid(axes, moves, (across, down), dims)
-    for column in np.flatnonzero(np.isclose(moves, 0, atol=1e-6)):
-        frame(axes, Box(column * across, 0, across, dims * down), BLUE)
-    axes.set_title(short(title, 90), fontsize=TEXT)
-    return figure
-
-
-def _label_grid(axes: Axes, offsets: NDArray[np.float64], cell: tuple[float, float], dims: int) -> None:
-    """Offsets under the columns and the numbers of the dimensions, from 1, beside the rows."""
-    across, down = cell
-    texts = ["0" if abs(move) < 1e-6 else f"{move:+.3g}".replace("-", "−") for move in offsets]
-    axes.set_xticks([(i + 0.5) * across for i in range(len(texts))], texts)
-    axes.set_yticks([(i + 0.5) * down for i in range(dims)], [str(i + 1) for i in range(dims)])
-    axes.tick_params(labelbottom=True, labelleft=True, labelsize=SMALL)
-    if across < 0.45:
-        axes.tick_params(axis="x", labelrotation=90)
+    tiles = pictures("reconstructions", values.reshape(-1, *values.shape[2:]))
+    figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title, below=0.9)
+    [axes] = figure.axes
+    texts = ["0" if abs(move) < 1e-6 else f"{move:+.3g}".replace("-", "−") for move in moves]
+    axes.set_xticks(np.arange(steps) + 0.5, texts, rotation=90 if steps > 14 else 0)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
+    if "0" in texts:
+        axes.add_patch(_frame(texts.index("0"), 0, 1, dims, BLUE))
+    return figure
 
 
 def draw_pairs(
@@ -210,22 +203,26 @@ def draw_pairs(
     across, down = max(width, ROOM) + 2 * GAP, head + 2 * height + GAP + foot
     columns, rows = min(columns, len(upper)), -(-len(upper) // columns)
     figure = new_figure(max(columns * across, 5.2) + 0.2, rows * down + 0.5)
-    axes = board(figure.subplots(), columns * across, rows * down)
+    axes: Axes = figure.subplots()
     for i, pair in enumerate(zip(upper, lower, strict=True)):
-        box = Box(i % columns * across + (across - width) / 2, i // columns * down + head, width, height)
-        under, red = box._replace(top=box.top + height + GAP), bool(len(framed) and framed[i])
-        centre = box.left + width / 2
-        place(axes, pair[0], box)
-        place(axes, pair[1], under)
-        colour = RED if red else "black"
-        axes.text(centre, box.top - 0.04, above[i], ha="center", va="bottom", fontsize=SMALL, color=colour)
+        centre, top = (i % columns + 0.5) * across, i // columns * down + head
+        left, under = centre - width / 2, top + height + GAP
+        for image, y in zip(pair, (top, under), strict=True):
+            axes.imshow(image, extent=(left, left + width, y + height, y), interpolation="antialiased")
+        red = bool(framed and framed[i])
+        axes.text(centre, top - 0.04, above[i], va="bottom", color=RED if red else "black", **CENTRED)
         for row, (text, colour) in enumerate(below[i] if below else ()):
-            bottom = under.top + height + 0.04 + row * LINE
-            axes.text(centre, bottom, text, ha="center", va="top", fontsize=SMALL, color=colour)
+            axes.text(centre, under + height + 0.04 + row * LINE, text, va="top", color=colour, **CENTRED)
         if red:
-            frame(axes, under, RED)
+            axes.add_patch(_frame(left, under, width, height, RED))
+    axes.set(xlim=(0, columns * across), ylim=(rows * down, 0))
+    axes.set_axis_off()
     figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT)
     return figure
+
+
+def _frame(left: float, top: float, width: float, height: float, colour: str) -> Rectangle:
+    return Rectangle((left, top), width, height, fill=False, edgecolor=colour, linewidth=2, clip_on=False)
 
 
 def _lines(texts: Iterable[Sequence[str]]) -> int:

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, named_shape
-from torchcaps.viz.canvas import BLUE, GREY, SMALL, TEXT, Axes, Figure, new_figure, plain
-from torchcaps.viz.images import GAP, Box, board, pictures, place, tile_size
+from torchcaps.viz.canvas import BLUE, GREY, TEXT, Figure, panels, plain
+from torchcaps.viz.images import pictures, tile_grid
 from torchcaps.viz.names import check_length, short
 
 MOST_COLUMNS, MOST_UNITS = 20, 400
@@ -34,18 +34,8 @@ def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figur
             axes = ("n", "height", "width", "colours")
             want, came = named_shape(axes, rows[0].shape), named_shape(axes, images.shape)
             raise ValueError(f"{name}: expected the shape of source, {want}, got {came}")
-    count = len(rows[0])
-    check_range("number of images", count, high=MOST_COLUMNS)
-    height, width = tile_size(rows[0].shape[1:3], 0.75)
-    across, down = width + GAP, height + GAP
-    figure = new_figure(count * across + 0.9, len(rows) * down + 0.3)
-    area = board(figure.subplots(), count * across, len(rows) * down)
-    for row, images in enumerate(rows):
-        for column, image in enumerate(images):
-            place(area, image, Box(column * across + GAP / 2, row * down + GAP / 2, width, height))
-    area.set_yticks([(row + 0.5) * down for row in range(len(rows))], ROWS)
-    area.tick_params(labelleft=True, labelsize=TEXT)
-    return figure
+    check_range("number of images", len(rows[0]), high=MOST_COLUMNS)
+    return tile_grid(np.concatenate(rows), ROWS, longest=0.8)
 
 
 def predicted_transformations(true: ArrayLike, predicted: ArrayLike, *, names: Sequence[str], unit: str = "") -> Figure:
@@ -68,15 +58,18 @@ def predicted_transformations(true: ArrayLike, predicted: ArrayLike, *, names: S
         raise ValueError(f"predicted: expected {want}, got {came}")
     check_length("names", names, x.shape[1])
     check_range("number of names", len(names), high=12)
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure = new_figure(3.1 * columns, 3.1 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for index, axes in enumerate(panels):
-        if index < len(names):
-            _scatter(axes, x[:, index], y[:, index], name=short(names[index], 16), unit=unit)
-        else:
-            axes.set_axis_off()
+    figure, drawn = panels(len(names), 3, 3.1, 3.1)
+    suffix = f" ({unit})" if unit else ""
+    for axes, name, told, found in zip(drawn, names, x.T, y.T, strict=True):
+        varies = told.std() > 0 and found.std() > 0
+        tail = f": correlation {np.corrcoef(told, found)[0, 1]:.3f}" if varies else ""
+        plain(axes, short(name, 16) + tail, xlabel="true" + suffix, ylabel="predicted" + suffix)
+        room = 0.15 * np.ptp(told) or 1.0
+        limits = (told.min() - room, told.max() + room)
+        axes.plot(limits, limits, color=GREY, lw=1.2, zorder=1)
+        axes.plot(told, found, linestyle="", marker=".", ms=3, alpha=0.4, color=BLUE, zorder=2)
+        axes.set_xlim(*limits)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     return figure
 
 
@@ -100,30 +93,6 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     # One outlier must not turn all others grey.
     scale = max(float(np.quantile(np.abs(values), 0.999)), 1e-12)
     tiles = pictures("weights", (0.5 + 0.5 * values / scale).reshape(-1, 1, *values.shape[2:]))
-    height, width = tile_size(values.shape[2:], min(0.6, 14.0 / columns, 17.0 / rows))
-    across, down = width + GAP, height + GAP
-    figure = new_figure(max(columns * across, 3.0) + 0.9, rows * down + 0.4)
-    area = board(figure.subplots(), columns * across, rows * down)
-    for index, tile in enumerate(tiles):
-        place(area, tile, Box(index % columns * across, index // columns * down, width, height))
-    area.set_yticks([(row + 0.5) * down for row in range(rows)], [str(row + 1) for row in range(rows)])
-    area.tick_params(labelleft=True, labelsize=SMALL)
-    area.set_ylabel("capsule", fontsize=TEXT)
-    area.set_title(short(title, 90), fontsize=TEXT)
+    figure = tile_grid(tiles, [str(row + 1) for row in range(rows)], title)
+    figure.axes[0].set_ylabel("capsule", fontsize=TEXT)
     return figure
-
-
-def _scatter(axes: Axes, x: np.ndarray, y: np.ndarray, *, name: str, unit: str) -> None:
-    low, high = float(x.min()), float(x.max())
-    room = 0.15 * (high - low) or 1.0
-    limits = (low - room, high + room)
-    plain(axes).plot(limits, limits, color=GREY, lw=1.2, zorder=1)
-    axes.plot(x, y, linestyle="", marker=".", ms=3, alpha=0.4, color=BLUE, zorder=2)
-    varies = x.std() > 0 and y.std() > 0
-    tail = f": correlation {np.corrcoef(x, y)[0, 1]:.3f}" if varies else ""
-    axes.set_title(name + tail, fontsize=TEXT, loc="left")
-    suffix = f" ({unit})" if unit else ""
-    axes.set_xlabel("true" + suffix, fontsize=SMALL)
-    axes.set_ylabel("predicted" + suffix, fontsize=SMALL)
-    axes.set_xlim(*limits)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
