@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,7 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model
 from torchcaps.nn import drawn_from
-from torchcaps.training.description import KEY as _KEY
-from torchcaps.training.description import (
-    Shapes,
-    check_description,
-    check_fit,
-    check_numbers,
-    read_header,
-)
+from torchcaps.training.description import KEY, check_description, check_fit, check_numbers, read_header
 from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
@@ -53,9 +46,7 @@ class OptionError(ValueError):
 def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
 
-    Args:
-        path: the file.
-        before: where the file that is replaced goes; None drops it. At every moment one of the two is there and whole.
+    The file that is replaced goes to `before`, if one is named: at every moment one of the two is there and whole.
 
     Raises:
         TrainingError: when the file cannot be written.
@@ -95,13 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
-    """Write tensors and a JSON description as one file, atomically; equal content gives equal bytes.
-
-    Args:
-        path: the file.
-        tensors: by name.
-        about: JSON-ready.
-        before: see `atomic`.
+    """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
 
     Raises:
         TrainingError: for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
@@ -128,10 +113,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
             found = file.metadata() or {}
-            if _KEY in found and found.keys() != {_KEY}:  # files without a checksum were written by early versions
+            if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
                 _check(path, found)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = None if _KEY not in found else json.loads(found[_KEY])
+        about = None if KEY not in found else json.loads(found[KEY])
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: is no readable checkpoint ({str(error).splitlines()[0]})") from error
     if not isinstance(about, dict):
@@ -146,9 +131,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
     """The header of a safetensors file, its own length in front, with zeros for the checksum."""
-    entries: dict[str, Any] = {
-        "__metadata__": {_CHECKSUM: "0" * _DIGITS, _KEY: json.dumps(about, sort_keys=True)}
-    }  # fmt: skip
+    about_it = {_CHECKSUM: "0" * _DIGITS, KEY: json.dumps(about, sort_keys=True)}
+    entries: dict[str, Any] = {"__metadata__": about_it}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
@@ -167,7 +151,7 @@ def _check(path: Path, found: dict[str, str]) -> None:
         checksum = zlib.crc32(front)
         while chunk := file.read(2**20):
             checksum = zlib.crc32(chunk, checksum)
-    if not (found.keys() == {_KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
+    if not (found.keys() == {KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
         raise ValueError("its content does not match its checksum")
 
 
@@ -232,43 +216,21 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
                 f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
             )
     shapes, about = read_header(path)
-    if not isinstance(about, dict):
-        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    about = _described_now(about)
+    if "kind" in about:  # an early version wrote it
+        preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
+        about = {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
-    return restored(path, shapes, lambda: build_model(about)).to(device).eval()
-
-
-def _described_now(about: dict[str, Any]) -> dict[str, Any]:
-    """The description of a model that an early version wrote by its "kind", as it is written now."""
-    if "kind" not in about:
-        return about
-    preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
-    return {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
-
-
-def restored(path: Path, shapes: Shapes, build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes, with the tensors of a file; they are compared before either takes memory.
-
-    Args:
-        path: of the file.
-        shapes: of its tensors; see `read_header`.
-        build: a new model by the file's description; it is called on the meta device first.
-
-    Raises:
-        RunError: for a description that no model can be made of, and tensors that do not fit or are not finite.
-    """
     try:
-        with torch.device("meta"):
-            check_fit(shapes, build())
+        with torch.device("meta"):  # the tensors are compared before they or the model take memory
+            check_fit(shapes, build_model(about))
         with drawn_from(torch.Generator()):  # what is drawn is replaced: the caller's random numbers stay as they are
-            model = build()
+            model = build_model(about)
         model.load_state_dict(load_tensors(path)[0])
-        check_numbers(model)
+        check_numbers(model.state_dict())
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
         reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model
+    return model.to(device).eval()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.errors import RunError, check_regular, one_line
 from torchcaps.nn.routed import names_now
@@ -20,11 +20,11 @@ MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fift
 Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
 
-def read_header(path: Path) -> tuple[Shapes, Any]:
+def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
     """Names, sizes and types of a file's tensors, and its description; no tensor is read.
 
     Raises:
-        RunError: for what is no regular file, no safetensors file, or has a header of more than 16 MiB.
+        RunError: for what is no safetensors file of this library, or has a header of more than 16 MiB.
     """
     try:
         check_regular(path)
@@ -33,14 +33,17 @@ def read_header(path: Path) -> tuple[Shapes, Any]:
         if size > MOST_HEADER:
             raise ValueError(f"expected a header of at most {MOST_HEADER} bytes, got {size}")
         with safe_open(path, framework="pt") as tensors:
-            text = (tensors.metadata() or {}).get(KEY)
+            text = (tensors.metadata() or {}).get(KEY, "null")
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
             shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-        return shapes, None if text is None else json.loads(text)
+        about = json.loads(text)
     except RecursionError as error:
         raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
+    if not isinstance(about, dict):
+        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
+    return shapes, about
 
 
 def check_description(about: dict[str, Any]) -> None:
@@ -74,8 +77,8 @@ def check_fit(shapes: Shapes, model: nn.Module) -> None:
             raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
 
 
-def check_numbers(model: nn.Module) -> None:
+def check_numbers(state: dict[str, Tensor]) -> None:
     """Raise ValueError unless every number of a model's state is finite."""
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds infinite numbers or NaN")

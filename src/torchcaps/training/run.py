@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,11 +184,8 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
 @contextmanager
 def _held(folder: Any) -> Iterator[None]:
     """Hold a run folder, in the first process; the others wait until it is held."""
-    ranks = joined()
-    if not ranks.main:
-        ranks.same(None)
-        yield
-        return
-    with folder:
-        ranks.same(None)
+    with ExitStack() as held:
+        with first_alone():
+            if joined().main:
+                held.enter_context(folder)
         yield

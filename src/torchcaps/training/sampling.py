@@ -24,10 +24,7 @@ def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
 def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
     """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more.
 
-    Args:
-        config: of the run, which has a seed.
-        index: number of the step or epoch.
-        stream: "0" for what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out.
+    The stream "0" is for what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out.
     """
     digest = hashlib.blake2b(f"{config.run.seed} {stream} {index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
