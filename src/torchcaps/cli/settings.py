@@ -78,16 +78,14 @@ def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, opt
     from torchcaps.training.run_folder import MOVABLE
 
     kept, now = run.config().flat(), config.flat()
-    for name in (name for name, value in vars(settings).items() if value is not None and name not in MOVABLE):
-        _refuse_change(run, f"--{name.replace('_', '-')}", kept[name], now[name])
+    flags = [name for name, value in vars(settings).items() if value is not None and name not in MOVABLE]
+    said = {f"--{name.replace('_', '-')}": (kept[name], now[name]) for name in flags}
     for name, value in _options(option).items():
-        _refuse_change(run, f"--option {name}", kept["model_options"].get(name, "none"), value)
-    _refuse_change(run, "recipe or model", kept["model"], now["model"])
-
-
-def _refuse_change(run: RunFolder, what: str, kept: object, given: object) -> None:
-    if kept != given:
-        raise UsageError(f"{what}: expected {kept}, as the run in {run.path} was started, got {given}")
+        said[f"--option {name}"] = kept["model_options"].get(name, "none"), value
+    said["recipe or model"] = kept["model"], now["model"]
+    for what, (before, given) in said.items():
+        if before != given:
+            raise UsageError(f"{what}: expected {before}, as the run in {run.path} was started, got {given}")
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, Any]:
