@@ -35,7 +35,6 @@ class _Group:
     """Settings that belong together. Each value is checked against its type and range."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         hints = _HINTS[type(self)]
         for f in fields(self):
             flat = f.metadata["name"] or f.name
@@ -76,7 +75,6 @@ class DataSettings(_Group):
     per_class: int | None = setting(None, "labelled images of each class to train with; by default all", low=1)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         super().__post_init__()
         if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
             raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
@@ -111,7 +109,6 @@ class OptimiserSettings(_Group):
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         if self.clip is None:  # as runs before "auto" say it
             object.__setattr__(self, "clip", 0.0)
         super().__post_init__()
@@ -169,7 +166,6 @@ class RunSettings(_Group):
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         super().__post_init__()
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise ValueError(f"stop_at: expected a score in (0, 1], got {self.stop_at}")
@@ -246,10 +242,7 @@ class TrainConfig:
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()})
 
 
-GROUPS: dict[str, type[Any]] = {
-    "model": ModelSettings, "data": DataSettings, "task": TaskSettings, "optimiser": OptimiserSettings,
-    "schedule": ScheduleSettings, "augmentation": AugmentationSettings, "run": RunSettings,
-}  # fmt: skip
+GROUPS: dict[str, type[Any]] = get_type_hints(TrainConfig)
 # Name without a group -> group, name in it, and what it is in one line.
 NAMES: dict[str, tuple[str, str, str]] = {
     f.metadata["name"] or f.name: (group, f.name, f.metadata["about"])
