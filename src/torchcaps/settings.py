@@ -173,16 +173,7 @@ class RunSettings(_Group):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run.
-
-    Attributes:
-        model: which model.
-        data: which images.
-        task: what it is trained for.
-        optimiser: how weights change.
-        schedule: learning rate over time.
-        augmentation: how training images are changed at random.
-        run: how long, where, and what is kept.
+    """A training run: settings in groups, each with a class of its own.
 
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
@@ -309,7 +300,10 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
     if isinstance(value, dict):
-        _check_plain(name, value)
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
     return value
 
 
@@ -331,10 +325,3 @@ def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
     if not good or (pair and len(sides) != 2):
         raise ValueError(f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}")
     return tuple(sides)
-
-
-def _check_plain(name: str, value: dict[str, Any]) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None

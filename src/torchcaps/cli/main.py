@@ -130,11 +130,7 @@ def _open_streams() -> None:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set.
-
-    Raises:
-        UsageError: for the first.
-    """
+    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set."""
     for before, word in pairwise(("", *arguments)):
         flag, equals, value = word.partition("=")
         if not word or (word.startswith("--") and equals and not value):

@@ -36,13 +36,7 @@ else:
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
-    """The recipe or model of this name, with the changes of the command line.
-
-    Raises:
-        UsageError: for a value out of range, or an option that is not name=value.
-        UnknownNameError: for a name that is neither.
-        RunError: for a recipe file that cannot be read as one.
-    """
+    """The recipe or model of this name, with the changes of the command line."""
     from torchcaps import models, plugins, training
 
     if recipe_or_model in models.list_models():
@@ -69,12 +63,7 @@ def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> P
 
 
 def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]) -> None:
-    """A resumed run keeps its configuration: refuse flags, options or a model that say otherwise.
-
-    Raises:
-        UsageError: for the first that does.
-        RunError: if the run's configuration cannot be read.
-    """
+    """A resumed run keeps its configuration: UsageError for the first flag, option or model that says otherwise."""
     from torchcaps.training.run_folder import MOVABLE
 
     kept, now = run.config().flat(), config.flat()

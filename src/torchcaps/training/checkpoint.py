@@ -47,9 +47,7 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
 
     The file that is replaced goes to `before`, if one is named: at every moment one of the two is there and whole.
-
-    Raises:
-        TrainingError: when the file cannot be written.
+    TrainingError when the file cannot be written.
     """
     # The name is of this process and this call alone: two that write one file do not mix.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
@@ -88,8 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
 
-    Raises:
-        TrainingError: for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
+    TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each begins at a multiple of it
     kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
@@ -106,8 +103,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
-    Raises:
-        RunError: for a file that is absent, damaged (one bit is enough), or not of this kind.
+    RunError for a file that is absent, damaged (one bit is enough), or not of this kind.
     """
     try:
         check_regular(path)

@@ -23,8 +23,7 @@ Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type
 def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
     """Names, sizes and types of a file's tensors, and its description; no tensor is read.
 
-    Raises:
-        RunError: for what is no safetensors file of this library, or has a header of more than 16 MiB.
+    RunError for what is no safetensors file of this library, or has a header of more than 16 MiB.
     """
     try:
         check_regular(path)

@@ -21,11 +21,7 @@ LOCK = ".lock"
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made where it is not there, for this process alone.
-
-    Raises:
-        RunError: when another process holds it, or it cannot be made. TrainingError: when it cannot be locked.
-    """
+    """Hold `folder`, which is made where it is not there, for this process alone; RunError when another one does."""
     path = folder / LOCK
     make_folder(folder)
     try:
@@ -44,11 +40,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Raises:
-        RunError: if that cannot be done.
-    """
+    """Make a folder and those above it, where they are not there; RunError if that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

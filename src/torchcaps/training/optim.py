@@ -53,11 +53,7 @@ def sgd(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) 
 
 
 def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of a run.
-
-    Raises:
-        UnknownNameError: (a ValueError) there is none of this name.
-    """
+    """The optimiser of a run; UnknownNameError (a ValueError) if there is none of this name."""
     make = plugins.find("optimiser", config.optimiser.name, _OPTIMISERS)
     return make(list(parameters), config.optimiser.lr or 0.0, config.optimiser)
 
@@ -101,11 +97,7 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
 
 
 def resolve_device(name: str) -> torch.device:
-    """A usable device; "auto" is a GPU where there is one.
-
-    Raises:
-        RunError: for a device that this machine does not have.
-    """
+    """A usable device; "auto" is a GPU where there is one. RunError for one that this machine does not have."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

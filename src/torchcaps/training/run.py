@@ -140,11 +140,7 @@ def train(
 
 
 def as_set(images: Images) -> ImageSet:
-    """Images and labels as a set.
-
-    Raises:
-        DataError: they are none. ValueError: neither a set nor a pair.
-    """
+    """Images and labels as a set; DataError where they make none, ValueError for neither a set nor a pair."""
     if isinstance(images, ImageSet):
         return images
     if not isinstance(images, tuple) or len(images) != 2:

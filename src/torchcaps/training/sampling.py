@@ -33,8 +33,7 @@ def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
     """Images to train on and to validate with, whole on the device; the latter as the model sees them.
 
-    Raises:
-        DataError: if one of them would be empty, or they do not fit on the device.
+    DataError if one of them would be empty, or they do not fit on the device.
     """
     data = config.data
     count = int(data.holdout) if data.holdout >= 1 else data.holdout
@@ -50,11 +49,7 @@ def cropped(images: ImageSet, crop: int | None) -> ImageSet:
 
 
 def on_device(images: ImageSet, device: torch.device) -> ImageSet:
-    """The set on a device.
-
-    Raises:
-        DataError: it does not fit.
-    """
+    """The set on a device; DataError where it does not fit."""
     try:
         return images.to(device)
     except torch.OutOfMemoryError as error:

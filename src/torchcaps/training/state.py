@@ -37,10 +37,8 @@ def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Pro
     """Write weights, the optimiser's state and the progress, atomically; the file before it is kept beside it.
 
     The optimiser is over all of the model's parameters in their order. `about` is what must not change until the file
-    is read: JSON-ready, its "settings" by name.
-
-    Raises:
-        TrainingError: when a weight is not finite, or the file cannot be written; the file is then as it was.
+    is read: JSON-ready, its "settings" by name. TrainingError when a weight is not finite, or the file cannot be
+    written; the file is then as it was.
     """
     check_finite(model, diverged(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -55,10 +53,7 @@ def load_state(
     """Take up what `save_state` wrote, into `model` and `optimiser`; where it is damaged, the state before it.
 
     Where there is neither, nothing is taken up. `about` is as it was saved, but a key that the file lacks may be new;
-    `steps` are those of the whole training.
-
-    Returns:
-        The progress, and a sentence if it is not that of `path`.
+    `steps` are those of the whole training. Returned is the progress, and a sentence if it is not that of `path`.
 
     Raises:
         RunError: if there is no whole state, or it is one of another model, or of settings, data or threads that are
