@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import NO_PLOTS, UsageError, counting, note, print_json, print_table
 from torchcaps.cli.flags import Data, Device, Json, Root, Run
 
 
@@ -34,9 +34,8 @@ def evaluate(
     from torchcaps.ranks import joined
 
     task, images = report.open_run(run, data=data, root=root, split=split, device=device)
-    with progress_bar("evaluating") as bar:
-        line = bar.add_task("", total=len(images))
-        found = task.evaluate(images, progress=lambda done, _: bar.update(line, completed=done))
+    with counting("evaluating") as progress:
+        found = task.evaluate(images, progress=progress)
     if json:
         print_json(found.to_dict())
     else:
@@ -85,6 +84,6 @@ def predict(
         return 0
     shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
     heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
-    rows = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in shown]
-    print_table([heads, *rows])
+    cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in shown]
+    print_table([heads, *cells])
     return 0

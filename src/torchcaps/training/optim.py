@@ -19,16 +19,7 @@ LARGEST_BATCH, SMALLEST_BATCH = 128, 8
 ENOUGH_STEPS = 100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
 Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
 _OPTIMISERS: dict[str, Make] = {}
-
-
-def register_optimiser(make: Make) -> Make:
-    """Decorate a function `(parameters, lr, settings) -> optimiser`: its name is one that a run may name.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    plugins.add("optimiser", make.__name__, make, _OPTIMISERS)
-    return make
+register_optimiser = plugins.by_its_name("optimiser", _OPTIMISERS)  # of (parameters, lr, settings), named by a run
 
 
 @register_optimiser
