@@ -22,13 +22,15 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model
 from torchcaps.nn import drawn_from
-from torchcaps.training.description import KEY, check_description, check_fit, check_numbers, read_header
+from torchcaps.nn.routed import names_now
 from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
-_CHECKSUM = "checksum"
+KEY, _CHECKSUM = "torchcaps", "checksum"  # of the header: the description in JSON, and what all other bytes add up to
+COSTS = (".beta_u", ".beta_a")  # of EM routing: one pair for all parents in files of earlier versions
+MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
 _FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
 _PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
 _DTYPES = {
@@ -36,6 +38,8 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _numbers = itertools.count()
+
+Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
 
 class OptionError(ValueError):
@@ -105,19 +109,43 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     RunError for a file that is absent, damaged (one bit is enough), or not of this kind.
     """
+    with _opened(path) as file:
+        found = file.metadata() or {}
+        if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
+            _check(path, found)
+        return {name: file.get_tensor(name) for name in file.keys()}, _description(path, file)  # noqa: SIM118
+
+
+def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
+    """Names, sizes and types of a file's tensors, and its description; no tensor is read. Errors as `load_tensors`."""
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+        return shapes, _description(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file with a header of at most 16 MiB; what fails while it is open is a RunError."""
     try:
         check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
-                _check(path, found)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = None if KEY not in found else json.loads(found[KEY])
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: is no readable checkpoint ({str(error).splitlines()[0]})") from error
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise ValueError(f"expected a header of at most {MOST_HEADER} bytes, got {size}")
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except RecursionError as error:
+        raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
+
+
+def _description(path: Path, file: Any) -> dict[str, Any]:
+    about = json.loads((file.metadata() or {}).get(KEY, "null"))
     if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    return tensors, about
+    return about
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -187,6 +215,44 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
 def name_model(model: Any, classes: tuple[str, ...], preprocess: Preprocess, task: str) -> None:
     """Give a model what a trained one carries: names of classes, what `predict` applies, and its task."""
     model.classes, model.preprocess, model.task = classes, preprocess, task
+
+
+def check_description(about: dict[str, Any]) -> None:
+    """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
+    model, options, classes = about["model"], about["options"], about["classes"]
+    if not isinstance(model, str):
+        raise ValueError(f"model: expected a name, got {one_line(repr(model))}")
+    if not isinstance(options, dict):
+        raise ValueError(f"options: expected values by name, got {one_line(repr(options))}")
+    try:
+        json.dumps(options, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"options: expected finite numbers ({error})") from None
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"classes: expected a list of names, got {one_line(repr(classes))}")
+
+
+def check_fit(shapes: Shapes, model: nn.Module) -> None:
+    """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
+    state, now = model.state_dict(), names_now(shapes, model)
+    shapes = {now[name]: found for name, found in shapes.items()}
+    for what, names in (("missing", state.keys() - shapes.keys()), ("unexpected", shapes.keys() - state.keys())):
+        if names:
+            raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
+    for name, tensor in state.items():
+        sizes, kind = shapes[name]
+        shared = sizes == [1] and name.endswith(COSTS)
+        if sizes != list(tensor.shape) and not shared:
+            raise ValueError(f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description")
+        if kind.startswith(("F", "BF")) != tensor.is_floating_point():
+            raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
+
+
+def check_numbers(state: dict[str, Tensor]) -> None:
+    """Raise ValueError unless every number of a model's state is finite."""
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} holds infinite numbers or NaN")
 
 
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TorchcapsError, check_regular, one_line
-from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
-from torchcaps.training.description import check_fit, check_numbers
+from torchcaps.training.checkpoint import build_model, check_fit, check_numbers, describe_model, save_tensors
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 MOST = 1 << 28  # numbers in a file: 1 GiB
