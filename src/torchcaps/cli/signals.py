@@ -28,9 +28,8 @@ def unwinding(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
 def noted(rank: int | None = None) -> Iterator[list[int]]:
     """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
 
-    Args:
-        rank: of this process among several; None for one alone. Among several a second changes nothing: `torchrun`
-            sends what they have got from the terminal already. SIGTERM is noted in silence: it also means a lost one.
+    Among several processes (`rank`) a second changes nothing: `torchrun` sends what they have got from the terminal
+    already. SIGTERM is noted in silence there: it also means a lost one.
     """
     caught: list[int] = []
 
