@@ -234,13 +234,13 @@ class TrainConfig:
 
 
 GROUPS: dict[str, type[Any]] = get_type_hints(TrainConfig)
-# Name without a group -> group, name in it, and what it is in one line.
-NAMES: dict[str, tuple[str, str, str]] = {
-    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"])
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
+# Name without a group -> group, name in it, what it is in one line, and its type.
+NAMES: dict[str, tuple[str, str, str, Any]] = {
+    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"], _HINTS[kind][f.name])
     for group, kind in GROUPS.items()
     for f in fields(kind)
 }
-_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
 EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of an early configuration -> settings
 
 
@@ -259,7 +259,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name in GROUPS and isinstance(value, Mapping):
-            known = {key: flat for flat, (group, key, _) in NAMES.items() if group == name}
+            known = {key: flat for flat, (group, key, *_) in NAMES.items() if group == name}
             for key, one in value.items():
                 if key not in known:
                     raise UnknownNameError(f"setting of {name}", key, known)
@@ -271,27 +271,22 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def hint_of(name: str) -> Any:
-    """The type of a setting, by its name without a group."""
-    group, key, _ = NAMES[name]
-    return _HINTS[GROUPS[group]][key]
-
-
 def _taken(name: str, value: Any, hint: Any) -> Any:
-    """The value in the type that `hint` asks for.
+    """The value as `hint` asks for it: None, one of its words, or the one type that it has beside them.
 
     Raises:
         ValueError: it is none of that type. UnknownNameError: (a ValueError) for a word that is no choice.
     """
-    kind = get_origin(hint) or hint
-    if kind in (Union, UnionType):
-        return _one_of(name, value, get_args(hint))
-    if kind is Literal:
-        if value not in get_args(hint):
-            raise UnknownNameError(name, str(value), get_args(hint))
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if (value is None and NoneType in kinds) or value in words:
         return value
+    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
+    if not rest:
+        raise UnknownNameError(name, str(value), words)
+    kind = get_origin(rest[0]) or rest[0]
     if kind is tuple:
-        return _numbers(name, value, pair=Ellipsis not in get_args(hint))
+        return _numbers(name, value, pair=Ellipsis not in get_args(rest[0]))
     if isinstance(value, Path) and kind is str:
         return str(value)
     wanted = (int, float) if kind is float else kind
@@ -305,17 +300,6 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
     return value
-
-
-def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Of a union: None, a word of its choices, or else the one type that it has beside them."""
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if (value is None and NoneType in kinds) or value in words:
-        return value
-    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
-    if not rest:
-        raise UnknownNameError(name, str(value), words)
-    return _taken(name, value, rest[0])
 
 
 def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:

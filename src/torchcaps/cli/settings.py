@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, g
 import tyro
 
 from torchcaps.cli.console import UsageError, usage
-from torchcaps.settings import NAMES, TrainConfig, hint_of
+from torchcaps.settings import NAMES, TrainConfig
 
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder
@@ -20,9 +20,8 @@ POSITIONAL = ("model", "model_options")  # given by other means than a flag of t
 
 def _flag(name: str) -> tuple[str, Any, Any]:
     """A field of `Settings`: nothing unless the flag is given."""
-    about = NAMES[name][2]
+    *_, about, kind = NAMES[name]
     flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
-    kind = hint_of(name)
     if get_origin(kind) is Literal:
         kind = Literal[tuple(str(word) for word in get_args(kind))]
     return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)

@@ -172,7 +172,7 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
         task = built()
     about["task"] = task.name
     sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
-    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built().model.state_dict())
+    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built().model.state_dict())  # noqa: PLW0108
 
 
 @contextmanager
