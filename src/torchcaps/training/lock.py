@@ -34,7 +34,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if _is(handle, path):  # removed before it is closed: who opened it meanwhile sees that it is not the next
+            if _is(handle, path):  # while it is locked: who opened it meanwhile sees that the next is another
                 path.unlink()
         os.close(handle)
 
