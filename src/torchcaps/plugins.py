@@ -21,6 +21,7 @@ from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 GROUP = "torchcaps.plugins"
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _lock = RLock()
 _failures: list[str] = []  # of entry points, one sentence each
 _loaded: set[str] = set()  # the group, once its entry points are
@@ -53,6 +54,16 @@ def add(kind: str, name: str, thing: object, registry: MutableMapping[str, Any])
     if name in registry:
         raise ValueError(f"{kind} {name!r} is registered twice")
     registry[name] = thing
+
+
+def by_its_name(kind: str, registry: MutableMapping[str, F]) -> Callable[[F], F]:
+    """A decorator that puts a function into a registry by its own name; ValueError if that is taken."""
+
+    def register(function: F) -> F:
+        add(kind, function.__name__, function, registry)
+        return function
+
+    return register
 
 
 def names(registry: Iterable[str]) -> list[str]:

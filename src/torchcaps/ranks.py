@@ -91,11 +91,9 @@ def joined() -> Ranks:
 
 @contextmanager
 def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
-    """Join the other processes of the run where torchrun started several; otherwise this does nothing.
+    """Join the other processes of the run where torchrun started several, as `environ` says; else this does nothing.
 
-    Args:
-        environ: the environment, in which torchrun names the processes.
-        device: "auto", "cpu" or "cuda". Each process of a machine takes a GPU of its own, as the current device.
+    On "cuda", or "auto" with GPUs, each process of a machine takes a GPU of its own, as the current device.
 
     Raises:
         TrainingError: the environment is not that of torchrun, there are too few GPUs, or a process does not come.

@@ -35,7 +35,6 @@ class _Group:
     """Settings that belong together. Each value is checked against its type and range."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         hints = _HINTS[type(self)]
         for f in fields(self):
             flat = f.metadata["name"] or f.name
@@ -76,7 +75,6 @@ class DataSettings(_Group):
     per_class: int | None = setting(None, "labelled images of each class to train with; by default all", low=1)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         super().__post_init__()
         if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
             raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
@@ -111,7 +109,6 @@ class OptimiserSettings(_Group):
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         if self.clip is None:  # as runs before "auto" say it
             object.__setattr__(self, "clip", 0.0)
         super().__post_init__()
@@ -169,7 +166,6 @@ class RunSettings(_Group):
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value of another kind or out of range."""
         super().__post_init__()
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise ValueError(f"stop_at: expected a score in (0, 1], got {self.stop_at}")
@@ -177,16 +173,7 @@ class RunSettings(_Group):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run.
-
-    Attributes:
-        model: which model.
-        data: which images.
-        task: what it is trained for.
-        optimiser: how weights change.
-        schedule: learning rate over time.
-        augmentation: how training images are changed at random.
-        run: how long, where, and what is kept.
+    """A training run: settings in groups, each with a class of its own.
 
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
@@ -246,17 +233,14 @@ class TrainConfig:
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()})
 
 
-GROUPS: dict[str, type[Any]] = {
-    "model": ModelSettings, "data": DataSettings, "task": TaskSettings, "optimiser": OptimiserSettings,
-    "schedule": ScheduleSettings, "augmentation": AugmentationSettings, "run": RunSettings,
-}  # fmt: skip
-# Name without a group -> group, name in it, and what it is in one line.
-NAMES: dict[str, tuple[str, str, str]] = {
-    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"])
+GROUPS: dict[str, type[Any]] = get_type_hints(TrainConfig)
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
+# Name without a group -> group, name in it, what it is in one line, and its type.
+NAMES: dict[str, tuple[str, str, str, Any]] = {
+    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"], _HINTS[kind][f.name])
     for group, kind in GROUPS.items()
     for f in fields(kind)
 }
-_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
 EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of an early configuration -> settings
 
 
@@ -275,7 +259,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name in GROUPS and isinstance(value, Mapping):
-            known = {key: flat for flat, (group, key, _) in NAMES.items() if group == name}
+            known = {key: flat for flat, (group, key, *_) in NAMES.items() if group == name}
             for key, one in value.items():
                 if key not in known:
                     raise UnknownNameError(f"setting of {name}", key, known)
@@ -287,27 +271,22 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def hint_of(name: str) -> Any:
-    """The type of a setting, by its name without a group."""
-    group, key, _ = NAMES[name]
-    return _HINTS[GROUPS[group]][key]
-
-
 def _taken(name: str, value: Any, hint: Any) -> Any:
-    """The value in the type that `hint` asks for.
+    """The value as `hint` asks for it: None, one of its words, or the one type that it has beside them.
 
     Raises:
         ValueError: it is none of that type. UnknownNameError: (a ValueError) for a word that is no choice.
     """
-    kind = get_origin(hint) or hint
-    if kind in (Union, UnionType):
-        return _one_of(name, value, get_args(hint))
-    if kind is Literal:
-        if value not in get_args(hint):
-            raise UnknownNameError(name, str(value), get_args(hint))
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if (value is None and NoneType in kinds) or value in words:
         return value
+    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
+    if not rest:
+        raise UnknownNameError(name, str(value), words)
+    kind = get_origin(rest[0]) or rest[0]
     if kind is tuple:
-        return _numbers(name, value, pair=Ellipsis not in get_args(hint))
+        return _numbers(name, value, pair=Ellipsis not in get_args(rest[0]))
     if isinstance(value, Path) and kind is str:
         return str(value)
     wanted = (int, float) if kind is float else kind
@@ -316,19 +295,11 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
     if isinstance(value, dict):
-        _check_plain(name, value)
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
     return value
-
-
-def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Of a union: None, a word of its choices, or else the one type that it has beside them."""
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if (value is None and NoneType in kinds) or value in words:
-        return value
-    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
-    if not rest:
-        raise UnknownNameError(name, str(value), words)
-    return _taken(name, value, rest[0])
 
 
 def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
@@ -338,10 +309,3 @@ def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
     if not good or (pair and len(sides) != 2):
         raise ValueError(f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}")
     return tuple(sides)
-
-
-def _check_plain(name: str, value: dict[str, Any]) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None

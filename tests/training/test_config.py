@@ -115,4 +115,4 @@ def test_what_is_open_is_filled_and_what_is_given_stays():
 
 
 def test_every_setting_has_a_line_for_help():
-    assert all(len(about) > 5 and about == about.strip() for _, _, about in NAMES.values())
+    assert all(len(about) > 5 and about == about.strip() for _, _, about, _ in NAMES.values())

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from torchcaps.cli.console import UsageError, counting, show
+from torchcaps.cli.flags import Device, Json, Root
 
 
 def compare(
@@ -16,9 +17,9 @@ def compare(
     others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")],
     paired: bool = False,
     margin: float = 1.0,
-    root: str | None = None,
-    device: str = "auto",
-    json: bool = False,
+    root: Root = None,
+    device: Device = "auto",
+    json: Json = False,
 ) -> int:
     """Say which of two methods is better, or that both are equally good, or that the runs do not decide.
 
@@ -31,9 +32,6 @@ def compare(
         others: Run folders of the baseline, tested on the same images.
         paired: Take runs of the same seed as pairs, because split and order come from it.
         margin: Smallest difference that matters, in points of accuracy; methods closer than that are equally good.
-        root: Folder in which a named data set is looked for first.
-        device: auto, cpu, cuda, ...
-        json: Print JSON instead of a table and sentences.
     """
     from torchcaps.report import compare_folders
 

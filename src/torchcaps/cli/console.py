@@ -60,14 +60,8 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]]) -> None:
 def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 

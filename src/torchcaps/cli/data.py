@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from torchcaps.cli.console import UsageError, progress_bar, show
+from torchcaps.cli.flags import Json
 
 
 def data(
@@ -15,7 +16,7 @@ def data(
     name: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     root: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """List the named data sets, download one, or compare one with its published checksums.
 
@@ -25,7 +26,6 @@ def data(
         action: list, fetch (the only command that ever downloads), or verify.
         name: The data set, for fetch and verify.
         root: Folder to look in first (verify), or to download to (fetch); by default the cache, ~/.cache/torchcaps.
-        json: Print JSON.
     """
     if action == "list":
         return _list(json)

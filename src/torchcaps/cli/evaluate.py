@@ -7,40 +7,35 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import NO_PLOTS, UsageError, counting, note, print_json, print_table
+from torchcaps.cli.flags import Data, Device, Json, Root, Run
 
 
 def evaluate(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Run,
     /,
-    data: str | None = None,
-    root: str | None = None,
+    data: Data = None,
+    root: Root = None,
     split: Literal["test", "train"] = "test",
-    device: str = "auto",
+    device: Device = "auto",
     output: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Measure a trained model; write plots. Of a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
 
     Args:
-        run: A run folder, or a model.safetensors file.
-        data: Another data set than the run's own, by name or path.
-        root: Folder in which a named data set is looked for first.
         split: Which images.
-        device: auto, cpu, cuda, ...
         output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
             folder of that name in it.
-        json: Print JSON instead of tables.
     """
     from torchcaps import report
     from torchcaps.ranks import joined
 
     task, images = report.open_run(run, data=data, root=root, split=split, device=device)
-    with progress_bar("evaluating") as bar:
-        line = bar.add_task("", total=len(images))
-        found = task.evaluate(images, progress=lambda done, _: bar.update(line, completed=done))
+    with counting("evaluating") as progress:
+        found = task.evaluate(images, progress=progress)
     if json:
         print_json(found.to_dict())
     else:
@@ -57,7 +52,7 @@ def evaluate(
 def predict(
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")],
     /,
-    device: str = "auto",
+    device: Device = "auto",
     json: bool = False,
 ) -> int:
     """Say what a trained model makes of image files, or of all images in folders.
@@ -69,7 +64,6 @@ def predict(
     Args:
         paths: A run folder or a model.safetensors file, then image files and folders. Images alone go to a network
             that comes with the package and knows digits.
-        device: auto, cpu, cuda, ...
         json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
     from torchcaps import tasks
@@ -90,9 +84,6 @@ def predict(
         return 0
     shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
     heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
-    print_table([heads, *([_word(value) for value in row.values()] for row in shown)])
+    cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in shown]
+    print_table([heads, *cells])
     return 0
-
-
-def _word(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

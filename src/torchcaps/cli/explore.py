@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from torchcaps.cli.console import note, usage
-from torchcaps.cli.signals import at_once
+from torchcaps.cli.flags import Device, Root, RunOrOurs, use_threads
+from torchcaps.cli.signals import unwinding
 
 
 def explore(
-    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    run: RunOrOurs = None,
     other: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
     data: str | None = None,
-    root: str | None = None,
+    root: Root = None,
     host: str = "127.0.0.1",
     port: int = 8700,
     open: bool = True,
-    device: str = "auto",
+    device: Device = "auto",
     threads: int = 1,
 ) -> int:
     """Draw a digit and watch the capsules: a page in the browser, served by this machine to itself. Ctrl-C ends it.
@@ -28,30 +30,21 @@ def explore(
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
-        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         other: Another one, to compare with on the same input.
         data: Another data set than the run's own to choose test images from, by name or path.
-        root: Folder in which a named data set is looked for first.
         host: Address to listen on; any but this machine's own asks for the token that the printed address has.
         port: The first port to try.
         open: Open the page in the browser.
-        device: auto, cpu, cuda, ...
         threads: Of torch; one image at a time gains little from more.
     """
     from torchcaps.errors import check_range
-    from torchcaps.training.environment import check_threads
-
-    with usage():
-        check_range("--port", port, low=0, high=65535)
-        check_threads("--threads", threads)
-
-    import torch
-
     from torchcaps.explorer import open_session, server
     from torchcaps.models import weights_file
     from torchcaps.report.words import telling
 
-    torch.set_num_threads(threads)
+    with usage():
+        check_range("--port", port, low=0, high=65535)
+    use_threads(threads)
     run = run or weights_file()
     runs = [run] if other is None else [run, other]
     note("reading the model ...")
@@ -61,7 +54,7 @@ def explore(
         if session.note:
             note(session.note)
     try:
-        with at_once():
+        with unwinding(os._exit):  # it writes nothing, and may be in the middle of a look
             server.serve(sessions, host=host, port=port, open_page=open, say=lambda line: print(line, flush=True))
     except KeyboardInterrupt:
         note("stopped")

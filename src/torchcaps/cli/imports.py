@@ -47,10 +47,8 @@ def importing(command: Callable[..., int]) -> Callable[..., int]:
 def hinted(*arguments: Any) -> Iterator[None]:
     """Where a name is unknown, say which modules the runs among the arguments were started with and this command not.
 
-    They are never imported by themselves: a file from elsewhere must not choose what code runs here.
-
-    Raises:
-        UsageError: in place of an error that comes from an unknown name.
+    They are never imported by themselves: a file from elsewhere must not choose what code runs here. UsageError takes
+    the place of an error that comes from an unknown name.
     """
     try:
         yield

@@ -1,18 +1,18 @@
-"""torchcaps models and torchcaps recipes."""
+"""torchcaps models, torchcaps recipes and torchcaps doctor: what there is."""
 
 from __future__ import annotations
 
-from torchcaps.cli.console import show
+from torchcaps.cli.console import print_json, show
+from torchcaps.cli.flags import Json
 
 
-def models(pattern: str = "*", json: bool = False) -> int:
+def models(pattern: str = "*", json: Json = False) -> int:
     """List the models, with their papers.
 
     Example: torchcaps models --pattern "caps*"
 
     Args:
         pattern: Wildcard for names.
-        json: Print JSON.
     """
     from dataclasses import asdict
 
@@ -25,13 +25,10 @@ def models(pattern: str = "*", json: bool = False) -> int:
     return 0
 
 
-def recipes(json: bool = False) -> int:
+def recipes(json: Json = False) -> int:
     """List the recipes: published experiments that one command runs.
 
     Example: torchcaps recipes
-
-    Args:
-        json: Print JSON.
     """
     from torchcaps.training import list_recipes, load_recipe
 
@@ -39,4 +36,27 @@ def recipes(json: bool = False) -> int:
     document = [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
     rows = [(r.name, r.rows[0].name, r.config.data.name, r.title) for r in found]
     show(json, document, [("recipe", "first row", "data", "title"), *rows])
+    return 0
+
+
+def doctor(json: Json = False) -> int:
+    """Say what this machine offers: versions, device, threads, precision, and which kernels run and why.
+
+    Example: torchcaps doctor
+    """
+    from torchcaps import ops
+    from torchcaps.training.environment import environment, package_version
+    from torchcaps.training.optim import resolve_device, resolve_precision
+
+    device = resolve_device("auto")
+    facts = environment() | {"device": str(device), "precision auto": resolve_precision("auto", device)}
+    facts |= {f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in ops.survey(device).items()}
+    for extra in ("matplotlib", "numba", "triton"):
+        facts[extra] = package_version(extra)
+    if json:
+        print_json(facts)
+        return 0
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.ljust(width)}  {value}")
     return 0

@@ -10,20 +10,7 @@ from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import (
-    bench,
-    compare,
-    data,
-    doctor,
-    evaluate,
-    explore,
-    lists,
-    pictures,
-    report,
-    reproduce,
-    train,
-    weights,
-)
+from torchcaps.cli import bench, compare, data, evaluate, explore, lists, pictures, report, reproduce, train, weights
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
@@ -44,7 +31,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "data": data.data,
     "bench": bench.bench,
     "reproduce": reproduce.reproduce,
-    "doctor": doctor.doctor,
+    "doctor": lists.doctor,
 }
 
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
@@ -143,11 +130,7 @@ def _open_streams() -> None:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set.
-
-    Raises:
-        UsageError: for the first.
-    """
+    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set."""
     for before, word in pairwise(("", *arguments)):
         flag, equals, value = word.partition("=")
         if not word or (word.startswith("--") and equals and not value):

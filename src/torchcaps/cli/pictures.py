@@ -8,14 +8,15 @@ from typing import Annotated
 import tyro
 
 from torchcaps.cli.console import usage
+from torchcaps.cli.flags import Data, Root, RunOrOurs
 
 
 def reconstruct(
-    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    run: RunOrOurs = None,
     /,
     images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
-    data: str | None = None,
-    root: str | None = None,
+    data: Data = None,
+    root: Root = None,
     per_class: int = 2,
     seed: int = 0,
     output: Path | None = None,
@@ -25,10 +26,7 @@ def reconstruct(
     Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
 
     Args:
-        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         images: Own image file or folder instead of test images; may be given several times.
-        data: Another data set than the run's own, by name or path.
-        root: Folder in which a named data set is looked for first.
         per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
         seed: Of their choice.
         output: The picture; by default plots/reconstructions.png in the run folder, or here.
@@ -45,11 +43,11 @@ def reconstruct(
 
 
 def perturb(
-    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    run: RunOrOurs = None,
     /,
     images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
-    data: str | None = None,
-    root: str | None = None,
+    data: Data = None,
+    root: Root = None,
     span: float = 0.25,
     steps: int = 11,
     seed: int = 0,
@@ -60,10 +58,7 @@ def perturb(
     Example: torchcaps perturb runs/capsnet-digits
 
     Args:
-        run: A run folder, or a model.safetensors file; without one, a network that comes with the package.
         images: Own image file or folder instead of one test image per class; may be given several times.
-        data: Another data set than the run's own, by name or path.
-        root: Folder in which a named data set is looked for first.
         span: How far each dimension moves either way.
         steps: Steps from one end to the other, an odd number shows the capsule as it is in the middle.
         seed: Of the choice of test images.

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import tyro
 
 from torchcaps.cli.console import UsageError, counting, usage
+from torchcaps.cli.flags import Device, Root
 
 
 def report(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     /,
     output: Path | None = None,
-    root: str | None = None,
-    device: str = "auto",
+    root: Root = None,
+    device: Device = "auto",
     images: int = 10_000,
     diagnose: int = 64,
 ) -> int:
@@ -26,8 +27,6 @@ def report(
     Args:
         runs: Run folders: one for a report, several for a comparison with the first.
         output: The file; by default report.html, or comparison.html, in the first run folder.
-        root: Folder in which a named data set is looked for first.
-        device: auto, cpu, cuda, ...
         images: Of more test images, so many evenly spread ones are looked at for mistakes and pictures.
         diagnose: Of these, so many random ones are looked at for the measures of routing; 0 leaves them out.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from torchcaps.cli.console import note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.flags import Json, Root, use_threads
 from torchcaps.cli.signals import noted, settle
 from torchcaps.cli.train import say, telling
 
@@ -25,11 +26,11 @@ def reproduce(
     budget: Literal["small", "hour", "full"] = "small",
     seeds: int = 1,
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    root: str | None = None,
+    root: Root = None,
     output: Path = Path("reproductions"),
     device: str | None = None,
     threads: int | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Run a published experiment and set what it measures beside the published figures.
 
@@ -44,16 +45,13 @@ def reproduce(
         budget: small: at most ten minutes on 2 processor cores; hour: at most one; full: as published.
         seeds: How many seeds of each row.
         row: Only rows whose name contains this; may be given several times.
-        root: Folder in which named data sets are looked for first.
         output: Folder of all runs and of results.md.
         device: auto, cpu, cuda, ...
         threads: Processor threads; by default torch's choice.
-        json: Print JSON.
     """
     from torchcaps import training
     from torchcaps.errors import check_range
     from torchcaps.reproduce import field_tables, read_results, results_table, viewpoint_lines, write_field, write_table
-    from torchcaps.training.environment import check_threads
 
     if list or (recipe is None and not table):
         return _list(json)
@@ -61,12 +59,7 @@ def reproduce(
         check_range("--seeds", seeds, low=1)
         if table and recipe is not None:
             raise ValueError(f"--table: expected no recipe beside it, got {recipe}")
-        if threads is not None:
-            check_threads("--threads", threads)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     training.keep_memory()
     names = [name for name in training.list_recipes() if name.startswith("field-")] if recipe is None else [recipe]
     results = _run([training.load_recipe(name) for name in names], budget, seeds, row, root, output, device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, g
 import tyro
 
 from torchcaps.cli.console import UsageError, usage
-from torchcaps.settings import NAMES, TrainConfig, hint_of
+from torchcaps.settings import NAMES, TrainConfig
 
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder
@@ -20,9 +20,8 @@ POSITIONAL = ("model", "model_options")  # given by other means than a flag of t
 
 def _flag(name: str) -> tuple[str, Any, Any]:
     """A field of `Settings`: nothing unless the flag is given."""
-    about = NAMES[name][2]
+    *_, about, kind = NAMES[name]
     flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
-    kind = hint_of(name)
     if get_origin(kind) is Literal:
         kind = Literal[tuple(str(word) for word in get_args(kind))]
     return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)
@@ -36,13 +35,7 @@ else:
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
-    """The recipe or model of this name, with the changes of the command line.
-
-    Raises:
-        UsageError: for a value out of range, or an option that is not name=value.
-        UnknownNameError: for a name that is neither.
-        RunError: for a recipe file that cannot be read as one.
-    """
+    """The recipe or model of this name, with the changes of the command line."""
     from torchcaps import models, plugins, training
 
     if recipe_or_model in models.list_models():
@@ -69,25 +62,18 @@ def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> P
 
 
 def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]) -> None:
-    """A resumed run keeps its configuration: refuse flags, options or a model that say otherwise.
-
-    Raises:
-        UsageError: for the first that does.
-        RunError: if the run's configuration cannot be read.
-    """
+    """A resumed run keeps its configuration: UsageError for the first flag, option or model that says otherwise."""
     from torchcaps.training.run_folder import MOVABLE
 
     kept, now = run.config().flat(), config.flat()
-    for name in (name for name, value in vars(settings).items() if value is not None and name not in MOVABLE):
-        _refuse_change(run, f"--{name.replace('_', '-')}", kept[name], now[name])
+    flags = [name for name, value in vars(settings).items() if value is not None and name not in MOVABLE]
+    said = {f"--{name.replace('_', '-')}": (kept[name], now[name]) for name in flags}
     for name, value in _options(option).items():
-        _refuse_change(run, f"--option {name}", kept["model_options"].get(name, "none"), value)
-    _refuse_change(run, "recipe or model", kept["model"], now["model"])
-
-
-def _refuse_change(run: RunFolder, what: str, kept: object, given: object) -> None:
-    if kept != given:
-        raise UsageError(f"{what}: expected {kept}, as the run in {run.path} was started, got {given}")
+        said[f"--option {name}"] = kept["model_options"].get(name, "none"), value
+    said["recipe or model"] = kept["model"], now["model"]
+    for what, (before, given) in said.items():
+        if before != given:
+            raise UsageError(f"{what}: expected {before}, as the run in {run.path} was started, got {given}")
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, Any]:

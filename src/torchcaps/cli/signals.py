@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -13,22 +14,11 @@ STOPPING = "stopping after this step; the state will be saved"
 
 
 @contextmanager
-def unwinding() -> Iterator[None]:
-    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays."""
+def unwinding(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
+    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays; or ends it so."""
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    with _handling(stop, signal.SIGTERM):
-        yield
-
-
-@contextmanager
-def at_once() -> Iterator[None]:
-    """While open, SIGTERM ends the process where it is: for what writes nothing and may be in the middle of a look."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        os._exit(128 + number)
+        end(128 + number)
 
     with _handling(stop, signal.SIGTERM):
         yield
@@ -38,9 +28,8 @@ def at_once() -> Iterator[None]:
 def noted(rank: int | None = None) -> Iterator[list[int]]:
     """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
 
-    Args:
-        rank: of this process among several; None for one alone. Among several a second changes nothing: `torchrun`
-            sends what they have got from the terminal already. SIGTERM is noted in silence: it also means a lost one.
+    Among several processes (`rank`) a second changes nothing: `torchrun` sends what they have got from the terminal
+    already. SIGTERM is noted in silence there: it also means a lost one.
     """
     caught: list[int] = []
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
@@ -48,11 +49,8 @@ def train(
     """
     from torchcaps import training
     from torchcaps.ranks import joined
-    from torchcaps.training.environment import check_threads
 
-    if threads is not None:
-        with usage():
-            check_threads("--threads", threads)
+    use_threads(threads)
     ranks, config = joined(), resolve(recipe_or_model, settings, option)
     folder, resume = ranks.same(_where(config, recipe_or_model, output, resume))
     run = training.RunFolder(folder)
@@ -61,7 +59,8 @@ def train(
     elif ranks.main:
         training.RunFolder.fresh(folder)
         _check_test_images(config)
-    _set_threads(threads, run if resume else None)
+    if resume:
+        _threads_of_then(run, threads)
     if keep_memory == "yes":
         training.keep_memory()
     with hinted(folder):
@@ -86,16 +85,13 @@ def _check_test_images(config: TrainConfig) -> None:
     load_dataset(data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
 
 
-def _set_threads(threads: int | None, resumed: RunFolder | None) -> None:
+def _threads_of_then(run: RunFolder, asked: int | None) -> None:
     """Sums over threads differ in their last bits: a resumed run takes as many as before, unless told otherwise."""
-    import torch
-
-    before = None if resumed is None else resumed.threads()
-    if threads is not None and before is not None and threads != before:
-        note(f"--threads: the run was started with {before}; with {threads} it will not end with the same bits")
-    chosen = threads if threads is not None else before
-    if chosen is not None:
-        torch.set_num_threads(chosen)
+    before = run.threads()
+    if asked is None:
+        use_threads(before)
+    elif before not in (None, asked):
+        note(f"--threads: the run was started with {before}; with {asked} it will not end with the same bits")
 
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:

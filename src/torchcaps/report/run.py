@@ -15,8 +15,7 @@ from torchcaps.report.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Found, Task, create_task, task_class
 from torchcaps.training import RunFolder, load
-from torchcaps.training.checkpoint import atomic, write_json
-from torchcaps.training.description import read_header
+from torchcaps.training.checkpoint import atomic, read_header, write_json
 from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped

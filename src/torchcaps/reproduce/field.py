@@ -16,6 +16,7 @@ WITHOUT = ", uniform coupling"  # ending of the row of a system whose couplings 
 HEADING = (
     "system", "parameters", "products", "accuracy", "without routing", "seeds", "epochs", "images/s", "training",
 )  # fmt: skip
+Rows = dict[str, list[Result]]
 
 
 def field_tables(results: Sequence[Result]) -> dict[str, list[tuple[str, ...]]]:
@@ -25,11 +26,9 @@ def field_tables(results: Sequence[Result]) -> dict[str, list[tuple[str, ...]]]:
     over seeds; images/s and minutes are of training.
     """
     tables = {}
-    for recipe, rows in _by_data(results).items():
-        systems = [name for name in rows if not name.endswith(WITHOUT)]
-        systems.sort(key=lambda name: -mean(_accuracies(rows[name])))
-        lines = [_line(name, rows[name], rows.get(name + WITHOUT, [])) for name in systems]
-        tables[recipe.removeprefix(PREFIX)] = [HEADING, *lines]
+    for data, (systems, without) in _by_data(results).items():
+        names = sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
+        tables[data] = [HEADING, *(_line(name, systems[name], without.get(name, [])) for name in names)]
     return tables
 
 
@@ -43,27 +42,24 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
     with atomic(path) as partial:
         parts = [f"## {data}\n\n{markdown(rows)}\n" for data, rows in field_tables(results).items()]
         partial.write_text("# The field, measured\n\n" + "\n".join(parts), encoding="utf-8")
-    return [path, *([_picture(results, Path(output) / "field.png")] if can_plot() else [])]
-
-
-def _picture(results: Sequence[Result], path: Path) -> Path:
+    if not can_plot():
+        return [path]
     from torchcaps import viz
 
     panels = {
-        recipe.removeprefix(PREFIX): {
-            name: (mean(r.seconds for r in group) / 60, _accuracies(group))
-            for name, group in rows.items() if not name.endswith(WITHOUT)
-        }
-        for recipe, rows in _by_data(results).items()
-    }  # fmt: skip
-    return save_figure(viz.accuracy_against_time(panels), path)
+        data: {name: (mean(r.seconds for r in group) / 60, _accuracies(group)) for name, group in systems.items()}
+        for data, (systems, _) in _by_data(results).items()
+    }
+    return [path, save_figure(viz.accuracy_against_time(panels), path.with_suffix(".png"))]
 
 
-def _by_data(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
-    found: dict[str, dict[str, list[Result]]] = {}
+def _by_data(results: Sequence[Result]) -> dict[str, tuple[Rows, Rows]]:
+    """Data set -> results of each system, and of those without its routing."""
+    found: dict[str, tuple[Rows, Rows]] = {}
     for result in results:
         if result.recipe.startswith(PREFIX):
-            found.setdefault(result.recipe, {}).setdefault(result.row, []).append(result)
+            both = found.setdefault(result.recipe.removeprefix(PREFIX), ({}, {}))
+            both[result.row.endswith(WITHOUT)].setdefault(result.row.removesuffix(WITHOUT), []).append(result)
     return found
 
 

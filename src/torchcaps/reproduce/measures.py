@@ -88,18 +88,8 @@ class Trained:
 Figures = dict[str, Any]
 Measure = Callable[[Trained], Figures]
 MEASURES: dict[str, Measure] = {}
-
-
-def register_measure(measure: Measure) -> Measure:
-    """Decorate a function that measures a finished run: a recipe names it among its `measures`.
-
-    It is given a `Trained`, and returns figures by name: none where the task or the model cannot be measured so.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    plugins.add("measure", measure.__name__, measure, MEASURES)
-    return measure
+# A recipe names it among its `measures`. It returns no figures where the task or the model cannot be measured so.
+register_measure = plugins.by_its_name("measure", MEASURES)
 
 
 @register_measure

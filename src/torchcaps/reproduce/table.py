@@ -86,11 +86,12 @@ def _line(group: list[Result]) -> tuple[str, ...]:
     first = group[0]
     names = [name for name in first.shown if any(isinstance(r.figures.get(name), int | float) for r in group)]
     measured = [f"{_words(name)} {over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
+    least, most = min(r.epochs for r in group), max(r.epochs for r in group)
     seconds = mean(r.seconds for r in group)
     return (
         first.recipe, first.row, first.budget, "; ".join(measured) or "-",
         "; ".join(f"{_words(name)} {value}" for name, value in first.published.items()) or "-", str(len(group)),
-        f"{first.parameters:,}", _span([r.epochs for r in group]), f"{seconds / 60:.1f} min",
+        f"{first.parameters:,}", str(least) if least == most else f"{least}-{most}", f"{seconds / 60:.1f} min",
     )  # fmt: skip
 
 
@@ -114,7 +115,3 @@ def _matched(
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _span(values: Sequence[int]) -> str:
-    return str(values[0]) if min(values) == max(values) else f"{min(values)}-{max(values)}"

@@ -130,7 +130,11 @@ class Task(nn.Module):
         self.spec = spec_of(model)
         if not declares(model):
             model.spec = self.spec  # what it is taken for from here on
-        self.loss = self._loss_name(config.task.loss)
+        known = self.losses or ("loss",)
+        usual = self.spec.loss if self.spec.loss in known else next(iter(known))
+        self.loss = usual if config.task.loss == "auto" else config.task.loss
+        if self.loss not in known:
+            raise UnknownNameError("loss", self.loss, known)
         filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
         self.config = filled.updated(task=self.name, loss=self.loss)
 
@@ -233,13 +237,6 @@ class Task(nn.Module):
         """
         del pictures
         raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
-
-    def _loss_name(self, asked: str) -> str:
-        known = self.losses or ("loss",)
-        name = asked if asked != "auto" else self.spec.loss if self.spec.loss in known else next(iter(known))
-        if name not in known:
-            raise UnknownNameError("loss", name, known)
-        return name
 
 
 def register_task(name: str) -> Callable[[T], T]:

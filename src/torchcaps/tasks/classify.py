@@ -47,16 +47,7 @@ class Scores(NamedTuple):
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: dict[str, Loss] = {}
-
-
-def register_loss(loss: Loss) -> Loss:
-    """Decorate a loss of class scores: its name is one that the setting `loss` may have.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    plugins.add("loss", loss.__name__, loss, LOSSES)
-    return loss
+register_loss = plugins.by_its_name("loss", LOSSES)  # its name is one that the setting `loss` may have
 
 
 @register_loss

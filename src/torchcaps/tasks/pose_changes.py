@@ -162,11 +162,7 @@ def evaluate_transforming(
 
 
 def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
-    """The figures of all pairs by what `compared` gave for them.
-
-    Raises:
-        ValueError: for fewer than two pairs.
-    """
+    """The figures of all pairs by what `compared` gave for them; ValueError for fewer than two."""
     check_range("number of pairs", len(outcomes["true"]), low=2)
     known = {name: values.double() for name, values in outcomes.items()}
     before, after, true, target = (known[name] for name in ("before", "after", "true", "target"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -26,9 +26,6 @@ from torchcaps.settings import EARLIER, TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
 from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
 from torchcaps.types import spec_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
@@ -138,6 +135,13 @@ class Transform(Task):
         )  # fmt: skip
 
     def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
+        from torchcaps import viz
+
+        place = next(self.model.parameters()).device
+        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
+        with evaluating(self):
+            pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            drawn = self.model(pairs.source, pairs.transformation)
         errors = {
             "the drawing": found.error, "the input as it is": found.copy_error,
             "the input, itself transformed": found.moved_error, "the mean of all targets": found.mean_error,
@@ -146,21 +150,11 @@ class Transform(Task):
             "triplets", "What it draws",
             "The network sees the first row and is told the transformation; it draws the second, and should draw the "
             "third.",
-            self._triplets(images),
+            viz.transformed(*(x.float().cpu() for x in (pairs.source, drawn, pairs.target))),
             "Test images, what the network draws when told a transformation, and the images so transformed.",
             ("Beside the target", "Mean squared error per pixel"),
             tuple((name, f"{error:.5f}") for name, error in errors.items()),
         )  # fmt: skip
-
-    def _triplets(self, images: ImageSet) -> Figure:
-        from torchcaps import viz
-
-        place = next(self.model.parameters()).device
-        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
-        with evaluating(self):
-            pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
-            drawn = self.model(pairs.source, pairs.transformation)
-        return viz.transformed(*(x.float().cpu() for x in (pairs.source, drawn, pairs.target)))
 
     def _capsules(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
@@ -181,15 +175,9 @@ class Transform(Task):
 
 
 def transformed_pairs(
-    images: Images,
-    pose: Pose = "translation",
-    *,
-    shift: int = 2,
-    degrees: float = CHANGES["degrees"],
-    zoom: float = CHANGES["zoom"],
-    shear: float = CHANGES["shear"],
-    generator: Generator,
-) -> TransformedPairs:
+    images: Images, pose: Pose = "translation", *, shift: int = 2, degrees: float = CHANGES["degrees"],
+    zoom: float = CHANGES["zoom"], shear: float = CHANGES["shear"], generator: Generator,
+) -> TransformedPairs:  # fmt: skip
     """Two random views of each image, and the transformation from the first to the second.
 
     Args:

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,15 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model
 from torchcaps.nn import drawn_from
-from torchcaps.training.description import KEY as _KEY
-from torchcaps.training.description import (
-    Shapes,
-    check_description,
-    check_fit,
-    check_numbers,
-    read_header,
-)
+from torchcaps.nn.routed import names_now
 from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
-_CHECKSUM = "checksum"
+KEY, _CHECKSUM = "torchcaps", "checksum"  # of the header: the description in JSON, and what all other bytes add up to
+COSTS = (".beta_u", ".beta_a")  # of EM routing: one pair for all parents in files of earlier versions
+MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
 _FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
 _PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
 _DTYPES = {
@@ -43,6 +38,8 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _numbers = itertools.count()
+
+Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
 
 class OptionError(ValueError):
@@ -53,12 +50,8 @@ class OptionError(ValueError):
 def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
 
-    Args:
-        path: the file.
-        before: where the file that is replaced goes; None drops it. At every moment one of the two is there and whole.
-
-    Raises:
-        TrainingError: when the file cannot be written.
+    The file that is replaced goes to `before`, if one is named: at every moment one of the two is there and whole.
+    TrainingError when the file cannot be written.
     """
     # The name is of this process and this call alone: two that write one file do not mix.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
@@ -95,16 +88,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
-    """Write tensors and a JSON description as one file, atomically; equal content gives equal bytes.
+    """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
 
-    Args:
-        path: the file.
-        tensors: by name.
-        about: JSON-ready.
-        before: see `atomic`.
-
-    Raises:
-        TrainingError: for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
+    TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each begins at a multiple of it
     kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
@@ -121,22 +107,45 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
-    Raises:
-        RunError: for a file that is absent, damaged (one bit is enough), or not of this kind.
+    RunError for a file that is absent, damaged (one bit is enough), or not of this kind.
     """
+    with _opened(path) as file:
+        found = file.metadata() or {}
+        if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
+            _check(path, found)
+        return {name: file.get_tensor(name) for name in file.keys()}, _description(path, file)  # noqa: SIM118
+
+
+def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
+    """Names, sizes and types of a file's tensors, and its description; no tensor is read. Errors as `load_tensors`."""
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+        return shapes, _description(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file with a header of at most 16 MiB; what fails while it is open is a RunError."""
     try:
         check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            if _KEY in found and found.keys() != {_KEY}:  # files without a checksum were written by early versions
-                _check(path, found)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = None if _KEY not in found else json.loads(found[_KEY])
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: is no readable checkpoint ({str(error).splitlines()[0]})") from error
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise ValueError(f"expected a header of at most {MOST_HEADER} bytes, got {size}")
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except RecursionError as error:
+        raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
+
+
+def _description(path: Path, file: Any) -> dict[str, Any]:
+    about = json.loads((file.metadata() or {}).get(KEY, "null"))
     if not isinstance(about, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    return tensors, about
+    return about
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -146,9 +155,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
     """The header of a safetensors file, its own length in front, with zeros for the checksum."""
-    entries: dict[str, Any] = {
-        "__metadata__": {_CHECKSUM: "0" * _DIGITS, _KEY: json.dumps(about, sort_keys=True)}
-    }  # fmt: skip
+    about_it = {_CHECKSUM: "0" * _DIGITS, KEY: json.dumps(about, sort_keys=True)}
+    entries: dict[str, Any] = {"__metadata__": about_it}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
@@ -167,7 +175,7 @@ def _check(path: Path, found: dict[str, str]) -> None:
         checksum = zlib.crc32(front)
         while chunk := file.read(2**20):
             checksum = zlib.crc32(chunk, checksum)
-    if not (found.keys() == {_KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
+    if not (found.keys() == {KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
         raise ValueError("its content does not match its checksum")
 
 
@@ -209,6 +217,44 @@ def name_model(model: Any, classes: tuple[str, ...], preprocess: Preprocess, tas
     model.classes, model.preprocess, model.task = classes, preprocess, task
 
 
+def check_description(about: dict[str, Any]) -> None:
+    """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
+    model, options, classes = about["model"], about["options"], about["classes"]
+    if not isinstance(model, str):
+        raise ValueError(f"model: expected a name, got {one_line(repr(model))}")
+    if not isinstance(options, dict):
+        raise ValueError(f"options: expected values by name, got {one_line(repr(options))}")
+    try:
+        json.dumps(options, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"options: expected finite numbers ({error})") from None
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"classes: expected a list of names, got {one_line(repr(classes))}")
+
+
+def check_fit(shapes: Shapes, model: nn.Module) -> None:
+    """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
+    state, now = model.state_dict(), names_now(shapes, model)
+    shapes = {now[name]: found for name, found in shapes.items()}
+    for what, names in (("missing", state.keys() - shapes.keys()), ("unexpected", shapes.keys() - state.keys())):
+        if names:
+            raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
+    for name, tensor in state.items():
+        sizes, kind = shapes[name]
+        shared = sizes == [1] and name.endswith(COSTS)
+        if sizes != list(tensor.shape) and not shared:
+            raise ValueError(f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description")
+        if kind.startswith(("F", "BF")) != tensor.is_floating_point():
+            raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
+
+
+def check_numbers(state: dict[str, Tensor]) -> None:
+    """Raise ValueError unless every number of a model's state is finite."""
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} holds infinite numbers or NaN")
+
+
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """A trained model in evaluation mode.
 
@@ -232,43 +278,21 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
                 f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
             )
     shapes, about = read_header(path)
-    if not isinstance(about, dict):
-        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    about = _described_now(about)
+    if "kind" in about:  # an early version wrote it
+        preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
+        about = {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
     if "model" not in about:
         raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
-    return restored(path, shapes, lambda: build_model(about)).to(device).eval()
-
-
-def _described_now(about: dict[str, Any]) -> dict[str, Any]:
-    """The description of a model that an early version wrote by its "kind", as it is written now."""
-    if "kind" not in about:
-        return about
-    preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
-    return {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
-
-
-def restored(path: Path, shapes: Shapes, build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes, with the tensors of a file; they are compared before either takes memory.
-
-    Args:
-        path: of the file.
-        shapes: of its tensors; see `read_header`.
-        build: a new model by the file's description; it is called on the meta device first.
-
-    Raises:
-        RunError: for a description that no model can be made of, and tensors that do not fit or are not finite.
-    """
     try:
-        with torch.device("meta"):
-            check_fit(shapes, build())
+        with torch.device("meta"):  # the tensors are compared before they or the model take memory
+            check_fit(shapes, build_model(about))
         with drawn_from(torch.Generator()):  # what is drawn is replaced: the caller's random numbers stay as they are
-            model = build()
+            model = build_model(about)
         model.load_state_dict(load_tensors(path)[0])
-        check_numbers(model)
+        check_numbers(model.state_dict())
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
         reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model
+    return model.to(device).eval()

@@ -33,11 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def check_threads(name: str, value: object) -> int:
-    """The value, if it is a number of threads that a machine can start.
-
-    Raises:
-        ValueError: if it is no whole number, or out of range.
-    """
+    """The value; ValueError unless it is a number of threads that a machine can start."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: expected a whole number, got {value!r}")
     check_range(name, value, low=1, high=max(MOST_THREADS, os.cpu_count() or 1))

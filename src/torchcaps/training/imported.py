@@ -15,8 +15,7 @@ from torch import Tensor
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TorchcapsError, check_regular, one_line
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
-from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
-from torchcaps.training.description import check_fit, check_numbers
+from torchcaps.training.checkpoint import build_model, check_fit, check_numbers, describe_model, save_tensors
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 MOST = 1 << 28  # numbers in a file: 1 GiB
@@ -53,18 +52,22 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         counters = (name for name in bare.state_dict() if name.endswith(".num_batches_tracked"))
         state = {name: torch.zeros((), dtype=torch.int64) for name in counters} | state  # Keras does not count
         check_fit({k: ([*x.shape], "F32" if x.is_floating_point() else "I64") for k, x in state.items()}, bare)
-        model = build_model(about, torch.Generator())
-        model.load_state_dict(state)
-        check_numbers(model)
+        check_numbers(state)
     except (ValueError, TorchcapsError) as error:
         raise RunError(f"{path}: its tensors do not fit together, taken for {layout.source} ({error})") from error
-    save_tensors(output, model.state_dict(), about)
+    save_tensors(output, state, about)
     return output, layout.source
 
 
 def _recognised(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
     """The source of a file, its sizes, and its tensors by their names there."""
-    tensors = _read(path)
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            front = file.read(len(HDF5))
+        tensors = _read_keras(path) if front == HDF5 else _read_state(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror or one_line(str(error))})") from error
     for tensor in tensors.values():
         if 0 in tensor.shape:
             raise RunError(f"{path}: expected tensors with numbers in them, got one of {list(tensor.shape)}")
@@ -117,17 +120,6 @@ def _turned(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
             return x.unflatten(0, (-1, sizes["c"])).transpose(0, 1).flatten(0, 1)
         case _:
             return x.permute(*map(int, turn))
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in their order."""
-    try:
-        check_regular(path)
-        with open(path, "rb") as file:
-            front = file.read(len(HDF5))
-        return _read_keras(path) if front == HDF5 else _read_state(path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or one_line(str(error))})") from error
 
 
 def _read_keras(path: Path) -> dict[str, Tensor]:

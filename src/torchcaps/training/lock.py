@@ -17,16 +17,11 @@ else:
     import fcntl
 
 LOCK = ".lock"
-WAITS = 20
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made where it is not there, for this process alone.
-
-    Raises:
-        RunError: when another process holds it, or it cannot be made. TrainingError: when it cannot be locked.
-    """
+    """Hold `folder`, which is made where it is not there, for this process alone; RunError when another one does."""
     path = folder / LOCK
     make_folder(folder)
     try:
@@ -38,15 +33,14 @@ def exclusive(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _release(handle, path)
+        with suppress(OSError):
+            if _is(handle, path):  # while it is locked: who opened it meanwhile sees that the next is another
+                path.unlink()
+        os.close(handle)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Raises:
-        RunError: if that cannot be done.
-    """
+    """Make a folder and those above it, where they are not there; RunError if that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,11 +71,11 @@ def is_alive(process: int) -> bool:
 
 def in_use(folder: Path) -> RunError:
     """What is said of a folder that another process holds."""
-    process, tries = holder(folder), 0
-    while process is None and tries < WAITS:  # it has the lock, and writes its id in this moment
-        time.sleep(0.01)
-        process, tries = holder(folder), tries + 1
-    who = "another process" if process is None else f"process {process}"
+    for _ in range(20):
+        if process := holder(folder):
+            break
+        time.sleep(0.01)  # it has the lock, and writes its id in this moment
+    who = f"process {process}" if process else "another process"
     return RunError(f"{folder}: {who} is training here; wait for its end or stop it, or name another --output")
 
 
@@ -113,14 +107,6 @@ def _lock(handle: int, path: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise in_use(path.parent) from error
-
-
-def _release(handle: int, path: Path) -> None:
-    """Remove the file first: whoever opened it meanwhile sees that it is another one than the next."""
-    with suppress(OSError):
-        if _is(handle, path):
-            path.unlink()
-    os.close(handle)
 
 
 def _is(handle: int, path: Path) -> bool:

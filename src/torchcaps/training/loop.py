@@ -56,19 +56,10 @@ class Callbacks:
 
 
 class Trainer:
-    """One training: a task, images on the model's device, and where it leaves what it finds.
+    """One training: a task on its model's device, images to train on, and images `held` to choose the epoch by.
 
-    Args:
-        task: around the model, on its device.
-        images: to train on.
-        held: to choose the epoch by.
-        sink: where metrics, states and the best model go.
-        callbacks: see `Callbacks`.
-        fresh: the weights that the training began with, for a second start.
-
-    Attributes:
-        config: of the run, with all that the task and the number of images decide.
-        total: steps in all.
+    Metrics, states and the best model go to the `sink`. `fresh` gives the weights that the training began with, for a
+    second start. `config` has all that the task and the number of images decide; `total` is the number of steps.
     """
 
     def __init__(
@@ -97,18 +88,14 @@ class Trainer:
 
     def run(self) -> None:
         """Train from where the sink's newest state stands to the end."""
-        self.progress = self.sink.restore(self)
-        while self.progress.step < self.total and not self._reached():
+        self.progress, stop_at = self.sink.restore(self), self.config.run.stop_at
+        while self.progress.step < self.total and (stop_at is None or self.progress.best_score < stop_at):
             self._epoch(self.progress.step // self.per_epoch)
 
     def tell(self, row: dict[str, Any]) -> None:
         """Give a row to the listener."""
         if self.callbacks.listener is not None:
             self.callbacks.listener(row)
-
-    def _reached(self) -> bool:
-        """Whether an epoch ended with the score to stop at."""
-        return self.config.run.stop_at is not None and self.progress.best_score >= self.config.run.stop_at
 
     def _epoch(self, epoch: int) -> None:
         """What is left of an epoch, counted from 0."""

@@ -19,16 +19,7 @@ LARGEST_BATCH, SMALLEST_BATCH = 128, 8
 ENOUGH_STEPS = 100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
 Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
 _OPTIMISERS: dict[str, Make] = {}
-
-
-def register_optimiser(make: Make) -> Make:
-    """Decorate a function `(parameters, lr, settings) -> optimiser`: its name is one that a run may name.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    plugins.add("optimiser", make.__name__, make, _OPTIMISERS)
-    return make
+register_optimiser = plugins.by_its_name("optimiser", _OPTIMISERS)  # of (parameters, lr, settings), named by a run
 
 
 @register_optimiser
@@ -53,11 +44,7 @@ def sgd(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) 
 
 
 def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of a run.
-
-    Raises:
-        UnknownNameError: (a ValueError) there is none of this name.
-    """
+    """The optimiser of a run; UnknownNameError (a ValueError) if there is none of this name."""
     make = plugins.find("optimiser", config.optimiser.name, _OPTIMISERS)
     return make(list(parameters), config.optimiser.lr or 0.0, config.optimiser)
 
@@ -101,11 +88,7 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
 
 
 def resolve_device(name: str) -> torch.device:
-    """A usable device; "auto" is a GPU where there is one.
-
-    Raises:
-        RunError: for a device that this machine does not have.
-    """
+    """A usable device; "auto" is a GPU where there is one. RunError for one that this machine does not have."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

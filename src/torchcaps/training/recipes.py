@@ -85,23 +85,15 @@ class Recipe:
         Raises:
             UnknownNameError: the recipe has no such budget. ValueError: for settings that a run refuses.
         """
-        if row not in self.rows_of(budget):
-            raise UnknownNameError(
-                f"row of {self.name} within {budget}", row.name, [r.name for r in self.rows_of(budget)]
-            )
+        known = self.rows_of(budget)
+        if row not in known:
+            raise UnknownNameError(f"row of {self.name} within {budget}", row.name, [r.name for r in known])
         parts = (self.config.flat(), self.budgets[budget].changes, row.changes)
         settings = {name: value for part in parts for name, value in flattened(part).items()}
         return TrainConfig.from_dict(settings).updated(**changes)
 
 
 _ADDED: dict[str, Recipe | Path] = {}
-
-
-def recipes_folder() -> Path:
-    """Where the recipes are: inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def register_recipe(name: str, content: dict[str, Any]) -> None:
@@ -126,7 +118,10 @@ def list_recipes() -> list[str]:
 
 
 def _known() -> Mapping[str, Recipe | Path]:
-    return ChainMap(_ADDED, {path.stem: path for path in recipes_folder().glob("**/*.toml")})
+    """Those that were registered, and those inside the installed package or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    folder = package / "recipes" if (package / "recipes").is_dir() else package.parents[1] / "recipes"
+    return ChainMap(_ADDED, {path.stem: path for path in folder.glob("**/*.toml")})
 
 
 def load_recipe(name_or_path: str) -> Recipe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,11 +140,7 @@ def train(
 
 
 def as_set(images: Images) -> ImageSet:
-    """Images and labels as a set.
-
-    Raises:
-        DataError: they are none. ValueError: neither a set nor a pair.
-    """
+    """Images and labels as a set; DataError where they make none, ValueError for neither a set nor a pair."""
     if isinstance(images, ImageSet):
         return images
     if not isinstance(images, tuple) or len(images) != 2:
@@ -164,31 +160,26 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
         images = load_dataset(data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
     kept, held = split(images, config, device)
     preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=data.crop)
-    name, options = config.model.name, config.model.options
+    about = describe_model(config.model.name, config.model.options, images.classes, preprocess, config.task.name)
 
-    def built(classes: tuple[str, ...]) -> Task:
-        about = describe_model(name, options, classes, preprocess, config.task.name)
+    def built() -> Task:
         model = build_model(about, generator=torch.Generator().manual_seed(config.run.seed)).to(device)
         return create_task(model, config, kept)
 
-    task = built(images.classes)
-    classes = images.classes
-    if not task.labelled and not model_passport(name).num_classes:  # a model without classes
-        classes = ()
-        task = built(classes)
-    about = describe_model(name, options, classes, preprocess, task.name)
+    task = built()
+    if not task.labelled and not model_passport(config.model.name).num_classes:  # a model without classes
+        about["classes"] = []
+        task = built()
+    about["task"] = task.name
     sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
-    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built(classes).model.state_dict())  # noqa: PLW0108
+    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built().model.state_dict())  # noqa: PLW0108
 
 
 @contextmanager
 def _held(folder: Any) -> Iterator[None]:
     """Hold a run folder, in the first process; the others wait until it is held."""
-    ranks = joined()
-    if not ranks.main:
-        ranks.same(None)
-        yield
-        return
-    with folder:
-        ranks.same(None)
+    with ExitStack() as held:
+        with first_alone():
+            if joined().main:
+                held.enter_context(folder)
         yield

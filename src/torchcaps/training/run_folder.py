@@ -222,16 +222,9 @@ class RunFolder:
         """
         rows = [row for row in self.rows() if row["step"] <= step]
         with suppress(OSError):
-            for leftover in self._leftovers():
-                leftover.unlink(missing_ok=True)
+            for partial in self.path.rglob(".*.partial"):
+                writer = re.search(r"\.(\d+)-\d+\.partial$", partial.name)
+                if not (writer and is_alive(int(writer[1]))):
+                    partial.unlink(missing_ok=True)
         with atomic(self.metrics) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-    def _leftovers(self) -> list[Path]:
-        """Files of writes that did not end, but for those of processes that are alive."""
-        partial = [
-            file for file in self.path.rglob(".*.partial")
-            if not ((writer := re.search(r"\.(\d+)-\d+\.partial$", file.name)) and is_alive(int(writer[1])))
-        ]  # fmt: skip
-        # Those of the safetensors library, which early versions wrote with.
-        return [*partial, *(file for folder in (self.path, self.last.parent) for file in folder.glob(".tmp??????"))]

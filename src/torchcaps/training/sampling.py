@@ -24,10 +24,7 @@ def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
 def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
     """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more.
 
-    Args:
-        config: of the run, which has a seed.
-        index: number of the step or epoch.
-        stream: "0" for what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out.
+    The stream "0" is for what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out.
     """
     digest = hashlib.blake2b(f"{config.run.seed} {stream} {index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
@@ -36,8 +33,7 @@ def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
     """Images to train on and to validate with, whole on the device; the latter as the model sees them.
 
-    Raises:
-        DataError: if one of them would be empty, or they do not fit on the device.
+    DataError if one of them would be empty, or they do not fit on the device.
     """
     data = config.data
     count = int(data.holdout) if data.holdout >= 1 else data.holdout
@@ -53,11 +49,7 @@ def cropped(images: ImageSet, crop: int | None) -> ImageSet:
 
 
 def on_device(images: ImageSet, device: torch.device) -> ImageSet:
-    """The set on a device.
-
-    Raises:
-        DataError: it does not fit.
-    """
+    """The set on a device; DataError where it does not fit."""
     try:
         return images.to(device)
     except torch.OutOfMemoryError as error:

@@ -58,12 +58,7 @@ class InMemory:
 class InFolder(InMemory):
     """A run folder: metrics, checkpoints to continue from, and the best model. Only the first process writes.
 
-    Args:
-        run: held by the caller (`begun`, `continued`).
-        about: describes the model; see `checkpoint.describe_model`.
-        images: trained with.
-        held: validated with.
-        keep_epochs: whether the model of every epoch is kept.
+    The caller holds the folder (`begun`, `continued`). `about` describes the model (`checkpoint.describe_model`).
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class InFolder(InMemory):
         model, optimiser, ranks = trainer.task.model, trainer.optimiser, trainer.ranks
         progress, text = trainer.progress, ""
         if self.main:
-            about = self._unchanging(trainer)
+            about = self.run.unchanging(trainer.config) | self.data
             progress, text = load_state(self.run.last, model, optimiser, about, steps=trainer.total)
             self.run.rewind(progress.step)
         if ranks.world > 1:
@@ -112,7 +107,7 @@ class InFolder(InMemory):
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint."""
         if self.main:
-            about = self._unchanging(trainer)
+            about = self.run.unchanging(trainer.config) | self.data
             save_state(self.run.last, trainer.task.model, trainer.optimiser, trainer.progress, about)
 
     def clear(self) -> None:
@@ -123,7 +118,3 @@ class InFolder(InMemory):
     def left(self) -> str:
         """Which file is the last good state, and what to do."""
         return diverged(self.run.last)
-
-    def _unchanging(self, trainer: Trainer) -> dict[str, Any]:
-        """What must not change between a stop and the continuation."""
-        return self.run.unchanging(trainer.config) | self.data

@@ -17,8 +17,6 @@ from torch.optim import Optimizer
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors, move, save_tensors
 
-_WORDS = {int: "a whole number from 0 on", float: "a finite number"}
-
 
 @dataclass
 class Progress:
@@ -38,15 +36,9 @@ class Progress:
 def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Progress, about: dict[str, Any]) -> None:
     """Write weights, the optimiser's state and the progress, atomically; the file before it is kept beside it.
 
-    Args:
-        path: the file.
-        model: whose weights must all be finite.
-        optimiser: over all of the model's parameters, in their order.
-        progress: where the training stands.
-        about: what must not change until the file is read; JSON-ready, its "settings" by name.
-
-    Raises:
-        TrainingError: when a weight is not finite, or the file cannot be written; the file is then as it was.
+    The optimiser is over all of the model's parameters in their order. `about` is what must not change until the file
+    is read: JSON-ready, its "settings" by name. TrainingError when a weight is not finite, or the file cannot be
+    written; the file is then as it was.
     """
     check_finite(model, diverged(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -60,15 +52,8 @@ def load_state(
 ) -> tuple[Progress, str]:
     """Take up what `save_state` wrote, into `model` and `optimiser`; where it is damaged, the state before it.
 
-    Args:
-        path: the file; if neither it nor the one before it exists, nothing is taken up.
-        model: as it was saved.
-        optimiser: as it was saved.
-        about: as it was saved, but a key that the file lacks may be new.
-        steps: of the whole training.
-
-    Returns:
-        The progress, and a sentence if it is not that of `path`.
+    Where there is neither, nothing is taken up. `about` is as it was saved, but a key that the file lacks may be new;
+    `steps` are those of the whole training. Returned is the progress, and a sentence if it is not that of `path`.
 
     Raises:
         RunError: if there is no whole state, or it is one of another model, or of settings, data or threads that are
@@ -77,7 +62,9 @@ def load_state(
     faults: list[str] = []
     for file in (path, path.with_name(PREVIOUS_FILE)):
         try:
-            tensors, found = _read(file)
+            tensors, found = load_tensors(file)
+            if not (isinstance(found.get("progress"), dict) and isinstance(found.get("settings", {}), dict)):
+                raise RunError(f"{file}: is not the state of a training")
         except RunError as error:
             faults += [str(error)] if file.exists() else []
             continue
@@ -101,13 +88,6 @@ def digest(*tensors: Tensor) -> str:
         found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
         found.update(as_bytes(tensor.cpu().contiguous()))
     return found.hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, found = load_tensors(path)
-    if not (isinstance(found.get("progress"), dict) and isinstance(found.get("settings", {}), dict)):
-        raise RunError(f"{path}: is not the state of a training")
-    return tensors, found
 
 
 def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
@@ -152,23 +132,18 @@ def _names_now(progress: dict[str, Any]) -> dict[str, Any]:
 
 def _check_progress(path: Path, progress: Progress, steps: int) -> None:
     """Raise RunError for the first value that is not of its kind or out of its range."""
-    values, kinds = asdict(progress), {name: type(value) for name, value in asdict(Progress()).items()}
     if not isinstance(progress.sums, dict) or (progress.sums and not {"loss", "count"} <= progress.sums.keys()):
         raise RunError(f"{path}: sums: expected none, or loss and count among them, got {progress.sums!r}")
-    for name, value in (values | progress.sums).items():
-        kind = kinds.get(name, float)
-        if not _fits(value, kind):
-            raise RunError(f"{path}: {name}: expected {_WORDS.get(kind, kind.__name__)}, got {value!r}")
+    numbers = {name: value for name, value in vars(progress).items() if name != "sums"}
+    for name, value in (numbers | progress.sums).items():
+        if name in ("step", "best_epoch"):
+            good, wanted = type(value) is int and value >= 0, "a whole number from 0 on"
+        else:
+            good, wanted = type(value) in (int, float) and abs(value) < math.inf, "a finite number"
+        if not good:
+            raise RunError(f"{path}: {name}: expected {wanted}, got {value!r}")
     if progress.step > steps:
         raise RunError(f"{path}: step: expected at most {steps}, got {progress.step}")
-
-
-def _fits(value: object, kind: type) -> bool:
-    if kind is int:
-        return type(value) is int and value >= 0
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return type(value) is kind
 
 
 def check_finite(model: nn.Module, left: str) -> None:

@@ -1,0 +1,30 @@
+"""Flags that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from torchcaps.cli.console import usage
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")]
+_HELP = "A run folder, or a model.safetensors file; without one, a network that comes with the package."
+RunOrOurs = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help=_HELP)]
+Data = Annotated[str | None, tyro.conf.arg(help="Another data set than the run's own, by name or path.")]
+Root = Annotated[str | None, tyro.conf.arg(help="Folder in which a named data set is looked for first.")]
+Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
+Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch take so many processor threads; None leaves its choice."""
+    if count is None:
+        return
+    import torch
+
+    from torchcaps.training.environment import check_threads
+
+    with usage():
+        torch.set_num_threads(check_threads("--threads", count))
