@@ -252,6 +252,23 @@ figure = viz.scaling_curves(bench("scaling"))""",
             80,
         ),
         Entry(
+            "accuracy_against_time", "Accuracy of systems against minutes of training, a bar from worst to best run.",
+            "figures of [results](results.md)",
+            """\
+panels = {
+    "MNIST": {
+        "CapsNet, 5 epochs": (12.9, [0.9943, 0.9948]),
+        "small CapsNet, 30 epochs": (50.9, [0.9941]),
+        "small matrix capsules, 3 epochs": (3.3, [0.9893, 0.9887, 0.9868]),
+    },
+    "overlapping digits": {
+        "CapsNet of 3.6 M parameters": (60.9, [0.8562]),
+        "CNN of equal size": (20.3, [0.8704]),
+    },
+}
+figure = viz.accuracy_against_time(panels)""",
+        ),
+        Entry(
             "latency_curves", "How long an answer takes.", BENCH.format("latency"),
             """\
 figure = viz.latency_curves(bench("latency"))""",

@@ -112,6 +112,9 @@ def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequenc
             axes.plot([minutes, minutes], [low, high], color=colour, lw=1)
             axes.plot(minutes, 100 * sum(runs) / len(runs), color=colour, marker=marker, ms=5, ls="", label=name)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
         plain(axes, data, xlabel="minutes of training", ylabel="test accuracy, %", grid=True)
     found = {name: mark for axes in figure.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), ncols=3, **BELOW)
