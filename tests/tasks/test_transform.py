@@ -209,7 +209,7 @@ def test_exhibits(pose):
         assert {len(row) for row in one.rows} <= {len(one.heads)}
     assert [row[0] for row in shown[0].rows] == [*found.names]
     assert shown[1].rows[0] == ("the drawing", f"{found.error:.5f}")
-    assert len(shown[1].figure.axes[0].images) == 3 * 14
+    assert shown[1].figure.axes[0].images[0].get_array().shape[:2] == (3 * (12 + 2), 14 * (12 + 2))  # gaps of 2
 
 
 def test_a_short_training_finds_where_blobs_are():
