@@ -126,5 +126,5 @@ def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, se
     assert command("explore", "--no-open").status == 0
     [([session], _)] = served
     about = session.describe()
-    assert about["classes"] == list("0123456789")
+    assert (about["name"], about["classes"]) == ("capsnet_small", list("0123456789"))
     assert (about["decoder"], about["steps"], about["data"], about["note"]) == (True, True, "digits", "")

@@ -45,10 +45,10 @@ def explore(
     with usage():
         check_range("--port", port, low=0, high=65535)
     use_threads(threads)
-    run = run or weights_file()
-    runs = [run] if other is None else [run, other]
+    runs = [path for path in (run or weights_file(), other) if path is not None]
+    names = telling(runs) if run else [runs[0].stem]
     note("reading the model ...")
-    named = zip(runs, telling(runs), strict=True)
+    named = zip(runs, names, strict=True)
     sessions = [open_session(path, data=data, root=root, device=device, name=name) for path, name in named]
     for session in sessions:
         if session.note:
