@@ -16,7 +16,7 @@ from torchcaps.viz.canvas import BLUE, GREY, ORANGE, new_figure
 NAMES = ("vb_caps", "deepcaps", "inverted_attention", "heinsen", "sr_capsnet")
 QUIET = re.compile(r"BatchNorm|LayerNorm|ShiftNorm|SiLU|ReLU")  # stages that change no size
 WORDS = {
-    "_Block": "residual block", "ResidualBlock": "residual block", "Conv2d": "convolution",
+    "ResidualBlock": "residual block", "Conv2d": "convolution",
     "RoutingHead": "routing head", "RoutedStack": "three routed layers", "CapsuleCell": "cell", "RoutedLayer, ": "",
     "ConvCaps": "capsules", "ClassCaps": "class capsules", "CapsuleLinear": "class capsules",
     "NormalisedPrimaryCaps": "primary capsules", "BranchedPrimaryCaps": "primary capsules",

@@ -20,6 +20,7 @@ from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -124,32 +125,14 @@ def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
     return RoutedLayer(votes, "inverted_attention", field, iterations=iterations)
 
 
-class _Block(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to what came in; a 1x1 convolution fits that where sizes change."""
-
-    def __init__(self, below: int, above: int, stride: int) -> None:
-        super().__init__()
-        first, second = _normed(below, above, 3, stride), _normed(above, above, 3)
-        self.convolutions = nn.Sequential(*first, nn.ReLU(), *second)
-        self.shortcut = nn.Sequential() if (below, stride) == (above, 1) else _normed(below, above, 1, stride)
-
-    def forward(self, x: Float[Tensor, "batch below height width"]) -> Float[Tensor, "batch above rows columns"]:
-        return torch.relu(self.convolutions(x) + self.shortcut(x))
-
-
-def _normed(below: int, above: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(below, above, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(above))
-
-
 def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     """`[batch, in_chans, height, width]` -> `[batch, 128, ceil(height / 2), ceil(width / 2)]`."""
     if kind == "simple":
         return nn.Sequential(nn.Conv2d(in_chans, CHANNELS, 3, 2, 1), nn.ReLU())
     half = CHANNELS // 2
-    blocks = [_Block(half, half, 1) for _ in range(3)]
-    blocks += [_Block(half, CHANNELS, 2), *(_Block(CHANNELS, CHANNELS, 1) for _ in range(3))]
-    return nn.Sequential(*_normed(in_chans, half, 3), nn.ReLU(), *blocks)
+    widths = [half] * 4 + [CHANNELS] * 4
+    blocks = (ResidualBlock(below, above, 1 if below == above else 2, "B") for below, above in pairwise(widths))
+    return nn.Sequential(*convolution(in_chans, half), *blocks)
 
 
 TITLE = "Capsules with Inverted Dot-Product Attention Routing"
