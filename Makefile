@@ -66,11 +66,12 @@ runs/capsnet-digits/model.safetensors: | $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits --output runs/capsnet-digits
 
 # The weights that come with the package: needs MNIST (torchcaps data fetch mnist) and about two hours of training.
-weights: runs/capsnet-small-mnist/evaluation.json runs/efficient-capsnet-mnist/evaluation.json
-	$(BIN)/python tools/make_weights.py runs/capsnet-small-mnist runs/efficient-capsnet-mnist
+WEIGHTS := runs/capsnet-small-mnist runs/efficient-capsnet-long
+weights: $(addsuffix /evaluation.json,$(WEIGHTS))
+	$(BIN)/python tools/make_weights.py $(WEIGHTS)
 
-runs/%-mnist/evaluation.json: | $(INSTALLED)
-	$(BIN)/torchcaps train $*-mnist --output runs/$*-mnist
+$(addsuffix /evaluation.json,$(WEIGHTS)): runs/%/evaluation.json: | $(INSTALLED)
+	$(BIN)/torchcaps train $* --output runs/$*
 
 # The picture at the head of README.md: needs MNIST (torchcaps data fetch mnist) and about half an hour of training.
 picture: runs/capsnet-mnist/model.safetensors runs/capsnet-pairs/model.safetensors
