@@ -78,6 +78,7 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
         name = "second"
         run = { model_options = { iterations = 1 }, lr = 0.25 }
         budgets = ["full"]
+        within = { full = { epochs = 2 } }
         """
     )
     recipe = load_recipe(str(tmp_path / "mine.toml"))
@@ -88,7 +89,8 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
         == TrainConfig.of(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
     )
     changed = recipe.resolve(second, "full", root=None)
-    assert (changed.run.epochs, changed.optimiser.lr, changed.model.options) == (3, 0.25, {"iterations": 1})
+    assert (changed.run.epochs, changed.optimiser.lr, changed.model.options) == (2, 0.25, {"iterations": 1})
+    assert recipe.resolve(first, "full").run.epochs == 3
     assert recipe.rows_of("small") == (first,)
     with pytest.raises(UnknownNameError, match="unknown row of mine within small 'second'"):
         recipe.resolve(second, "small")
@@ -117,6 +119,7 @@ def test_an_unknown_recipe_suggests_the_nearest():
         (GOOD + '[[rows]]\nname = "a"\nrun = { epoch = 1 }\n', "unknown setting 'epoch'"),
         (GOOD + "[[rows]]\nrun = {}\n", "the entry 'name' is missing"),
         (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
+        (GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n', "unknown budget of row a 'hour'"),
         (GOOD + "lr = 0\n", "lr: expected a number above 0, got 0"),
         (GOOD + 'batch_size = "many"\n', "batch_size: expected a whole number, got 'many'"),
         ('title = "t"\npublished = "p"\nrun = 3\n', "expected names with values, got 3"),

@@ -24,12 +24,14 @@ class Row:
         published: the paper's figures by name, such as {"error": "0.25 ± 0.005 %"}; empty where there is none.
         changes: settings that differ from the recipe's run; options of the model replace all of its options.
         budgets: in which it is run; empty is all.
+        within: further changes by the name of the budget they belong to, such as the images that its time allows.
     """
 
     name: str
     published: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     budgets: tuple[str, ...] = ()
+    within: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Recipe:
         known = self.rows_of(budget)
         if row not in known:
             raise UnknownNameError(f"row of {self.name} within {budget}", row.name, [r.name for r in known])
-        parts = (self.config.flat(), self.budgets[budget].changes, row.changes)
+        parts = (self.config.flat(), self.budgets[budget].changes, row.changes, row.within.get(budget, {}))
         settings = {name: value for part in parts for name, value in flattened(part).items()}
         return TrainConfig.from_dict(settings).updated(**changes)
 
@@ -156,10 +158,17 @@ def _refusing(where: object) -> Iterator[None]:
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     config = TrainConfig.from_dict(content["run"])
     rows = tuple(
-        Row(row["name"], row.get("published", {}), row.get("run", {}), tuple(row.get("budgets", ())))
+        Row(
+            row["name"], row.get("published", {}), row.get("run", {}), tuple(row.get("budgets", ())),
+            row.get("within", {}),
+        )
         for row in content.get("rows", [{"name": config.model.name}])
-    )
+    )  # fmt: skip
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
+    for row in rows:
+        for key in row.within:
+            if key not in budgets:
+                raise UnknownNameError(f"budget of row {row.name}", key, budgets)
     recipe = Recipe(
         name, content["title"], content["published"], config, rows, budgets or {"full": Budget("not measured")},
         tuple(content.get("measures", ())), tuple(content.get("figures", ("error",))),
