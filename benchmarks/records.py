@@ -1,0 +1,134 @@
+"""Timed records: how well a capsule network classifies the test images after so many seconds of training.
+
+    python -m benchmarks.records mnist-25s --root data/ [--runs 5] [--threads 2]
+    python -m benchmarks.records mnist-25s --search --root data/        # held-out images, never the test images
+
+A record is a file benchmarks/records/NAME.toml: its claim (mean test accuracy, seconds) and the settings of the run.
+The clock is the wall's, over the steps of training with all that they need (order, augmentation, optimiser);
+validation after epochs is left out. Each run reads the test images once. The log goes to benchmarks/records/NAME.json,
+a run at a time; runs with other settings are another record's and are refused. A record counts when the slowest run is
+within the seconds, and the mean of all runs is above the accuracy with p < 0.01 (one-sided t-test over runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import tomllib
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+import torchcaps
+from torchcaps.data import ImageSet, load_dataset
+from torchcaps.training import TrainConfig, keep_memory
+from torchcaps.training.environment import environment
+
+FOLDER = Path(__file__).parent / "records"
+LEVEL = 0.01
+
+
+class Clock:
+    """Seconds of training: from the first step of an epoch to its last one, batches included."""
+
+    def __init__(self) -> None:
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def step(self, *_: Any) -> None:
+        """A step is done."""
+        now = time.perf_counter()
+        self.seconds += now - self.since
+        self.since = now
+
+    def epoch(self, *_: Any) -> None:
+        """An epoch was validated, which does not count."""
+        self.since = time.perf_counter()
+
+
+def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -> dict[str, Any]:
+    """Train once and classify the images of `tested` once."""
+    config = TrainConfig.of(**record["run"], seed=seed)
+    torch.manual_seed(seed)
+    options = {"num_classes": len(images.classes), "in_chans": images.in_chans, "img_size": images.img_size}
+    model = torchcaps.create_model(config.model.name, **options, **config.model.options)
+    clock = Clock()
+    model, history = torchcaps.fit(model, images, config=config, on_step=clock.step, on_epoch=clock.epoch)
+    return {
+        "seed": seed, "seconds": round(clock.seconds, 2), "accuracy": accuracy(model, tested, record.get("views", 0)),
+        "validation": history[-1]["val_accuracy"], "images": sum(row["images"] for row in history),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }  # fmt: skip
+
+
+def accuracy(model: torch.nn.Module, tested: ImageSet, views: int) -> float:
+    """Share of images that are classified as labelled, by the sum of activations over shifts of `views` pixels.
+
+    An image is seen as it is and moved up, down, left and right; 0 is as it is only.
+    """
+    moves = [(0, 0)] + [(y * views, x * views) for y, x in ((-1, 0), (1, 0), (0, -1), (0, 1)) if views]
+    right = 0
+    with torch.inference_mode():
+        for pictures, labels in zip(tested.images.split(500), tested.labels.split(500), strict=True):
+            pictures = pictures.float() / (255 if pictures.dtype == torch.uint8 else 1)
+            found = sum(model(torch.roll(pictures, move, (2, 3))) for move in moves)
+            right += int((found.argmax(1) == labels).sum())
+    return right / len(tested)
+
+
+def verdict(claim: dict[str, float], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, standard deviation, the test's p, and whether the record counts."""
+    from scipy.stats import t as student
+
+    found = [one["accuracy"] for one in runs]
+    slowest = max(one["seconds"] for one in runs)
+    if len(found) < 2:
+        return {"runs": len(found), "mean": found[0], "slowest": slowest, "counts": False}
+    spread = stdev(found)
+    distance = (mean(found) - claim["accuracy"]) / max(spread / math.sqrt(len(found)), 1e-12)
+    p = float(student.sf(distance, len(found) - 1))
+    counts = slowest <= claim["seconds"] and p < LEVEL
+    return {"runs": len(found), "mean": mean(found), "std": spread, "slowest": slowest, "p": p, "counts": counts}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="of a file in benchmarks/records/")
+    parser.add_argument("--root", help="where the data set is looked for first")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--search", action="store_true", help="test on held-out training images; nothing is written")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    keep_memory()
+    record = tomllib.loads((FOLDER / f"{given.name}.toml").read_text(encoding="utf-8"))
+    whole = load_dataset(record["data"], "train", root=given.root)
+    if given.search:
+        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+        images, tested = whole.subset(order[5000:].tolist()), whole.subset(order[:5000].tolist())
+    else:
+        images, tested = whole, load_dataset(record["data"], "test", root=given.root)
+    log, runs = FOLDER / f"{given.name}.json", []
+    if log.exists() and not given.search:
+        kept = json.loads(log.read_text(encoding="utf-8"))
+        if (kept["record"], kept["threads"]) != (record, given.threads):
+            print(f"{log}: was written with other settings; remove it first", file=sys.stderr)
+            return 1
+        runs = kept["runs"]
+    for seed in range(len(runs), given.runs):
+        runs.append(run(record, images, tested, seed))
+        found = verdict(record["claim"], runs)
+        print(json.dumps(runs[-1]), json.dumps(found), flush=True)
+        if not given.search:
+            facts = {"record": record, "threads": given.threads, "environment": environment()}
+            log.write_text(json.dumps({**facts, "verdict": found, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
