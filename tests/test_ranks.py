@@ -17,12 +17,14 @@ from torch import nn
 
 from torchcaps import ranks as room
 from torchcaps.errors import TrainingError
+from torchcaps.nn.vb import VariationalBayes
 from torchcaps.ranks import Ranks, counting, join, joined, leave, listening, parallel, synced
+from torchcaps.types import LayerSizes
 
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
 CHECKS = [
     "rows", "exchange", "first", "norm", "norm_of_no_rows", "norm_of_rows_that_do_not_count", "norm_of_one_value",
-    "norm_in_bf16", "copy", "gradient",
+    "norm_that_knows_one_value", "norm_in_bf16", "copy", "gradient",
 ]  # fmt: skip
 NORMS = [
     (nn.BatchNorm1d(3), (3,)), (nn.BatchNorm1d(3), (3, 5)), (nn.BatchNorm2d(3), (3, 4, 2)),
@@ -113,6 +115,14 @@ def check_norm_of_one_value(ranks):
         synced(nn.BatchNorm1d(3), ranks)(torch.zeros(1, 3)[ranks.rows(1)])
     with pytest.raises(ValueError, match="expected 4D input"):
         synced(nn.BatchNorm2d(3), ranks)(torch.zeros(5, 3))
+
+
+def check_norm_that_knows_one_value(ranks):
+    """By the rows of all processes, not by those of one."""
+    layer = VariationalBayes(normalised=True)
+    layer.learn(LayerSizes(2, 4, 3, 4))
+    for count in (ranks.world, ranks.world + 1, 1):
+        compare_norm(ranks, layer.norms[1], (3,), count)
 
 
 def check_norm_in_bf16(ranks):

@@ -216,7 +216,8 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     sums = _summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]) * counted)
     count = sums[-1].detach()
     if count < 2:
-        raise ValueError(f"inputs: expected more than 1 value per channel in training, got {list(inputs.shape)}")
+        lone = inputs if len(inputs) else inputs.sum(0, keepdim=True)  # zeros
+        return type(layer).forward(layer, lone)[: len(inputs)]  # refuses it, or knows what to do, on every rank
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
     variance = _summed(centred.square().sum(rest) * counted) / count

@@ -1,17 +1,27 @@
-"""Every system through the ordinary commands: train, stop and resume, evaluate, predict, report, perturb, explore."""
+"""Every system through the ordinary commands: train, stop and resume, evaluate, predict, report, perturb, explore.
+
+And by two processes, of which each starts this file.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import torchcaps as tc
 from properties.variants import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.explorer import open_session
+from torchcaps.ranks import join, leave
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import contents
 
@@ -19,14 +29,18 @@ pytestmark = pytest.mark.slow
 SYSTEMS = [name for name in tc.list_models() if tc.models.model_passport(name).num_classes]
 
 
+def settings(name, **changes):
+    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
+    return TrainConfig.of(
+        **{"model": name, "model_options": SMALLER.get(name, {}), "data": "digits", "per_class": 5, "holdout": 0.2},
+        **{"epochs": 2, "batch_size": 8, "device": "cpu", "precision": "fp32"} | size | changes,
+    )
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
-    config = TrainConfig.of(
-        model=name, model_options=SMALLER.get(name, {}), data="digits", per_class=5, holdout=0.2, epochs=2,
-        batch_size=8, device="cpu", precision="fp32", **size,
-    )  # fmt: skip
+    config = settings(name)
     train(config, "whole")
     steps = iter([False] * 6 + [True] * 100)
     with pytest.raises(Interrupted):
@@ -52,3 +66,39 @@ def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
         session.routing(picture, 0)
     if session.routes:
         session.look(picture, routing="uniform")
+
+
+# Three steps of what turns no rounding into a change of sign: after 14, EM routing has made 1e-3 of it.
+FEW = {"optimiser": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "epoch_size": 24}
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """Every system trained by two processes: its folder, and what they printed."""
+    folder = tmp_path_factory.mktemp("by-two")
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    paths = [str(Path(tc.__file__).parents[1]), str(Path(__file__).parents[1])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([*line, str(folder)], check=False, env=environment, capture_output=True, text=True)
+    return folder, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_two_processes_train_it_as_one_does(name, by_two, tmp_path):
+    folder, printed = by_two
+    assert (folder / name / "model.safetensors").exists(), printed
+    train(settings(name, **FEW), tmp_path / "one")
+    one, two = (load_file(path / "model.safetensors") for path in (tmp_path / "one", folder / name))
+    assert one.keys() == two.keys()
+    near = 1e-2 if any(isinstance(module, torch.nn.Dropout) for module in tc.load(folder / name).modules()) else 1e-4
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=near, rtol=1e-3, msg=lambda text, key=key: f"{key}: {text}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with join(os.environ, "cpu"):
+        for system in SYSTEMS:
+            train(settings(system, **FEW), Path(sys.argv[1]) / system)
+    leave(0)

@@ -64,7 +64,7 @@ class VariationalBayes(Router):
     def learn(self, sizes: LayerSizes) -> None:
         """beta_j, or the means and variances that take its place."""
         if self.normalised:
-            self.norms = nn.ModuleList(nn.BatchNorm1d(sizes.parents, affine=False) for _ in range(2))
+            self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
 
@@ -138,10 +138,17 @@ def _distance_full(V: Tensor, m: Tensor, triangle: Tensor) -> Tensor:
     return white.square().sum(dim=-2)
 
 
+class _Norm(nn.BatchNorm1d):
+    """One value alone has no variance: it meets the running one, in training too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[rows, parents, ...]`, normalised per parent."""
+        if self.training and input.numel() == input.shape[1]:
+            return F.batch_norm(input, self.running_mean, self.running_var)
+        return super().forward(input)
+
+
 def _normalised(norm: nn.Module, x: Tensor, axes: int) -> Tensor:
-    """Over all but the parents, whose axis is the first of the last `axes`; one value alone has no variance."""
-    assert isinstance(norm, nn.BatchNorm1d) and norm.running_mean is not None and norm.running_var is not None
-    flat = x.flatten(0, -axes - 1).to(norm.running_mean.dtype)
-    if norm.training and flat.numel() == flat.shape[1]:
-        return F.batch_norm(flat, norm.running_mean, norm.running_var).to(x).view_as(x)
+    """Over all but the parents, whose axis is the first of the last `axes`."""
+    flat = x.flatten(0, -axes - 1).to(next(norm.buffers()).dtype)
     return norm(flat).to(x).view_as(x)
