@@ -69,9 +69,8 @@ def _accuracies(group: Sequence[Result]) -> list[float]:
 
 def _line(name: str, group: Sequence[Result], without: Sequence[Result]) -> tuple[str, ...]:
     first, speeds = group[0], [r.images_per_second for r in group if r.images_per_second]
-    products = first.figures.get("products")
     return (
-        name, f"{first.parameters:,}", "-" if products is None else f"{products / 1e6:,.1f} M",
+        name, f"{first.parameters:,}", over_seeds("products", [first.figures.get("products")]),
         over_seeds("accuracy", _accuracies(group)), over_seeds("accuracy", _accuracies(without)), str(len(group)),
         str(first.epochs), f"{mean(speeds):,.0f}" if speeds else "-", f"{mean(r.seconds for r in group) / 60:.1f} min",
     )  # fmt: skip

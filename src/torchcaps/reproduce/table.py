@@ -72,10 +72,14 @@ def markdown(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def over_seeds(name: str, values: Sequence[float | None]) -> str:
-    """A figure of one row: mean ± standard deviation over seeds, in percent if its name says so; a dash for none."""
+    """A figure of one row: mean ± standard deviation over seeds; a dash for none.
+
+    In percent, or in millions, if its name says so.
+    """
     given = [float(value) for value in values if value is not None and math.isfinite(value)]
-    percent = name.endswith(SHARES)
-    scale, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    scale, digits, unit = (1e-6, 1, " M") if name == "products" else (1, 3, "")
+    if name.endswith(SHARES):
+        scale, digits, unit = 100, 2, " %"
     if not given:
         return "-"
     spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
