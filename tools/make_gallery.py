@@ -252,7 +252,7 @@ figure = viz.scaling_curves(bench("scaling"))""",
             80,
         ),
         Entry(
-            "accuracy_against_time", "Accuracy of systems against minutes of training, a bar from worst to best run.",
+            "accuracy_against_time", "Test error of systems against minutes of training, a bar from worst to best run.",
             "figures of [results](results.md)",
             """\
 panels = {

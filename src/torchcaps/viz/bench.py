@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from statistics import mean
 from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -93,7 +94,9 @@ def latency_curves(rows: Rows) -> Figure:
 
 
 def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]]) -> Figure:
-    """A panel a data set, a point a system: accuracy against minutes of training, with a bar from worst to best run.
+    """A panel a data set, a point a system: test error against minutes of training, with a bar from worst to best run.
+
+    Both axes are logarithmic, and the better systems are above. Errors below 0.01 % are drawn there.
 
     Args:
         panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]).
@@ -104,20 +107,18 @@ def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequenc
     check_range("number of panels", len(panels), low=1)
     names = list(dict.fromkeys(name for points in panels.values() for name in points))
     looks = [(colour, marker) for _, marker in STYLES for colour, _ in STYLES]
-    figure = new_figure(0.6 + 3.6 * len(panels), 3.4 + 0.18 * -(-len(names) // 3))
+    figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
     for axes, (data, points) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
         for name, (minutes, runs) in points.items():
             colour, marker = looks[names.index(name) % len(looks)]
-            low, high = 100 * min(runs), 100 * max(runs)
-            axes.plot([minutes, minutes], [low, high], color=colour, lw=1)
-            axes.plot(minutes, 100 * sum(runs) / len(runs), color=colour, marker=marker, ms=5, ls="", label=name)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        plain(axes, data, xlabel="minutes of training", ylabel="test accuracy, %", grid=True)
+            errors = [max(0.01, 100 * (1 - run)) for run in runs]
+            axes.plot([minutes, minutes], [min(errors), max(errors)], color=colour, lw=1)
+            axes.plot(minutes, mean(errors), color=colour, marker=marker, ms=6, ls="", label=name)
+        plain(axes, data, xlabel="minutes of training", ylabel="test error, %")
+        _logarithmic(axes)
+        axes.invert_yaxis()
     found = {name: mark for axes in figure.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), ncols=3, **BELOW)
+    figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=SMALL, frameon=False)
     return figure
 
 
@@ -148,13 +149,14 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     return figure
 
 
-def _logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
+def _logarithmic(axes: Axes, ticks: Sequence[float] = ()) -> None:
     """Both axes logarithmic and written in plain numbers, with ticks at the sizes that were measured."""
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    if ticks:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.grid(True, color="#E5E5E5", lw=0.6)
