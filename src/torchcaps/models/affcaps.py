@@ -19,7 +19,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.capsnet import CapsNet
-from torchcaps.nn import CapsuleLinear
+from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.types import Capsules
 
 Share = Literal["all", "position", "none"]
@@ -70,9 +70,9 @@ class AffineCaps(CapsuleLinear):
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
-        leaky = getattr(self.router, "leaky", False)
-        equal = self.router.passes == 1 and self.router.fixed in (None, (0, 0.0)) and not leaky
-        if not equal or self.recorder is not None:
+        router = self.router
+        plain = isinstance(router, DynamicRouting) and router.over == "parents" and not router.leaky
+        if not plain or router.passes > 1 or router.fixed not in (None, (0, 0.0)) or self.recorder is not None:
             return super().forward(children, parents)
         given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])
         self.check(given)
