@@ -61,7 +61,7 @@ def pretrained_model(
     file = weights_file(name)
     about = _described(file)
     preprocess = Preprocess.from_dict(about["preprocess"])
-    sizes = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.img_size}
+    sizes = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     wanted = {key: size for key, size in given.items() if size is not None}
     if "img_size" in wanted:
         wanted["img_size"] = size_pair(wanted["img_size"])
