@@ -13,12 +13,12 @@ from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import DrawingModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.nn.routers import RouteFunction
 from torchcaps.ops import Impl
@@ -30,7 +30,7 @@ NEEDY = f"the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} conv
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
-class CapsNet(ImageModel):
+class CapsNet(DrawingModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
     Args:
@@ -81,7 +81,6 @@ class CapsNet(ImageModel):
     ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
-        self.num_classes = num_classes
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(
@@ -104,27 +103,10 @@ class CapsNet(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
-        self._check(images)
-        x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
+        x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)
         return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the class capsules, in [0, 1); not logits."""
-        return self.capsules(images).activation
-
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        return self.decoder(mask_capsules(capsules, labels))
 
 
 @register_model(

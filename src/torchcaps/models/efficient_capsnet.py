@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import DrawingModel
 from torchcaps.models._registry import Passport, register_model
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, mask_capsules
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
 from torchcaps.nn.routers import RouteFunction
@@ -33,7 +33,7 @@ EPSILON, MOMENTUM = 1e-3, 0.1  # the former is Keras'
 UNTRUNCATED = 0.87962566  # the standard deviation of normal numbers that are cut off at 2 of theirs
 
 
-class EfficientCapsNet(ImageModel):
+class EfficientCapsNet(DrawingModel):
     """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
 
     Args:
@@ -81,7 +81,6 @@ class EfficientCapsNet(ImageModel):
         for kernel, stride in reversed(stem):
             smallest = (smallest - 1) * stride + kernel
         super().__init__(in_chans, img_size, (smallest, "the five convolutions"), num_classes=num_classes)
-        self.num_classes = num_classes
         layers = list[nn.Module]()
         for below, above, sizes in zip((in_chans, *CHANNELS), CHANNELS, stem, strict=False):
             between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
@@ -106,26 +105,9 @@ class EfficientCapsNet(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        features = self.primary(self.stem(images))  # [batch, 128]: a whole map each
+        features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
-
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        return self.decoder(mask_capsules(capsules, labels))
 
 
 def _left(side: int, stem: tuple[tuple[int, int], ...]) -> int:

@@ -8,6 +8,7 @@ convolutions, for smaller images.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import LogitModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -25,10 +26,8 @@ KERNEL, POSE = 3, 4  # of each convolution; side of the matrices of 2019
 CERTAIN = 1e-6  # the least probability, and the least distance from one, that logits are read from
 
 
-class _Convolved(ImageModel):
+class _Convolved(LogitModel):
     """Batch norm, convolution and SiLU, several times; two channels more say where a pixel is, from -1 to 1."""
-
-    decoder = None
 
     def __init__(
         self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, channels: int,
@@ -39,7 +38,6 @@ class _Convolved(ImageModel):
             smallest = (smallest - 1) * stride + KERNEL
         needs = (smallest, f"{len(strides)} convolutions without padding")
         super().__init__(in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes)
-        self.num_classes = num_classes
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         layers: list[nn.Module] = []
         for (below, above), stride in zip(pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True):
@@ -51,30 +49,18 @@ class _Convolved(ImageModel):
 
     def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch c rows columns"]:
         """The map that is routed."""
-        self._check(images)
+        images = self._seen(images)
         rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
         places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 1 or 16]`, and activations in [0, 1]."""
-        raise NotImplementedError
-
+    @abstractmethod
     def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
         """What the probabilities are made of: any numbers."""
-        raise NotImplementedError
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """`logits_of` the capsules of images."""
         return self.logits_of(self.capsules(images))
-
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes."""
-        return full_precision(logits).softmax(dim=1)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the classes, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 class ConvRouting(_Convolved):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import safe_norm
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import LogitModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import Capsules, ModelSpec
 
@@ -62,7 +62,7 @@ class HomogeneousCaps(nn.Module):
         return torch.relu(self.norm(torch.einsum("bdn,knd->bdk", x, self.weight)))
 
 
-class HVC(ImageModel):
+class HVC(LogitModel):
     """Convolutions 3x3; homogeneous capsules after some of them; the branches' lengths are normed, weighted and summed.
 
     A capsule is the vector of channels at one position.
@@ -88,8 +88,6 @@ class HVC(ImageModel):
             unknown merge.
     """
 
-    decoder = None
-
     def __init__(
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
         convolutions: int = 9, branches: tuple[int, ...] = (3, 6, 9), merge: Merge = "ones", momentum: float = 0.1,
@@ -102,7 +100,7 @@ class HVC(ImageModel):
         if merge not in get_args(Merge):
             raise UnknownNameError("merge", merge, get_args(Merge))
         check_range("momentum", momentum, low=0, high=1)
-        self.num_classes, self.branches = num_classes, tuple(branches)
+        self.branches = tuple(branches)
         channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))
         self.convolutions = nn.ModuleList(
             nn.Sequential(nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU())
@@ -123,9 +121,8 @@ class HVC(ImageModel):
 
     def parents(self, images: Float[Tensor, "batch channels height width"]) -> list[Float[Tensor, "batch dim classes"]]:
         """The class capsules of each branch."""
-        self._check(images)
         found: list[Tensor] = []
-        x = 2 * images - 1
+        x = 2 * self._seen(images) - 1
         for number, convolution in enumerate(self.convolutions, start=1):
             x = convolution(x)  # [batch, 16 + 16 number, height - 2 number, width - 2 number]
             if number in self.branches:
@@ -142,19 +139,11 @@ class HVC(ImageModel):
         """What the softmax is taken of, and the cross-entropy."""
         return self.merged(self.parents(images))
 
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes; half precision gives float32."""
-        return full_precision(logits).softmax(dim=1)
-
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 336]` at the published size, and the classes' probabilities."""
         parents = self.parents(images)
         pose = full_precision(torch.cat(parents, dim=1)).transpose(1, 2)
         return Capsules(pose, self.probabilities(self.merged(parents)))
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.probabilities(self.logits(images))
 
 
 @register_model(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UnknownNameError
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import LogitModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
@@ -31,7 +31,7 @@ KERNEL, STRIDES = 3, (2, 1)  # of both layers of convolutional capsules
 SMALLEST = 13  # pixels that leave one position for the last map
 
 
-class InvertedAttentionCaps(ImageModel):
+class InvertedAttentionCaps(LogitModel):
     """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
 
     Args:
@@ -55,7 +55,6 @@ class InvertedAttentionCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
-    decoder = None
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class InvertedAttentionCaps(ImageModel):
         check_iterations(iterations)
         if backbone not in get_args(Backbone):
             raise UnknownNameError("backbone", backbone, get_args(Backbone))
-        self.num_classes, self.types = num_classes, types
+        self.types = types
         dim = pose_size**2
         self.backbone = _backbone(backbone, in_chans)
         self.primary = nn.Conv2d(CHANNELS, types * dim, 1, bias=False)
@@ -94,8 +93,7 @@ class InvertedAttentionCaps(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, r * r]`, and the probabilities of the classes."""
-        self._check(images)
-        features = self.primary(self.backbone(images))  # [batch, types * r * r, 16, 16], for 32x32 images
+        features = self.primary(self.backbone(self._seen(images)))  # [batch, types * r * r, 16, 16], for 32x32 images
         pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
         pose = full_precision(pose)
         classes = self.capsule_layers(Capsules(pose, torch.ones_like(pose[..., 0])))  # 7x7, then 5x5, then none
@@ -108,14 +106,6 @@ class InvertedAttentionCaps(ImageModel):
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """`logits_of` the capsules of images."""
         return self.logits_of(self.capsules(images))
-
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes."""
-        return full_precision(logits).softmax(dim=1)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.functional import receptive_centres, standardise
+from torchcaps.functional import receptive_centres
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.models._base import ImageModel
@@ -57,7 +57,6 @@ class MatrixCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    decoder = None
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class MatrixCaps(ImageModel):
         super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
         height, width = self.img_size
         check_iterations(iterations)
-        self.num_classes, self.standardised = num_classes, standardised
+        self.standardised = standardised
         options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
@@ -101,16 +100,10 @@ class MatrixCaps(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images) if self.standardised else images
-        x = torch.relu(self.conv(x))  # [batch, A, 14, 14], for 32x32 images
+        x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _maps(height: int, width: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.functional import squash_with_length, standardise
+from torchcaps.functional import squash_with_length
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, PlainNetwork
@@ -144,8 +144,6 @@ class SRCapsNet(ImageModel):
             layer of self-routing.
     """
 
-    decoder = None
-
     def __init__(
         self,
         num_classes: int = 10,
@@ -169,7 +167,7 @@ class SRCapsNet(ImageModel):
         super().__init__(
             in_chans, img_size, _needs(halvings + depth - 1), num_classes=num_classes, types=types, dim=dim
         )
-        self.num_classes, self.standardised, self.trunk = num_classes, standardised, layers
+        self.standardised, self.trunk = standardised, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None
         if depth == 2:
@@ -188,9 +186,9 @@ class SRCapsNet(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images).to(images.dtype) if self.standardised else images
-        capsules = self.primary(self.trunk(x))  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        capsules = self.primary(
+            self.trunk(self._seen(images))
+        )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
         if self.conv_capsules is not None:
             capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
             if self.norm is not None:
@@ -202,10 +200,6 @@ class SRCapsNet(ImageModel):
         """Poses `[batch, rows, columns, types, dim]`, each number normed over the batch and the map."""
         flat = pose.flatten(3).permute(0, 3, 1, 2).to(norm.weight.dtype)
         return full_precision(norm(flat)).permute(0, 2, 3, 1).unflatten(3, pose.shape[3:])
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, primary: bool) -> RoutedLayer:

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.functional import standardise
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
@@ -91,7 +90,6 @@ class VBCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    decoder = None
 
     def __init__(
         self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 64,
@@ -104,7 +102,7 @@ class VBCaps(ImageModel):
         super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
         if len(types) not in (0, len(LAYERS)):
             raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
-        self.num_classes, self.standardised = num_classes, standardised
+        self.standardised = standardised
         routing: dict[str, Any] = {
             "routing": "vb", "iterations": iterations, "covariance": covariance, "weighted": weighted,
             "outlier": outlier, "normalised": True,
@@ -129,15 +127,9 @@ class VBCaps(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images).to(images.dtype) if self.standardised else images
-        x = self.stem(x)  # [batch, A, 14, 14], for 32x32 images
+        x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
