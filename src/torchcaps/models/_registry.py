@@ -77,14 +77,9 @@ def model_passport(name: str) -> Passport:
 
 
 def create_model(
-    name: str,
-    pretrained: bool = False,
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    generator: torch.Generator | None = None,
-    **options: Any,
-) -> nn.Module:
+    name: str, pretrained: bool = False, num_classes: int | None = None, in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None, generator: torch.Generator | None = None, **options: Any,
+) -> nn.Module:  # fmt: skip
     """Build a model by name. Sizes not given are those it was published for.
 
     Args:

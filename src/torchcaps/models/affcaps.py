@@ -113,13 +113,11 @@ class AffCapsNet(CapsNet):
         )
 
 
-@register_model(
-    Passport(
-        title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020,
-        arxiv="1911.07968", img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
-        published="affNIST accuracy 93.21 %, trained on MNIST",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020, arxiv="1911.07968",
+    img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
+    published="affNIST accuracy 93.21 %, trained on MNIST",
+))  # fmt: skip
 def affcaps(**options: Any) -> AffCapsNet:
     """CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw."""
     return AffCapsNet(**options)

@@ -62,23 +62,11 @@ class CapsNet(DrawingModel):
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        channels: int = 256,
-        primary_types: int = 32,
-        primary_dim: int = 8,
-        class_dim: int = 16,
-        between: tuple[int, ...] = (),
-        grouping: Grouping = "position",
-        decoder: bool | tuple[int, int] = True,
-        bias: bool | None = None,
-        routing: str | nn.Module | RouteFunction = "dynamic",
-        impl: Impl = "auto",
-        **routing_options: Any,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 256,
+        primary_types: int = 32, primary_dim: int = 8, class_dim: int = 16, between: tuple[int, ...] = (),
+        grouping: Grouping = "position", decoder: bool | tuple[int, int] = True, bias: bool | None = None,
+        routing: str | nn.Module | RouteFunction = "dynamic", impl: Impl = "auto", **routing_options: Any,
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
@@ -109,23 +97,19 @@ class CapsNet(DrawingModel):
         return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
 
 
-@register_model(
-    Passport(
-        title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
+))  # fmt: skip
 def capsnet(**options: Any) -> CapsNet:
     """The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without."""
     return CapsNet(**options)
 
 
-@register_model(
-    Passport(
-        title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=1_280_720, published="none: a small form, whose weights come with the package",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=1_280_720, published="none: a small form, whose weights come with the package",
+))  # fmt: skip
 def capsnet_small(
     *, channels: int = 64, primary_types: int = 8, decoder: bool | tuple[int, int] = (256, 512), **options: Any
 ) -> CapsNet:

@@ -183,23 +183,19 @@ class DeepCaps(DrawingModel):
 TITLE = "DeepCaps: Going Deeper with Capsule Networks"
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3, num_classes=10,
-        parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3, num_classes=10, parameters=13_426_995,
+    published="CIFAR-10 test error 7.26 % (7 networks)",
+))  # fmt: skip
 def deepcaps(**options: Any) -> DeepCaps:
     """The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28."""
     return DeepCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2019, arxiv="1904.09546", img_size=(32, 32), in_chans=3, num_classes=10, parameters=906_115,
-        published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2019, arxiv="1904.09546", img_size=(32, 32), in_chans=3, num_classes=10, parameters=906_115,
+    published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
+))  # fmt: skip
 def deepcaps_small(*, channels: int = 32, types: int = 8, **options: Any) -> DeepCaps:
     """A quarter of its width, and images that are not enlarged: for two CPU cores."""
     return DeepCaps(channels=channels, types=types, **options)

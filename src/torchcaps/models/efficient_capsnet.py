@@ -61,22 +61,11 @@ class EfficientCapsNet(DrawingModel):
     """
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        stem: tuple[tuple[int, int], ...] = MNIST,
-        edge: int = 0,
-        norm: Literal["batch", "instance"] = "batch",
-        norm_first: bool = False,
-        epsilon: float = EPSILON,
-        momentum: float = MOMENTUM,
-        slope: float = 0.0,
-        decoder: bool | str = True,
-        routing: str | nn.Module | RouteFunction = "self_attention",
-        **routing_options: Any,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
+        stem: tuple[tuple[int, int], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
+        norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
+        decoder: bool | str = True, routing: str | nn.Module | RouteFunction = "self_attention", **routing_options: Any,
+    ) -> None:  # fmt: skip
         smallest = max(LEAST, 1 + edge)
         for kernel, stride in reversed(stem):
             smallest = (smallest - 1) * stride + kernel
@@ -153,42 +142,31 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
 TITLE = "Efficient-CapsNet: capsule network with self-attention routing"
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(28, 28), in_chans=1, num_classes=10,
-        parameters=1_573_168, published="MNIST test error 0.26 %; 0.16 % with an ensemble",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2021, arxiv="2101.12491", img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
+    published="MNIST test error 0.26 %; 0.16 % with an ensemble",
+))  # fmt: skip
 def efficient_capsnet(**options: Any) -> EfficientCapsNet:
     """The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder."""
     return EfficientCapsNet(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
-        published="151 thousand parameters without the decoder (table 4)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2021, arxiv="2101.12491", img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
+    published="151 thousand parameters without the decoder (table 4)",
+))  # fmt: skip
 def efficient_capsnet_smallnorb(
-    *,
-    stem: tuple[tuple[int, int], ...] = SMALLNORB,
-    norm: Literal["batch", "instance"] = "instance",
-    slope: float = 0.3,
-    decoder: bool | str = "upsampling",
-    **options: Any,
-) -> EfficientCapsNet:
+    *, stem: tuple[tuple[int, int], ...] = SMALLNORB, norm: Literal["batch", "instance"] = "instance",
+    slope: float = 0.3, decoder: bool | str = "upsampling", **options: Any,
+) -> EfficientCapsNet:  # fmt: skip
     """The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder."""
     return EfficientCapsNet(stem=stem, norm=norm, slope=slope, decoder=decoder, **options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(36, 36), in_chans=1, num_classes=10,
-        parameters=2_090_800,
-        published="154 thousand parameters without the decoder; its errors count each digit for a half",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2021, arxiv="2101.12491", img_size=(36, 36), in_chans=1, num_classes=10, parameters=2_090_800,
+    published="154 thousand parameters without the decoder; its errors count each digit for a half",
+))  # fmt: skip
 def efficient_capsnet_multimnist(
     *, stem: tuple[tuple[int, int], ...] = MULTIMNIST, edge: int = 1, **options: Any
 ) -> EfficientCapsNet:

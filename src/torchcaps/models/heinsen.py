@@ -151,24 +151,20 @@ class MatrixRouting(_Convolved):
         return capsules.activation.logit(CERTAIN)
 
 
-@register_model(
-    Passport(
-        title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28),
-        in_chans=1, num_classes=10, parameters=163_025,
-        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=163_025,
+    published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+))  # fmt: skip
 def heinsen(**options: Any) -> ConvRouting:
     """A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions."""
     return ConvRouting(**options)
 
 
-@register_model(
-    Passport(
-        title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
-        in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
+    in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
+))  # fmt: skip
 def heinsen_2019(**options: Any) -> MatrixRouting:
     """The network of 2019 for smallNORB: 272 thousand parameters."""
     return MatrixRouting(**options)

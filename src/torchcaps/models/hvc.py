@@ -146,12 +146,10 @@ class HVC(LogitModel):
         return Capsules(pose, self.probabilities(self.merged(parents)))
 
 
-@register_model(
-    Passport(
-        title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
+))  # fmt: skip
 def hvc(**options: Any) -> HVC:
     """Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing."""
     return HVC(**options)

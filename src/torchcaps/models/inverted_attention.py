@@ -57,18 +57,10 @@ class InvertedAttentionCaps(LogitModel):
     spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        backbone: Backbone = "resnet",
-        types: int = 32,
-        pose_size: int = 4,
-        hidden: tuple[int, ...] = (),
-        iterations: int = 2,
-        sequential: bool = False,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *,
+        backbone: Backbone = "resnet", types: int = 32, pose_size: int = 4, hidden: tuple[int, ...] = (),
+        iterations: int = 2, sequential: bool = False,
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "types": types, "pose_size": pose_size}
         super().__init__(in_chans, img_size, (SMALLEST, "two layers of convolutional capsules"), **sizes)
         check_iterations(iterations)
@@ -128,23 +120,19 @@ def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
 TITLE = "Capsules with Inverted Dot-Product Attention Routing"
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=1_828_817, published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10, parameters=1_828_817,
+    published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
+))  # fmt: skip
 def inverted_attention(**options: Any) -> InvertedAttentionCaps:
     """The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone."""
     return InvertedAttentionCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=70_545, published="none of this size",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10, parameters=70_545,
+    published="none of this size",
+))  # fmt: skip
 def inverted_attention_small(*, backbone: Backbone = "simple", types: int = 8, **options: Any) -> InvertedAttentionCaps:
     """This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32."""
     return InvertedAttentionCaps(backbone=backbone, types=types, **options)

@@ -59,23 +59,11 @@ class MatrixCaps(ImageModel):
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
 
     def __init__(
-        self,
-        num_classes: int = 5,
-        in_chans: int = 2,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        channels: int = 32,
-        primary_types: int = 32,
-        types: tuple[int, int] = (32, 32),
-        pose_size: int = 4,
-        iterations: int = 3,
-        gain: float = 0.5,
-        convention: Convention = "all",
-        coordinates: bool = True,
-        bias: bool = False,
-        standardised: bool = False,
-        impl: str = "auto",
-    ) -> None:
+        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 32,
+        primary_types: int = 32, types: tuple[int, int] = (32, 32), pose_size: int = 4, iterations: int = 3,
+        gain: float = 0.5, convention: Convention = "all", coordinates: bool = True, bias: bool = False,
+        standardised: bool = False, impl: str = "auto",
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
         height, width = self.img_size
@@ -125,23 +113,19 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
 TITLE = "Matrix capsules with EM routing"
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=316_650,
-        published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=316_650,
+    published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
+))  # fmt: skip
 def matrix_caps(**options: Any) -> MatrixCaps:
     """The network of 2018 with A = B = C = D = 32: 310 thousand parameters."""
     return MatrixCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_618,
-        published="smallNORB test error 2.2 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_618,
+    published="smallNORB test error 2.2 %",
+))  # fmt: skip
 def matrix_caps_small(
     *, channels: int = 64, primary_types: int = 8, types: tuple[int, int] = (16, 16), **options: Any
 ) -> MatrixCaps:

@@ -108,12 +108,10 @@ class ResNet(PlainNetwork):
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
 
 
-@register_model(
-    Passport(
-        title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32),
-        in_chans=3, num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32), in_chans=3,
+    num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
+))  # fmt: skip
 def resnet20(**options: Any) -> ResNet:
     """The network of 20 layers for CIFAR-10: 270 thousand parameters."""
     return ResNet(**options)

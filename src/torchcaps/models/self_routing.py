@@ -145,19 +145,10 @@ class SRCapsNet(ImageModel):
     """
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        routing: CapsuleHead = "self_routing",
-        depth: int = 1,
-        backbone: Backbone = "resnet20",
-        types: int = TYPES,
-        dim: int = DIM,
-        uniform: bool = False,
-        standardised: bool = False,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *,
+        routing: CapsuleHead = "self_routing", depth: int = 1, backbone: Backbone = "resnet20", types: int = TYPES,
+        dim: int = DIM, uniform: bool = False, standardised: bool = False,
+    ) -> None:  # fmt: skip
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
             raise ValueError(
@@ -224,12 +215,10 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
     return layer
 
 
-@register_model(
-    Passport(
-        title="Self-Routing Capsule Networks", year=2019, arxiv="", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=931_664, published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Self-Routing Capsule Networks", year=2019, arxiv="", img_size=(32, 32), in_chans=3, num_classes=10,
+    parameters=931_664, published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
+))  # fmt: skip
 def sr_capsnet(*, head: PlainHead | CapsuleHead = "self_routing", **options: Any) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
     if head in get_args(PlainHead):

@@ -164,23 +164,19 @@ def _map(size: tuple[int, int], layers: tuple[tuple[int, int], ...]) -> tuple[in
 TITLE = "Capsule Routing via Variational Bayes"
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_640,
-        published="smallNORB test accuracy 98.7 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_640,
+    published="smallNORB test accuracy 98.7 %",
+))  # fmt: skip
 def vb_caps(**options: Any) -> VBCaps:
     """Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters."""
     return VBCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=206_144,
-        published="smallNORB test accuracy 97.1 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=206_144,
+    published="smallNORB test accuracy 97.1 %",
+))  # fmt: skip
 def vb_caps_small(*, primary_types: int = 16, types: tuple[int, ...] = (), **options: Any) -> VBCaps:
     """Two layers of capsules, primary ones and classes, in the authors' code "tiny"."""
     return VBCaps(primary_types=primary_types, types=types, **options)

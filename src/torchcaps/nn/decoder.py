@@ -44,13 +44,9 @@ class FullyConnectedDecoder(nn.Module):
     """
 
     def __init__(
-        self,
-        num_capsules: int,
-        pose_dim: int,
-        image_shape: tuple[int, int, int],
-        *,
+        self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int], *,
         hidden: tuple[int, int] = (512, 1024),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.image_shape = image_shape
         self.layers = nn.Sequential(

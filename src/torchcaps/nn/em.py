@@ -40,14 +40,9 @@ class EMRouting(Router):
     any_size = True
 
     def __init__(
-        self,
-        iterations: int = 3,
-        *,
-        inverse_temperature: float | Sequence[float] = 0.01,
-        beta_u: float = 0.0,
-        beta_a: float = 0.0,
-        impl: ops.Impl = "auto",
-    ) -> None:
+        self, iterations: int = 3, *, inverse_temperature: float | Sequence[float] = 0.01, beta_u: float = 0.0,
+        beta_a: float = 0.0, impl: ops.Impl = "auto",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_iterations(iterations)
         self.iterations, self.impl = iterations, impl

@@ -112,11 +112,9 @@ class Router(nn.Module):
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
-        self,
-        votes: Votes | Float[Tensor, "*batch children parents dim"],
-        activation: Float[Tensor, "*batch children"] | None = None,
-        parents: Capsules | None = None,
-    ) -> Routed:
+        self, votes: Votes | Float[Tensor, "*batch children parents dim"],
+        activation: Float[Tensor, "*batch children"] | None = None, parents: Capsules | None = None,
+    ) -> Routed:  # fmt: skip
         """Route, in full precision under any autocast.
 
         Args:
