@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jaxtyping import Float, Int64
@@ -14,6 +15,20 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
 from torchcaps.nn import mask_capsules
 from torchcaps.types import Capsules, ModelSpec
+
+
+def side_after(side: int, layers: Sequence[tuple[int, int]]) -> int:
+    """Rows or columns of the map that layers of these (kernel, stride), without padding, make of an image's."""
+    for kernel, stride in layers:
+        side = (side - kernel) // stride + 1
+    return side
+
+
+def side_before(side: int, layers: Sequence[tuple[int, int]]) -> int:
+    """Pixels that leave so many rows or columns after these layers."""
+    for kernel, stride in reversed(layers):
+        side = (side - 1) * stride + kernel
+    return side
 
 
 class ImageModel(nn.Module, ABC):

@@ -20,8 +20,6 @@ from torchcaps.models._base import DrawingModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
-from torchcaps.nn.routers import RouteFunction
-from torchcaps.ops import Impl
 from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
@@ -44,12 +42,9 @@ class CapsNet(DrawingModel):
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.
         decoder: whether to build the decoder; or the widths of its two hidden layers, in place of 512 and 1024.
-        bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
-            the many absent classes push every length to zero before the right ones rise, and without a bias nothing
-            wakes them again.
-        routing: a name, module or function; see `CapsuleLinear`.
-        impl: "auto", or the implementation that its layers take where they have one of that name; see `torchcaps.ops`.
-        routing_options: such as `iterations=3`.
+        layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of the authors' code, is
+            there by default from eleven classes on: the many absent classes push every length to zero before the right
+            ones rise, and without a bias nothing wakes them again. `impl` goes to all layers; see `set_impl`.
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
@@ -64,8 +59,7 @@ class CapsNet(DrawingModel):
     def __init__(
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 256,
         primary_types: int = 32, primary_dim: int = 8, class_dim: int = 16, between: tuple[int, ...] = (),
-        grouping: Grouping = "position", decoder: bool | tuple[int, int] = True, bias: bool | None = None,
-        routing: str | nn.Module | RouteFunction = "dynamic", impl: Impl = "auto", **routing_options: Any,
+        grouping: Grouping = "position", decoder: bool | tuple[int, int] = True, **layer_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
@@ -74,12 +68,13 @@ class CapsNet(DrawingModel):
         self.primary = PrimaryCaps(
             channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
         )
-        bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
+        impl = layer_options.pop("impl", "auto")
+        if layer_options.get("bias") is None:
+            layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
         layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
-        below = [self.layer(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
-                 for child, parent in pairwise(layers[:-1])]  # fmt: skip
+        below = [self.layer(*child, *parent, **deepcopy(layer_options)) for child, parent in pairwise(layers[:-1])]
         self.between = nn.Sequential(*below) if below else None
-        self.class_capsules = self.layer(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
+        self.class_capsules = self.layer(*layers[-2], *layers[-1], **layer_options)
         shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
         if impl != "auto":

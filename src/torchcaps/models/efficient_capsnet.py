@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import DrawingModel
+from torchcaps.models._base import DrawingModel, side_after, side_before
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
-from torchcaps.nn.routers import RouteFunction
 from torchcaps.types import Capsules, ModelSpec
 
 CHANNELS, PRIMARY_DIM, CLASS_DIM = (32, 64, 64, 128), 8, 16
@@ -49,8 +48,7 @@ class EfficientCapsNet(DrawingModel):
         momentum: share of a batch in the running statistics of batch norm; 0.01 in the authors' code.
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False none.
-        routing: a name, module or function; see `CapsuleLinear`.
-        routing_options: such as `scale=8.0`.
+        layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless given.
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
@@ -64,30 +62,26 @@ class EfficientCapsNet(DrawingModel):
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
         stem: tuple[tuple[int, int], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
-        decoder: bool | str = True, routing: str | nn.Module | RouteFunction = "self_attention", **routing_options: Any,
+        decoder: bool | str = True, **layer_options: Any,
     ) -> None:  # fmt: skip
-        smallest = max(LEAST, 1 + edge)
-        for kernel, stride in reversed(stem):
-            smallest = (smallest - 1) * stride + kernel
+        smallest = side_before(max(LEAST, 1 + edge), stem)
         super().__init__(in_chans, img_size, (smallest, "the five convolutions"), num_classes=num_classes)
         layers = list[nn.Module]()
         for below, above, sizes in zip((in_chans, *CHANNELS), CHANNELS, stem, strict=False):
             between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
             layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
-        height, width = (_left(side, stem) - edge for side in self.img_size)
+        height, width = (side_after(side, stem) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(CHANNELS[-1], (height, width))
         children = CHANNELS[-1] // PRIMARY_DIM
-        self.class_capsules = CapsuleLinear(
-            children, PRIMARY_DIM, num_classes, CLASS_DIM, routing,
-            init_std=(2 / (num_classes * children * PRIMARY_DIM)) ** 0.5, **routing_options,
-        )  # fmt: skip
+        std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
+        layer_options = {"routing": "self_attention", "init_std": std} | layer_options
+        self.class_capsules = CapsuleLinear(children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options)
         self.decoder = _decoder(decoder, num_classes, (in_chans, *self.img_size))
         self.spec = ModelSpec(
             pose=True, activation=self.class_capsules.router.activation, decoder=self.decoder is not None,
             smallest=smallest, loss="margin",
         )  # fmt: skip
-
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -97,13 +91,6 @@ class EfficientCapsNet(DrawingModel):
         features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
-
-
-def _left(side: int, stem: tuple[tuple[int, int], ...]) -> int:
-    """Rows or columns of the last map."""
-    for kernel, stride in stem:
-        side = (side - kernel) // stride + 1
-    return side
 
 
 def _he(convolution: nn.Conv2d) -> nn.Conv2d:

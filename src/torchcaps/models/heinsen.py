@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import LogitModel
+from torchcaps.models._base import LogitModel, side_before
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -33,9 +33,7 @@ class _Convolved(LogitModel):
         self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, channels: int,
         strides: tuple[int, ...], **sizes: int,
     ) -> None:  # fmt: skip
-        smallest = 1
-        for stride in reversed(strides):
-            smallest = (smallest - 1) * stride + KERNEL
+        smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         needs = (smallest, f"{len(strides)} convolutions without padding")
         super().__init__(in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes)
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)

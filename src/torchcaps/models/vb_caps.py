@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torchcaps.errors import check_range
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import ImageModel, side_after
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
-from torchcaps.nn.vb import Covariance
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 POSE = 4  # poses are 4 x 4 matrices
@@ -73,12 +72,9 @@ class VBCaps(ImageModel):
             from a 3 x 3 convolution of stride 2, and each has a matrix of its own for every class.
         convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
             sizes of the paper's networks are those of 3.
-        iterations: of VB routing, in every layer; 1 is equal couplings.
-        covariance: "diagonal" or "full"; this, `weighted` and `outlier` are those of `nn.VariationalBayes`.
-        weighted: multiply the entropy of a parent by its data.
-        outlier: log density of "none of the above".
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
+        routing_options: of `nn.VariationalBayes`, in every layer, such as `iterations=1`, which is equal couplings.
 
     Shapes:
         input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
@@ -93,9 +89,8 @@ class VBCaps(ImageModel):
 
     def __init__(
         self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 64,
-        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1, iterations: int = 3,
-        covariance: Covariance = "diagonal", weighted: bool = False, outlier: float | None = None,
-        convention: Convention = "all", standardised: bool = False,
+        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1,
+        convention: Convention = "all", standardised: bool = False, **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         what = "a convolution and the layers of capsules"
@@ -103,14 +98,11 @@ class VBCaps(ImageModel):
         if len(types) not in (0, len(LAYERS)):
             raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
         self.standardised = standardised
-        routing: dict[str, Any] = {
-            "routing": "vb", "iterations": iterations, "covariance": covariance, "weighted": weighted,
-            "outlier": outlier, "normalised": True,
-        }  # fmt: skip
+        routing: dict[str, Any] = {"routing": "vb", "normalised": True} | routing_options
         self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
         self.primary = NormalisedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
         self.conv_capsules = nn.Sequential()
-        rows, columns = _map(self.img_size, (STEM, *LAYERS[: len(types) or 1]))
+        rows, columns = (side_after(side, (STEM, *LAYERS[: len(types) or 1])) for side in self.img_size)
         if not types:
             votes = MatrixVotes(LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2))
             self.class_capsules = _drawn(RoutedLayer(votes, field=Everything, **routing), rows * columns)
@@ -122,8 +114,8 @@ class VBCaps(ImageModel):
             self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
             below = above
         centres = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
-        places = (centres[0], centres[1])
-        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=places, **routing))
+        routing |= {"centres": centres, "pose_size": POSE}
+        self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
@@ -151,14 +143,6 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5
     nn.init.uniform_(layer.weight, -bound, bound)
     return layer
-
-
-def _map(size: tuple[int, int], layers: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Rows and columns of the last map of these layers."""
-    height, width = size
-    for kernel, stride in layers:
-        height, width = ((side - kernel) // stride + 1 for side in (height, width))
-    return height, width
 
 
 TITLE = "Capsule Routing via Variational Bayes"
