@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
@@ -52,8 +52,7 @@ class ImageModel(nn.Module, ABC):
     ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        for name, value in {"in_chans": in_chans, **sizes}.items():
-            check_range(name, value, low=1)
+        check_positive(in_chans=in_chans, **sizes)
         least, what = smallest
         if min(height, width) < least:
             raise ValueError(f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}")

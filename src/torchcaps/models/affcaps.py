@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 from torchcaps.functional import safe_norm, squash_with_length
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
@@ -52,8 +52,7 @@ class AffineCaps(CapsuleLinear):
         self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: str = "dynamic", *,
         own: int | None = 1, constant: Constant = "1/sqrt(N)", **options: Any,
     ) -> None:  # fmt: skip
-        if constant not in get_args(Constant):
-            raise UnknownNameError("constant", constant, get_args(Constant))
+        check_known("constant", constant, get_args(Constant))
         own = in_capsules if own is None else own
         c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[constant]
         std = 0.1 if constant == "1/K" else in_dim**-0.5
@@ -105,8 +104,7 @@ class AffCapsNet(CapsNet):
         self, *sizes: Any, primary_types: int = 32, share: Share = "all", routing_iters: int = 1,
         constant: Constant = "1/sqrt(N)", **options: Any,
     ) -> None:  # fmt: skip
-        if share not in get_args(Share):
-            raise UnknownNameError("share", share, get_args(Share))
+        check_known("share", share, get_args(Share))
         own = {"all": 1, "position": primary_types}.get(share)
         super().__init__(
             *sizes, primary_types=primary_types, iterations=routing_iters, own=own, constant=constant, **options

@@ -58,7 +58,7 @@ class CNN(PlainNetwork):
             num_classes, in_chans, img_size, (2**poolings, f"{poolings} poolings"), several=several,
             standardised=standardised,
         )  # fmt: skip
-        rows, columns = _map_size(self.img_size, poolings)
+        rows, columns = (side // 2**poolings for side in self.img_size)
         layers: list[nn.Module] = []
         for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
             layers += [nn.Conv2d(below, above, kernel, padding=kernel // 2), nn.ReLU()]
@@ -88,17 +88,6 @@ def _check_layers(channels: tuple[int, ...], kernels: tuple[int, ...], hidden: t
     if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
         raise ValueError(f"kernels: expected odd sizes, got {', '.join(map(str, kernels))}")
     check_range("dropout", dropout, low=0.0, high=0.99)
-
-
-def _map_size(img_size: tuple[int, int], poolings: int) -> tuple[int, int]:
-    """Height and width of the last map."""
-    smallest = 2**poolings
-    if min(img_size) < smallest:
-        height, width = img_size
-        raise ValueError(
-            f"img_size: {poolings} poolings need images of at least {smallest}x{smallest} pixels, got {height}x{width}"
-        )
-    return img_size[0] // smallest, img_size[1] // smallest
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -160,7 +149,7 @@ def matched_cnn(
 
 def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple[int, int]) -> tuple[int, int, int]:
     """Channels of both convolutions and hidden units that bring a matched CNN to about `target` parameters."""
-    rows, columns = _map_size(img_size, 2)
+    rows, columns = (side // 4 for side in img_size)  # after two poolings
 
     def count(first: int, second: int, hidden: int) -> int:
         convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second

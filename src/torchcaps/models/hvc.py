@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.functional import safe_norm
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import LogitModel
@@ -97,8 +97,7 @@ class HVC(LogitModel):
         super().__init__(in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes)
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
             raise ValueError(f"branches: expected rising numbers from 1 to {convolutions}, got {list(branches)}")
-        if merge not in get_args(Merge):
-            raise UnknownNameError("merge", merge, get_args(Merge))
+        check_known("merge", merge, get_args(Merge))
         check_range("momentum", momentum, low=0, high=1)
         self.branches = tuple(branches)
         channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import LogitModel
@@ -64,8 +64,7 @@ class InvertedAttentionCaps(LogitModel):
         sizes = {"num_classes": num_classes, "types": types, "pose_size": pose_size}
         super().__init__(in_chans, img_size, (SMALLEST, "two layers of convolutional capsules"), **sizes)
         check_iterations(iterations)
-        if backbone not in get_args(Backbone):
-            raise UnknownNameError("backbone", backbone, get_args(Backbone))
+        check_known("backbone", backbone, get_args(Backbone))
         self.types = types
         dim = pose_size**2
         self.backbone = _backbone(backbone, in_chans)

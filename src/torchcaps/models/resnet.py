@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.models._base import PlainNetwork
 from torchcaps.models._registry import Passport, register_model
 
@@ -66,8 +66,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
         ValueError: for sizes below one. UnknownNameError: (a ValueError) for another shortcut.
     """
     check_range("width", width, low=1)
-    if shortcut not in get_args(Shortcut):
-        raise UnknownNameError("shortcut", shortcut, get_args(Shortcut))
+    check_known("shortcut", shortcut, get_args(Shortcut))
     widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
     blocks = [ResidualBlock(below, above, 1 if below == above else 2, shortcut) for below, above in pairwise(widths)]
     return nn.Sequential(convolution(in_chans, width), *blocks)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import UnknownNameError, check_known, check_range
 from torchcaps.functional import squash_with_length
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
@@ -41,8 +41,7 @@ def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
     Raises:
         UnknownNameError: (a ValueError) for another backbone.
     """
-    if backbone not in get_args(Backbone):
-        raise UnknownNameError("backbone", backbone, get_args(Backbone))
+    check_known("backbone", backbone, get_args(Backbone))
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
     layers, below = list[nn.Module](), in_chans

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_shape
+from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
@@ -78,8 +78,7 @@ class TransformingAutoencoder(ImageModel):
     ) -> None:  # fmt: skip
         sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
         super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
-        if pose not in get_args(Pose):
-            raise UnknownNameError("pose", pose, get_args(Pose))
+        check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
         self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded

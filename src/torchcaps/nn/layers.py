@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import check_known, check_positive, check_range, check_shape
 from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
 from torchcaps.functional.geometry import coordinate_addition
 from torchcaps.nn.routed import RoutedLayer
@@ -47,8 +47,7 @@ class CapsuleLinear(RoutedLayer):
         **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
-        for name, value in sizes.items():
-            check_range(name, value, low=1)
+        check_positive(**sizes)
         votes = LinearVotes(LayerSizes(*sizes.values()), bias=bias, init_std=init_std)
         super().__init__(votes, routing, **routing_options)
         self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = sizes.values()
@@ -101,12 +100,10 @@ class ConvCaps(RoutedLayer):
         routing: str | nn.Module | RouteFunction = "em", pose_size: int | tuple[int, int] = 4,
         convention: Convention | None = None, bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
-        for name, value in (("in_types", in_types), ("out_types", out_types), ("kernel_size", kernel_size)):
-            check_range(name, value, low=1)
-        check_range("stride", stride, low=1)
+        check_positive(in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride)
         check_range("padding", padding, low=0, high=kernel_size - 1)
-        if convention is not None and convention not in CONVENTIONS:
-            raise UnknownNameError("convention", convention, CONVENTIONS)
+        if convention is not None:
+            check_known("convention", convention, CONVENTIONS)
         router = create_router(routing, **routing_options)
         chosen = convention or router.convention
         windows = self._windows(kernel_size, stride, chosen == "type")
@@ -178,8 +175,7 @@ class ClassCaps(RoutedLayer):
         indices: tuple[int, int] | None = None, bias: bool = False, init_std: float | None = None,
         **routing_options: Any,
     ) -> None:  # fmt: skip
-        for name, value in (("in_types", in_types), ("classes", classes)):
-            check_range(name, value, low=1)
+        check_positive(in_types=in_types, classes=classes)
         places = None
         if centres is not None:
             size = pose_size if isinstance(pose_size, int) else None

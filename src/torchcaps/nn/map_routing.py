@@ -43,9 +43,8 @@ class MapRouting(Router):
         check_iterations(iterations)
         self.iterations, self.local = iterations, local
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """The steps in turn."""
-        del parents
         bias, k = votes.bias, votes.share()
         b = torch.zeros_like(k)
         for left in reversed(range(self.passes)):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_positive
 from torchcaps.functional import squash_with_length
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
@@ -66,8 +66,7 @@ class PrimaryCaps(nn.Module):
         grouping: Grouping = "position",
     ) -> None:  # fmt: skip
         super().__init__()
-        if grouping not in get_args(Grouping):
-            raise UnknownNameError("grouping", grouping, get_args(Grouping))
+        check_known("grouping", grouping, get_args(Grouping))
         self.grouping = grouping
         self.types, self.dim = types, dim
         self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
@@ -121,8 +120,7 @@ class MatrixPrimaryCaps(nn.Module):
 
     def __init__(self, in_channels: int, types: int, pose_size: int = 4) -> None:
         super().__init__()
-        for name, value in (("in_channels", in_channels), ("types", types), ("pose_size", pose_size)):
-            check_range(name, value, low=1)
+        check_positive(in_channels=in_channels, types=types, pose_size=pose_size)
         self.types, self.pose_dim = types, pose_size**2
         self.pose = nn.Conv2d(in_channels, types * self.pose_dim, 1, bias=False)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=False)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops, plugins
-from torchcaps.errors import NoAblationError, UnknownNameError, check_range
+from torchcaps.errors import NoAblationError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import Over, ProductVotes, Votes, as_votes
@@ -210,14 +210,12 @@ class DynamicRouting(Router):
     ) -> None:  # fmt: skip
         super().__init__()
         check_iterations(iterations)
-        if over not in get_args(Over):
-            raise UnknownNameError("over", over, get_args(Over))
+        check_known("over", over, get_args(Over))
         self.iterations, self.leaky, self.detach, self.over, self.impl = iterations, leaky, detach, over, impl
         self.coupling = "shares" if over == "parents" else "free"
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
-        del parents
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
             return functional.dynamic_routing(
@@ -256,9 +254,8 @@ class RandomRouting(Router):
         functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
         self.seed, self.scale, self.impl = seed, scale, impl
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
-        del parents
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
         if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
             return functional.random_routing(votes, self.seed, scale=self.scale)
@@ -281,9 +278,8 @@ class FunctionRouter(Router):
         super().__init__()
         self.function = function
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Call the function."""
-        del parents
         return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
 
     def describe(self) -> str:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -186,6 +186,5 @@ def checked(sizes: LayerSizes) -> LayerSizes:
     """
     if not isinstance(sizes, LayerSizes):
         raise TypeError(f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}")
-    for name, value in zip(LayerSizes._fields, sizes, strict=True):
-        check_range(name, value, low=1)
+    check_positive(**sizes._asdict())
     return sizes
