@@ -49,14 +49,8 @@ def pretrained_model(
 ) -> nn.Module:
     """A model with the weights of the package, and with `.preprocess`; for other classes their layers start anew.
 
-    Args:
-        name: of the model.
-        build: its builder.
-        given: `num_classes`, `in_chans` and `img_size` that were asked for, or None.
-        options: of the model, in place of those that the weights were trained with.
-
-    Raises:
-        ValueError: there are no weights, or sizes or options are none that they fit.
+    `given` are sizes that were asked for, or None; `options` take the place of those that the weights were trained
+    with. ValueError: there are no weights, or sizes or options are none that they fit.
     """
     file = weights_file(name)
     about = _described(file)

@@ -34,11 +34,7 @@ LARGEST_START, MOST_DOUBLINGS = 8, len(DRAWN) - 2
 class ConvCapsules(nn.Conv2d):
     """A convolution without bias whose channels at one pixel are grouped into capsules and squashed: one routing pass.
 
-    Args:
-        in_channels: of the map below, types times dimensions where it has capsules.
-        types: capsule types.
-        dim: their dimensions.
-        stride: of the convolution.
+    Where the map below has capsules, its channels are types times dimensions.
     """
 
     def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
@@ -67,14 +63,7 @@ class RoutedSkip(RoutedLayer):
 
 
 class CapsuleCell(nn.Module):
-    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one.
-
-    Args:
-        in_channels: of the map below.
-        types: capsule types.
-        dim: their dimensions.
-        skip: takes and gives capsules as channels; another layer unless given.
-    """
+    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one."""
 
     def __init__(self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None) -> None:
         super().__init__()
@@ -91,10 +80,6 @@ class CapsuleCell(nn.Module):
 
 class ClassIndependentDecoder(nn.Module):
     """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions.
-
-    Args:
-        dim: of the pose.
-        image_shape: (channels, height, width).
 
     Shapes:
         input: masked poses `[batch, classes, dim]`; output `[batch, channels, height, width]` in [0, 1].

@@ -38,13 +38,7 @@ class ShiftNorm(nn.BatchNorm1d):
 
 
 class HomogeneousCaps(nn.Module):
-    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of a parent sees only dimension d of the children.
-
-    Args:
-        children: N.
-        dim: D, of children and parents.
-        parents: K.
-        momentum: of the running statistics.
+    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only dimension d of the children n.
 
     Shapes:
         input `[batch, dim, children]`; output `[batch, dim, parents]`, at least 0. `weight` is

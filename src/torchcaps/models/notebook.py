@@ -76,10 +76,7 @@ def measured_stages(model: Any) -> list[Stage]:
     """What each stage of a classifier gives for one image, measured by one forward pass.
 
     The pass runs through a copy without weights: the model, its mode, its hooks and random numbers are not touched. Of
-    a router, which may be the user's own, the shapes are those that it has to give.
-
-    Args:
-        model: with `in_chans` and `img_size`; a chain of modules is listed one by one.
+    a router, which may be the user's own, the shapes are those that it has to give. A chain is listed one by one.
     """
     bare = _without_weights(model)
     shapes: dict[str, str] = {}

@@ -60,11 +60,7 @@ def convolution(below: int, above: int, stride: int = 1, *, kernel: int = 3, rel
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
-    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`.
-
-    Raises:
-        ValueError: for sizes below one. UnknownNameError: (a ValueError) for another shortcut.
-    """
+    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`."""
     check_range("width", width, low=1)
     check_known("shortcut", shortcut, get_args(Shortcut))
     widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS

@@ -36,11 +36,7 @@ EM_GAIN, PARENT_LENGTH = 0.5, 0.4  # at the start
 
 
 def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
-    """What comes before the head, its channels, and how often it halves the map.
-
-    Raises:
-        UnknownNameError: (a ValueError) for another backbone.
-    """
+    """What comes before the head, its channels, and how often it halves the map."""
     check_known("backbone", backbone, get_args(Backbone))
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
@@ -91,11 +87,7 @@ class PlainHeadNetwork(PlainNetwork):
 class BranchedPrimaryCaps(nn.Module):
     """3x3 convolutions with batch norm, one for poses and one for activations, which are apart from each other.
 
-    Args:
-        channels: of the feature map.
-        types: capsules at each place.
-        dim: of a pose.
-        squashed: have no branch for activations: poses are squashed, and their lengths are it.
+    There is none for activations with `squashed`: poses are squashed, and their lengths are it.
 
     Shapes:
         input `[batch, channels, height, width]`; output Capsules with pose `[batch, height, width, types, dim]` and
@@ -193,11 +185,7 @@ class SRCapsNet(ImageModel):
 
 
 def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, primary: bool) -> RoutedLayer:
-    """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices.
-
-    Raises:
-        UnknownNameError: (a ValueError) for another routing.
-    """
+    """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices."""
     if routing == "dynamic":  # normed poses are about one long when squashed, not a tenth
         std = PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5 if primary else None
         return RoutedLayer(LinearVotes(sizes, init_std=std), routing, field)

@@ -32,12 +32,6 @@ SMALLEST = 17  # pixels that leave one position for the last map
 class NormalisedPrimaryCaps(nn.Module):
     """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over its activations' logits.
 
-    Args:
-        in_channels: channels of the feature map.
-        types: B, capsule types.
-        kernel_size: of the convolution.
-        stride: of the convolution.
-
     Shapes:
         input `[batch, in_channels, height, width]`; output Capsules with pose `[batch, height, width, types, 16]` and
         activation `[batch, height, width, types]` in [0, 1].

@@ -36,8 +36,7 @@ class Heinsen2022(Router):
 
     def __init__(self, iterations: int = 2) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
         """The paper's parameters, at the authors' start."""
@@ -92,8 +91,7 @@ class Heinsen2019(Router):
 
     def __init__(self, iterations: int = 3) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
         """Vectors that are added to the votes, and the benefit and cost of each child; all start at zero."""

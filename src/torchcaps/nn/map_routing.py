@@ -6,7 +6,6 @@ arXiv 1904.09546, and the authors' code. Letters: i child types, j parent types,
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -40,8 +39,7 @@ class MapRouting(Router):
 
     def __init__(self, iterations: int = 3, *, local: bool = False) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations, self.local = iterations, local
+        self.iterations, self.local = check_iterations(iterations), local
 
     def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """The steps in turn."""
@@ -127,7 +125,6 @@ class _Convolved(Votes):
 
     def _made(self) -> Float[Tensor, "batch height width i j d"]:
         maps = bounded(self.pose.to(self.weight.dtype), FACTOR).permute(0, 3, 4, 1, 2)  # [batch, i, in_dim, *space]
-        device = self.weight.device.type
-        with torch.autocast(device, self.cast) if self.cast else nullcontext():
+        with self._casting():
             votes = F.conv2d(maps.flatten(0, 1), self.weight, padding=self.weight.shape[-1] // 2)
         return votes.view(*maps.shape[:2], self.parents, self.dim, *maps.shape[3:]).permute(0, 4, 5, 1, 2, 3)

@@ -59,12 +59,13 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
 
 
-def check_iterations(iterations: int) -> None:
-    """Raise ValueError unless a layer may have this number of iterations, from 1 to 100; TypeError for no int."""
+def check_iterations(iterations: int) -> int:
+    """The number, if a layer may have so many iterations, from 1 to 100; ValueError if not, TypeError for no int."""
     if isinstance(iterations, bool) or not isinstance(iterations, int):
         raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
     check_range("iterations", iterations, low=1)
     check_range("iterations", iterations, high=MOST_ITERATIONS)
+    return iterations
 
 
 class Router(nn.Module):
@@ -209,18 +210,16 @@ class DynamicRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        check_iterations(iterations)
         check_known("over", over, get_args(Over))
-        self.iterations, self.leaky, self.detach, self.over, self.impl = iterations, leaky, detach, over, impl
+        self.iterations, self.leaky, self.detach = check_iterations(iterations), leaky, detach
+        self.over, self.impl = over, impl
         self.coupling = "shares" if over == "parents" else "free"
 
     def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
-            return functional.dynamic_routing(
-                votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over
-            )  # fmt: skip
+            return functional.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over)
         return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
 
 

@@ -179,11 +179,7 @@ class _Factorised(Votes):
 
 
 def checked(sizes: LayerSizes) -> LayerSizes:
-    """The sizes.
-
-    Raises:
-        TypeError: for anything but sizes. ValueError: for one below 1.
-    """
+    """The sizes; TypeError for anything else, ValueError for one below 1."""
     if not isinstance(sizes, LayerSizes):
         raise TypeError(f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}")
     check_positive(**sizes._asdict())

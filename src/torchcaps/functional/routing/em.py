@@ -80,11 +80,7 @@ def em_routing(
 
 
 def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
-    """lambda of each iteration: the authors' schedule towards a number, or the numbers given.
-
-    Raises:
-        ValueError: for fewer than one iteration, or another number of values than iterations.
-    """
+    """lambda of each iteration: the authors' schedule towards a number, or the numbers given, if they are as many."""
     check_range("iterations", iterations, low=1)
     if isinstance(inverse_temperature, int | float):
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
