@@ -69,11 +69,7 @@ class ImageModel(nn.Module, ABC):
         return self.capsules(images).activation
 
     def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:
-        """Images drawn from capsules; here there is no decoder.
-
-        Raises:
-            ValueError: always.
-        """
+        """Images drawn from capsules; ValueError, as here there is no decoder."""
         del capsules, labels
         raise ValueError(f"reconstruct: {type(self).__name__} has no decoder")
 
@@ -110,8 +106,7 @@ class DrawingModel(ImageModel):
     ) -> Float[Tensor, "batch channels height width"]:
         """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
 
-        Raises:
-            ValueError: if the model was built without a decoder.
+        ValueError if the model was built without a decoder.
         """
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
@@ -163,10 +158,6 @@ class PlainNetwork(LogitModel):
         return self.probabilities(self.logits(images))
 
     def capsules(self, images: Tensor) -> NoReturn:
-        """There are no capsules in this network.
-
-        Raises:
-            ValueError: always.
-        """
+        """ValueError: there are no capsules in this network."""
         del images
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

@@ -20,11 +20,7 @@ SHOWN = "capsnet_small"  # what commands take that are given no run
 
 
 def weights_file(name: str = SHOWN) -> Path:
-    """The file of a model's weights, a path for `torchcaps.load` and every command.
-
-    Raises:
-        ValueError: none come with the package.
-    """
+    """The file of a model's weights, a path for `torchcaps.load` and every command; ValueError if there is none."""
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.safetensors"))) or "no model"
@@ -38,8 +34,7 @@ def weights_file(name: str = SHOWN) -> Path:
 def weights_passport(name: str) -> dict[str, Any]:
     """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "licence", "torch".
 
-    Raises:
-        ValueError: none come with the package.
+    ValueError if none come with the package.
     """
     return dict(_described(weights_file(name))["weights"])
 

@@ -33,19 +33,13 @@ class AffineCaps(CapsuleLinear):
     of it is the equation, and makes no votes.
 
     Args:
-        in_capsules: N.
-        in_dim: of a child.
-        out_capsules: K.
-        out_dim: of a parent.
+        in_capsules, out_capsules: N and K.
         own: children with matrices of their own, which the others repeat in turn: 1, the types of a position, or None
             for all N.
         constant: c, 1 / K being equal couplings.
 
     Shapes:
         input and output as of `CapsuleLinear`; `weight` is `[own, K, out_dim, in_dim]`.
-
-    Raises:
-        ValueError: for sizes below one, or an unknown constant.
     """
 
     def __init__(

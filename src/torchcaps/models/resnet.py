@@ -25,14 +25,10 @@ SMALLEST = 5  # pixels that leave more than one place, of which batch norm needs
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to what came.
+    """Two 3x3 convolutions with batch norm, the first with the stride, added to what came.
 
-    Args:
-        below: channels that come.
-        above: channels that leave, at least as many.
-        stride: of the first convolution.
-        shortcut: what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
-            parameters; "B" is a 1x1 convolution with batch norm.
+    The shortcut is what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
+    parameters; "B" is a 1x1 convolution with batch norm.
     """
 
     def __init__(self, below: int, above: int, stride: int, shortcut: Shortcut) -> None:

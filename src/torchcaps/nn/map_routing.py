@@ -83,17 +83,10 @@ def apart(height: int, width: int) -> Everything:
 
 
 class KernelVotes(nn.Module):
-    """The K x K window of a child type's map votes as one child, by a kernel that all child types share.
+    """The K x K window of a child type's map votes as one child, by a kernel that all child types share; K is odd.
 
-    Args:
-        sizes: of the layer; the children are the types of the map.
-        kernel_size: K, odd; the map keeps its size.
-
-    Shapes:
-        `weight` is `[parents * dim, in_dim, K, K]`, `bias` `[parents, dim]`.
-
-    Raises:
-        ValueError: for sizes below one, or an even kernel.
+    The map keeps its size. `weight` is `[parents * dim, in_dim, K, K]`, `bias` `[parents, dim]`. ValueError for sizes
+    below one, or an even kernel.
     """
 
     def __init__(self, sizes: LayerSizes, kernel_size: int = 3) -> None:

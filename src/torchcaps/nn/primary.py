@@ -83,14 +83,8 @@ class WholeMapConv2d(nn.Conv2d):
     """A depthwise convolution whose kernel is as large as its map: one number for each channel.
 
     It is computed as a sum of products, in full precision: torch's gradient of this convolution takes several times as
-    long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet.
-
-    Args:
-        channels: of the map.
-        kernel_size: height and width; rows and columns of the map beyond it are left out.
-
-    Shapes:
-        input `[batch, channels, height, width]`; output `[batch, channels]`. `weight` is `[channels, 1, *kernel_size]`.
+    long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet. Rows and columns beyond the kernel are
+    left out. `weight` is `[channels, 1, *kernel_size]`.
     """
 
     def __init__(self, channels: int, kernel_size: tuple[int, int]) -> None:

@@ -41,8 +41,7 @@ def list_routers() -> list[str]:
 def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> Router:
     """A router from a name with options, from a router module, or from a function `(votes, activation) -> Routed`.
 
-    Raises:
-        ValueError: for an unknown name. TypeError: for an option that this router does not take.
+    ValueError for an unknown name, TypeError for an option that this router does not take.
     """
     if isinstance(routing, str):
         kind = plugins.find("routing", routing, _ROUTERS)
@@ -96,11 +95,7 @@ class Router(nn.Module):
     fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
 
     def build(self, sizes: LayerSizes) -> None:
-        """Take the sizes of the layer that this router belongs to; a layer calls it once.
-
-        Raises:
-            ValueError: if the router belongs to a layer of other sizes.
-        """
+        """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
         if self.sizes is not None and self.sizes != sizes:
             raise ValueError(
                 f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
@@ -157,11 +152,7 @@ class Router(nn.Module):
         return self._ablated((seed, scale))
 
     def stopped(self, iterations: int) -> Router:
-        """This router, stopped after so many iterations where it has more.
-
-        Raises:
-            ValueError: for fewer than one iteration.
-        """
+        """This router, stopped after so many iterations, at least 1, where it has more."""
         check_range("iterations", iterations, low=1)
         if iterations >= self.passes:
             return self

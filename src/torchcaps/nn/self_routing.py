@@ -66,8 +66,7 @@ def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
 class PoseVotes(nn.Module):
     """`vote_ij = pose_i`, the same for every parent, without matrices: for a layer that only chooses.
 
-    Raises:
-        ValueError: for `sizes` below one, or parents of other dimensions than the children.
+    ValueError for `sizes` below one, or parents of other dimensions than the children.
     """
 
     bias = None

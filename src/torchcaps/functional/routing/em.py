@@ -85,9 +85,8 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
     if isinstance(inverse_temperature, int | float):
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
-        raise ValueError(
-            f"inverse_temperature: expected a number or {iterations} of them, got {len(inverse_temperature)}"
-        )
+        found = len(inverse_temperature)
+        raise ValueError(f"inverse_temperature: expected a number or {iterations} of them, got {found}")
     return list(inverse_temperature)
 
 
