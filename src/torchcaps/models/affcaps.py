@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import check_known
-from torchcaps.functional import safe_norm, squash_with_length
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm, squash_with_length
 from torchcaps.functional.votes import Votes
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.capsnet import CapsNet

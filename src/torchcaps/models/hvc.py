@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.functional import safe_norm
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import LogitModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import Capsules, ModelSpec

@@ -17,9 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_known, check_range
-from torchcaps.functional import squash_with_length
 from torchcaps.functional.fields import Everything, Windows
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.models._base import ImageModel, PlainNetwork
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.matrix_caps import temperature

@@ -57,11 +57,6 @@ class CapsuleLinear(RoutedLayer):
         axes = ("batch", "children", "dim")
         check_shape("children", children.pose, axes, children=self.in_capsules, dim=self.in_dim)
 
-    def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        sizes = f"{self.in_capsules}, {self.in_dim}, {self.out_capsules}, {self.out_dim}"
-        return f"{sizes}, bias={self.bias is not None}"
-
 
 class ConvCaps(RoutedLayer):
     """Convolutional capsules: the capsules of each K x K window vote for the parents at its place.
@@ -124,10 +119,10 @@ class ConvCaps(RoutedLayer):
         check_shape("children", children.pose, axes, types=self.in_types, dim=self.votes.sizes.in_dim)
 
     def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        sizes = f"{self.in_types}, {self.votes.sizes.parents}, {self.kernel_size}, stride={self.stride}"
+        """Sizes of the layer and its windows."""
         padding = f", padding={self.padding}" if self.padding else ""
-        return f"{sizes}{padding}, convention={self.convention!r}, bias={self.bias is not None}"
+        windows = f"kernel_size={self.kernel_size}, stride={self.stride}{padding}, convention={self.convention!r}"
+        return f"{super().extra_repr()}, {windows}"
 
 
 class TransposedConvCaps(ConvCaps):
@@ -200,11 +195,6 @@ class ClassCaps(RoutedLayer):
         if self.centres is not None:
             sizes |= {"height": self.centres.shape[0], "width": self.centres.shape[1]}
         check_shape("children", children.pose, axes, **sizes)
-
-    def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        added = "with" if self.centres is not None else "without"
-        return f"{self.in_types}, {self.votes.sizes.parents}, {added} coordinates, bias={self.bias is not None}"
 
 
 def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps import ops
 from torchcaps.errors import check_known, check_positive
-from torchcaps.functional import squash_with_length
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Capsules
 
 Grouping = Literal["position", "flat"]
