@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.errors import check_known, check_positive, check_range, check_shape
+from torchcaps.errors import check_known, check_positive, check_range
 
 Convention = Literal["all", "type", "space", "patch"]
 CONVENTIONS = get_args(Convention)
@@ -219,7 +219,6 @@ class Windows(Field):
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
-        check_shape("like", like, ("batch", "rows", "columns", "i", "j"))
         if self.convention == "space":
             return torch.full_like(like, 1.0 / like.shape[-1])
         return super().first(like)
