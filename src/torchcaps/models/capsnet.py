@@ -32,9 +32,7 @@ class CapsNet(DrawingModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: of the first convolution.
         primary_types: types of primary capsules per pixel.
         primary_dim: their dimensions.

@@ -28,9 +28,7 @@ class CNN(PlainNetwork):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:
-        num_classes: at least 1.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        num_classes, in_chans, img_size: see `create_model`.
         channels: of each convolution, stride 1.
         kernels: odd sizes of each.
         pool: max pooling of 2x2 after each convolution.

@@ -115,9 +115,7 @@ class DeepCaps(DrawingModel):
     """Convolution -> four cells of capsule layers with skips -> class capsules -> class-independent decoder.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 16 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 16 pixels each.
         channels: of the first convolution.
         types: capsule types in every cell.
         dims: dimensions of the capsules of each of the four cells; the last two are alike.

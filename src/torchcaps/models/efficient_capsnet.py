@@ -36,9 +36,7 @@ class EfficientCapsNet(DrawingModel):
     """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        num_classes, in_chans, img_size: see `create_model`.
         stem: (kernel, stride) of each of the four convolutions, which have no padding.
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
             whose 5x5 kernel steps over a 6x6 map in twos.

@@ -102,9 +102,7 @@ class MatrixRouting(_Convolved):
     """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 29 pixels each with the six convolutions of 2019.
+        num_classes, in_chans, img_size: see `create_model`; at least 29 pixels each with the six convolutions of 2019.
         channels: of each 3x3 convolution.
         strides: of each convolution.
         parts: capsules at each position, and in the layer before the classes.

@@ -35,9 +35,7 @@ class InvertedAttentionCaps(LogitModel):
     """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 13 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 13 pixels each.
         backbone: "resnet", fifteen convolutions, or "simple", a single one with stride 2.
         types: capsule types of the primary and of both convolutional layers.
         pose_size: r; poses are r x r matrices. 4 for CIFAR-10, 6 for CIFAR-100.

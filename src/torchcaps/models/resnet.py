@@ -68,9 +68,7 @@ class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
 
     Args:
-        num_classes: at least 1.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 5 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each.
         width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
         shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
         several: see `CNN`.

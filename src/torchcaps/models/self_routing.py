@@ -112,9 +112,7 @@ class SRCapsNet(ImageModel):
     """Backbone -> primary capsules -> (depth 2: a convolution of capsules) -> class capsules, by one routing.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 5 pixels each, and twice as many for each further
+        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each, and twice as many for each further
             convolution of stride 2.
         routing: "self_routing", "dynamic" or "em".
         depth: layers of routed capsules, 1 or 2.
