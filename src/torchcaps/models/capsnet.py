@@ -8,6 +8,7 @@ CapsuleLinear).
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
@@ -99,9 +100,9 @@ def capsnet(**options: Any) -> CapsNet:
     return CapsNet(**options)
 
 
-@register_model(Passport(
-    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-    num_classes=10, parameters=1_280_720, published="none: a small form, whose weights come with the package",
+@register_model(replace(
+    model_passport("capsnet"), parameters=1_280_720,
+    published="none: a small form, whose weights come with the package",
 ))  # fmt: skip
 def capsnet_small(
     *, channels: int = 64, primary_types: int = 8, decoder: bool | tuple[int, int] = (256, 512), **options: Any

@@ -9,6 +9,7 @@ of what the decoder of smallNORB draws, as much is kept as an image has; running
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, side_after, side_before
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
@@ -124,11 +125,9 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
     return kinds[name](num_classes, CLASS_DIM, image_shape)
 
 
-TITLE = "Efficient-CapsNet: capsule network with self-attention routing"
-
-
 @register_model(Passport(
-    title=TITLE, year=2021, arxiv="2101.12491", img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
+    title="Efficient-CapsNet: capsule network with self-attention routing", year=2021, arxiv="2101.12491",
+    img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
     published="MNIST test error 0.26 %; 0.16 % with an ensemble",
 ))  # fmt: skip
 def efficient_capsnet(**options: Any) -> EfficientCapsNet:
@@ -136,8 +135,8 @@ def efficient_capsnet(**options: Any) -> EfficientCapsNet:
     return EfficientCapsNet(**options)
 
 
-@register_model(Passport(
-    title=TITLE, year=2021, arxiv="2101.12491", img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
+@register_model(replace(
+    model_passport("efficient_capsnet"), img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
     published="151 thousand parameters without the decoder (table 4)",
 ))  # fmt: skip
 def efficient_capsnet_smallnorb(
@@ -148,8 +147,8 @@ def efficient_capsnet_smallnorb(
     return EfficientCapsNet(stem=stem, norm=norm, slope=slope, decoder=decoder, **options)
 
 
-@register_model(Passport(
-    title=TITLE, year=2021, arxiv="2101.12491", img_size=(36, 36), in_chans=1, num_classes=10, parameters=2_090_800,
+@register_model(replace(
+    model_passport("efficient_capsnet"), img_size=(36, 36), parameters=2_090_800,
     published="154 thousand parameters without the decoder; its errors count each digit for a half",
 ))  # fmt: skip
 def efficient_capsnet_multimnist(
