@@ -102,6 +102,19 @@ def check_range(argument: str, value: float, low: float | None = None, high: flo
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 
 
+def check_positive(**numbers: float) -> None:
+    """Raise ValueError unless each of these arguments is at least one."""
+    for name, value in numbers.items():
+        check_range(name, value, low=1)
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise UnknownNameError unless this is one of the names that are known."""
+    names = tuple(known)
+    if name not in names:
+        raise UnknownNameError(kind, name, names)
+
+
 def check_regular(path: Path) -> None:
     """Raise OSError for what is there and no file or folder: reading a FIFO or a device may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():

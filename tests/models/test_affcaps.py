@@ -100,6 +100,23 @@ def test_couplings_may_be_fixed():
     torch.testing.assert_close(layer(children).pose, summed)
 
 
+@pytest.mark.parametrize(
+    ("routing", "options"),
+    [
+        ("em", {"iterations": 1}),
+        ("self_attention", {}),
+        ("random", {}),
+        ("dynamic", {"iterations": 1, "over": "children"}),
+    ],
+)
+def test_another_routing_is_taken(routing, options):
+    layer, children = AffineCaps(12, 8, 5, 4, routing, **options), capsules(2, 12, 8)
+    expected = layer.router(layer.ask(children))
+    found = layer(children)
+    assert torch.equal(found.pose, expected.pose)
+    assert torch.equal(found.activation, expected.activation)
+
+
 @pytest.mark.parametrize("share", SHARES)
 def test_it_starts_neither_dead_nor_saturated(share):
     model = tc.create_model("affcaps", share=share, decoder=False)

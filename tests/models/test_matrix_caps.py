@@ -8,7 +8,7 @@ import torch
 import torchcaps as tc
 from torchcaps.functional import receptive_centres
 from torchcaps.models.matrix_caps import LAYERS
-from torchcaps.testing import seeded
+from torchcaps.testing import check_module_precision, seeded
 
 TINY = {"channels": 8, "primary_types": 2, "types": (3, 4)}
 
@@ -101,3 +101,8 @@ def test_wrong_arguments():
         tc.create_model("matrix_caps", primary_types=0)
     with pytest.raises(ValueError, match="unknown convention"):
         tc.create_model("matrix_caps", convention="al")
+
+
+def test_standardised_images_in_every_precision():
+    model = tc.create_model("matrix_caps", standardised=True, **TINY)
+    check_module_precision(model, torch.rand(2, 2, 32, 32, generator=seeded()))

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.evaluation import evaluate
-from torchcaps.models import weights_file, weights_passport
+from torchcaps.models import _pretrained, weights_file, weights_passport
 
 NAMES = tc.list_models(pretrained=True)
 MOST_BYTES = 6_000_000
@@ -64,6 +65,19 @@ def test_what_does_not_fit_is_refused():
         tc.create_model("capsnet", pretrained=True)
     assert tc.create_model("capsnet_small", pretrained=True, decoder=False).decoder is None
     assert tc.create_model("capsnet_small", pretrained=True, img_size=28).img_size == (28, 28)
+
+
+def test_images_that_are_cropped_fit_the_model(tmp_path, monkeypatch):
+    model = tc.create_model("capsnet_small", img_size=20, channels=4, primary_types=2, decoder=False)
+    about = {
+        "classes": list("0123456789"), "preprocess": {"img_size": [28, 28], "in_chans": 1, "crop": 20},
+        "options": {"channels": 4, "primary_types": 2, "decoder": False}, "task": "classify",
+    }  # fmt: skip
+    monkeypatch.setattr(_pretrained, "FOLDER", tmp_path)
+    save_file(model.state_dict(), tmp_path / "capsnet_small.safetensors", {"torchcaps": json.dumps(about)})
+    found = tc.create_model("capsnet_small", pretrained=True)
+    assert (found.img_size, found.preprocess.model_size) == ((20, 20), (20, 20))
+    assert torch.equal(found.class_capsules.weight, model.class_capsules.weight)
 
 
 def test_passports_are_plain():

@@ -38,11 +38,7 @@ def steady(logits: Tensor) -> Tensor:
 
 
 def multiplied(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
-    """The products of an einsum of poses and weights, in the type of the weight; float16 is multiplied in float32.
-
-    Raises:
-        ValueError: for tensors of other than floating point.
-    """
+    """The products of an einsum of poses and weights, in the type of the weight; float16 is multiplied in float32."""
     check_floating(pose=pose, weight=weight)
     pose, weight = bounded(pose.to(weight.dtype), FACTOR), bounded(weight, FACTOR)
     device = weight.device.type

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import check_known, check_positive, check_range
 
 Convention = Literal["all", "type", "space", "patch"]
 CONVENTIONS = get_args(Convention)
@@ -68,10 +68,6 @@ class Field(ABC):
         """Sum over the parents that compete for a child; see `among`."""
         return self.among(x, Tensor.sum)
 
-    def most(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
-        """Maximum over the parents that compete for a child; see `among`. No gradient."""
-        return self.among(x.detach(), Tensor.amax)
-
     def share(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
     ) -> Float[Tensor, "batch *positions i j"]:
@@ -83,7 +79,7 @@ class Field(ABC):
         """
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
-        high = self.most(log_weight)
+        high = self.among(log_weight.detach(), Tensor.amax)
         if leaky:
             high = high.clamp(min=0.0)
         weight = (log_weight - high).exp()
@@ -156,15 +152,13 @@ class Windows(Field):
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        for name in ("kernel", "stride"):
-            check_range(name, getattr(self, name), low=1)
+        check_positive(kernel=self.kernel, stride=self.stride)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
         edge, _, gap = self.slide
         least = 1 if gap > 1 else max(1, self.kernel - 2 * edge)
         for name in ("height", "width"):
             check_range(name, getattr(self, name), low=least)
-        if self.convention not in CONVENTIONS:
-            raise UnknownNameError("convention", self.convention, CONVENTIONS)
+        check_known("convention", self.convention, CONVENTIONS)
 
     @property
     def slide(self) -> tuple[int, int, int]:
@@ -225,7 +219,6 @@ class Windows(Field):
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
-        check_shape("like", like, ("batch", "rows", "columns", "i", "j"))
         if self.convention == "space":
             return torch.full_like(like, 1.0 / like.shape[-1])
         return super().first(like)

@@ -69,31 +69,19 @@ def coordinate_addition(
 
 
 class Slide(NamedTuple):
-    """How a layer slides over a map, down and right.
+    """How a layer slides over a map, down and right; all in positions."""
 
-    Attributes:
-        kernel: sides of its window, in positions.
-        stride: positions from one window to the next.
-        padding: positions added on each side.
-    """
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
+    kernel: tuple[int, int]  # sides of its window
+    stride: tuple[int, int] = (1, 1)  # from one window to the next
+    padding: tuple[int, int] = (0, 0)  # added on each side
 
 
 class ReceptiveField(NamedTuple):
-    """What the positions of a map see along one axis, in pixels.
+    """What the positions of a map see along one axis, in pixels."""
 
-    Attributes:
-        first: the centre of the first position's field; the first pixel is 0.
-        step: from one position to the next.
-        size: of a field.
-    """
-
-    first: float
-    step: int
-    size: int
+    first: float  # the centre of the first position's field; the first pixel is 0
+    step: int  # from one position to the next
+    size: int  # of a field
 
 
 def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:

@@ -177,6 +177,9 @@ class Votes(ABC):
         """i."""
         return self.field.count(self.children.activation.shape[-1])
 
+    def _casting(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.children.pose.device.type, self.cast) if self.cast else nullcontext()
+
     def _like(self) -> Tensor:
         """Zeros in the shape of couplings."""
         lead = (len(self.children.pose), *self.field.positions)
@@ -258,9 +261,6 @@ class ProductVotes(Votes):
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
             return full_precision(multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))).flatten(-2)
 
-    def _casting(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.weight.device.type, self.cast) if self.cast else nullcontext()
-
     def _made(self) -> Tensor:
         with self._casting():
             if self.rows == 1:
@@ -271,9 +271,5 @@ class ProductVotes(Votes):
 
 
 def as_votes(votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None) -> Votes:
-    """Votes as they are, or given ones as such.
-
-    Raises:
-        ValueError: for given votes whose shapes do not fit.
-    """
+    """Votes as they are, or given ones as such; ValueError where shapes do not fit."""
     return votes if isinstance(votes, Votes) else GivenVotes(votes, activation, bias=bias)

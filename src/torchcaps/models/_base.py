@@ -2,49 +2,74 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional import standardise
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
-from torchcaps.types import ModelSpec
+from torchcaps.nn import mask_capsules
+from torchcaps.types import Capsules, ModelSpec
 
 
-class ImageModel(nn.Module):
+def side_after(side: int, layers: Sequence[tuple[int, int]]) -> int:
+    """Rows or columns of the map that layers of these (kernel, stride), without padding, make of an image's."""
+    for kernel, stride in layers:
+        side = (side - kernel) // stride + 1
+    return side
+
+
+def side_before(side: int, layers: Sequence[tuple[int, int]]) -> int:
+    """Pixels that leave so many rows or columns after these layers."""
+    for kernel, stride in reversed(layers):
+        side = (side - 1) * stride + kernel
+    return side
+
+
+class ImageModel(nn.Module, ABC):
     """Base of models that take images `[batch, in_chans, height, width]` of one size.
 
     Args:
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
         smallest: side of the smallest image in pixels, and what needs it, in the plural.
-        sizes: other numbers by name.
+        sizes: other numbers by name; `num_classes` becomes an attribute.
 
     Raises:
         ValueError: for images that are too small, and for channels or another number below one.
     """
+
+    num_classes: int
+    standardised = False  # give every image mean 0 and standard deviation 1 first
 
     def __init__(
         self, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str] = (1, "models"), **sizes: int
     ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        for name, value in {"in_chans": in_chans, **sizes}.items():
-            check_range(name, value, low=1)
+        check_positive(in_chans=in_chans, **sizes)
         least, what = smallest
         if min(height, width) < least:
             raise ValueError(f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}")
         self.in_chans, self.img_size = in_chans, (height, width)
+        if "num_classes" in sizes:
+            self.num_classes = sizes["num_classes"]
+
+    @abstractmethod
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Activations of the class capsules, in [0, 1]; not logits."""
+        return self.capsules(images).activation
 
     def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:
-        """Images drawn from capsules; here there is no decoder.
-
-        Raises:
-            ValueError: always.
-        """
+        """Images drawn from capsules; ValueError, as here there is no decoder."""
         del capsules, labels
         raise ValueError(f"reconstruct: {type(self).__name__} has no decoder")
 
@@ -56,6 +81,11 @@ class ImageModel(nn.Module):
         axes, (height, width) = ("batch", "channels", "height", "width"), self.img_size
         check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
 
+    def _seen(self, images: Tensor) -> Tensor:
+        """What the first layer takes: images that are checked and, if asked, standardised."""
+        self._check(images)
+        return standardise(images).to(images.dtype) if self.standardised else images
+
     def _repr_html_(self) -> str:
         total = Stage("total", "", "", sum(p.numel() for p in self.parameters()))
         stages = [Stage("images", "", times(self.in_chans, *self.img_size), 0), *self.notebook_stages(), total]
@@ -66,53 +96,68 @@ class ImageModel(nn.Module):
         )
 
 
-class PlainNetwork(ImageModel):
-    """Base of networks without capsules: logits of the classes, and what is made of them.
+class DrawingModel(ImageModel):
+    """Base of networks with a decoder, unless they are built without one: it takes poses that are masked."""
 
-    A subclass gives `scores(x)`: what the softmax is taken of, of images that are standardised if asked.
+    decoder: nn.Module | None
 
-    Args:
-        num_classes: at least 1.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
-        smallest: side of the smallest image in pixels, and what needs it, in the plural.
-        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
-    """
+    def reconstruct(
+        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
 
-    has_capsules, decoder = False, None
+        ValueError if the model was built without a decoder.
+        """
+        if self.decoder is None:
+            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
+        return self.decoder(mask_capsules(capsules, labels))
 
-    def __init__(
-        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,
-        several: bool, standardised: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
-        self.num_classes, self.several, self.standardised = num_classes, several, standardised
-        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest[0])
 
-    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it tells classes apart")
+class LogitModel(ImageModel):
+    """Base of networks whose probabilities are made of logits, which the cross-entropy starts from."""
 
+    several = False  # a sigmoid for each class in place of one softmax
+
+    @abstractmethod
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
-        self._check(images)
-        return self.scores(standardise(images).to(images.dtype) if self.standardised else images)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.probabilities(self.logits(images))
+        """What the probabilities are made of: any numbers."""
 
     def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
         """Softmax over classes, or a sigmoid for each; half precision gives float32."""
         logits = full_precision(logits)
         return logits.sigmoid() if self.several else logits.softmax(dim=1)
 
-    def capsules(self, images: Tensor) -> NoReturn:
-        """There are no capsules in this network.
 
-        Raises:
-            ValueError: always.
-        """
+class PlainNetwork(LogitModel):
+    """Base of networks without capsules: logits of the classes, and what is made of them.
+
+    Args:
+        num_classes, in_chans, img_size, smallest: see `ImageModel`.
+        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
+        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
+    """
+
+    def __init__(
+        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,
+        several: bool, standardised: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
+        self.several, self.standardised = several, standardised
+        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest[0])
+
+    @abstractmethod
+    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images that are checked and, if asked, standardised."""
+
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
+        return self.scores(self._seen(images))
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Probabilities of the classes, in [0, 1]; not logits."""
+        return self.probabilities(self.logits(images))
+
+    def capsules(self, images: Tensor) -> NoReturn:
+        """ValueError: there are no capsules in this network."""
         del images
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

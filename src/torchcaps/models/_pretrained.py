@@ -20,11 +20,7 @@ SHOWN = "capsnet_small"  # what commands take that are given no run
 
 
 def weights_file(name: str = SHOWN) -> Path:
-    """The file of a model's weights, a path for `torchcaps.load` and every command.
-
-    Raises:
-        ValueError: none come with the package.
-    """
+    """The file of a model's weights, a path for `torchcaps.load` and every command; ValueError if there is none."""
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.safetensors"))) or "no model"
@@ -38,8 +34,7 @@ def weights_file(name: str = SHOWN) -> Path:
 def weights_passport(name: str) -> dict[str, Any]:
     """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "licence", "torch".
 
-    Raises:
-        ValueError: none come with the package.
+    ValueError if none come with the package.
     """
     return dict(_described(weights_file(name))["weights"])
 
@@ -49,19 +44,13 @@ def pretrained_model(
 ) -> nn.Module:
     """A model with the weights of the package, and with `.preprocess`; for other classes their layers start anew.
 
-    Args:
-        name: of the model.
-        build: its builder.
-        given: `num_classes`, `in_chans` and `img_size` that were asked for, or None.
-        options: of the model, in place of those that the weights were trained with.
-
-    Raises:
-        ValueError: there are no weights, or sizes or options are none that they fit.
+    `given` are sizes that were asked for, or None; `options` take the place of those that the weights were trained
+    with. ValueError: there are no weights, or sizes or options are none that they fit.
     """
     file = weights_file(name)
     about = _described(file)
     preprocess = Preprocess.from_dict(about["preprocess"])
-    sizes = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.img_size}
+    sizes = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     wanted = {key: size for key, size in given.items() if size is not None}
     if "img_size" in wanted:
         wanted["img_size"] = size_pair(wanted["img_size"])

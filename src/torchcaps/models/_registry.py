@@ -68,23 +68,14 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
 
 def model_passport(name: str) -> Passport:
-    """The passport of a model.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
-    return _find(name)[1]
+    """The passport of a model; ValueError for an unknown name."""
+    return plugins.find("model", name, _MODELS)[1]
 
 
 def create_model(
-    name: str,
-    pretrained: bool = False,
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    generator: torch.Generator | None = None,
-    **options: Any,
-) -> nn.Module:
+    name: str, pretrained: bool = False, num_classes: int | None = None, in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None, generator: torch.Generator | None = None, **options: Any,
+) -> nn.Module:  # fmt: skip
     """Build a model by name. Sizes not given are those it was published for.
 
     Args:
@@ -104,12 +95,8 @@ def create_model(
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
-    builder, passport = _find(name)
+    builder, passport = plugins.find("model", name, _MODELS)
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     sizes = {key: getattr(passport, key) if value is None else value for key, value in given.items()}
     with nullcontext() if generator is None else drawn_from(generator):
         return pretrained_model(name, builder, given, options) if pretrained else builder(**sizes, **options)
-
-
-def _find(name: str) -> tuple[Builder, Passport]:
-    return plugins.find("model", name, _MODELS)

@@ -12,14 +12,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.errors import UnknownNameError
-from torchcaps.functional import safe_norm, squash_with_length
+from torchcaps.errors import check_known
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm, squash_with_length
 from torchcaps.functional.votes import Votes
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.capsnet import CapsNet
-from torchcaps.nn import CapsuleLinear
+from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.types import Capsules
 
 Share = Literal["all", "position", "none"]
@@ -33,27 +32,20 @@ class AffineCaps(CapsuleLinear):
     of it is the equation, and makes no votes.
 
     Args:
-        in_capsules: N.
-        in_dim: of a child.
-        out_capsules: K.
-        out_dim: of a parent.
+        in_capsules, out_capsules: N and K.
         own: children with matrices of their own, which the others repeat in turn: 1, the types of a position, or None
             for all N.
         constant: c, 1 / K being equal couplings.
 
     Shapes:
         input and output as of `CapsuleLinear`; `weight` is `[own, K, out_dim, in_dim]`.
-
-    Raises:
-        ValueError: for sizes below one, or an unknown constant.
     """
 
     def __init__(
         self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: str = "dynamic", *,
         own: int | None = 1, constant: Constant = "1/sqrt(N)", **options: Any,
     ) -> None:  # fmt: skip
-        if constant not in get_args(Constant):
-            raise UnknownNameError("constant", constant, get_args(Constant))
+        check_known("constant", constant, get_args(Constant))
         own = in_capsules if own is None else own
         c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[constant]
         std = 0.1 if constant == "1/K" else in_dim**-0.5
@@ -70,9 +62,9 @@ class AffineCaps(CapsuleLinear):
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
-        leaky = getattr(self.router, "leaky", False)
-        equal = self.router.passes == 1 and self.router.fixed in (None, (0, 0.0)) and not leaky
-        if not equal or self.recorder is not None:
+        router = self.router
+        plain = isinstance(router, DynamicRouting) and router.over == "parents" and not router.leaky
+        if not plain or router.passes > 1 or router.fixed not in (None, (0, 0.0)) or self.recorder is not None:
             return super().forward(children, parents)
         given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])
         self.check(given)
@@ -105,21 +97,18 @@ class AffCapsNet(CapsNet):
         self, *sizes: Any, primary_types: int = 32, share: Share = "all", routing_iters: int = 1,
         constant: Constant = "1/sqrt(N)", **options: Any,
     ) -> None:  # fmt: skip
-        if share not in get_args(Share):
-            raise UnknownNameError("share", share, get_args(Share))
+        check_known("share", share, get_args(Share))
         own = {"all": 1, "position": primary_types}.get(share)
         super().__init__(
             *sizes, primary_types=primary_types, iterations=routing_iters, own=own, constant=constant, **options
         )
 
 
-@register_model(
-    Passport(
-        title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020,
-        arxiv="1911.07968", img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
-        published="affNIST accuracy 93.21 %, trained on MNIST",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020, arxiv="1911.07968",
+    img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
+    published="affNIST accuracy 93.21 %, trained on MNIST",
+))  # fmt: skip
 def affcaps(**options: Any) -> AffCapsNet:
     """CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw."""
     return AffCapsNet(**options)

@@ -8,20 +8,19 @@ CapsuleLinear).
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, mask_capsules, set_impl
+from torchcaps.models._base import DrawingModel
+from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
-from torchcaps.nn.routers import RouteFunction
-from torchcaps.ops import Impl
 from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
@@ -30,13 +29,11 @@ NEEDY = f"the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} conv
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
-class CapsNet(ImageModel):
+class CapsNet(DrawingModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: of the first convolution.
         primary_types: types of primary capsules per pixel.
         primary_dim: their dimensions.
@@ -44,12 +41,9 @@ class CapsNet(ImageModel):
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.
         decoder: whether to build the decoder; or the widths of its two hidden layers, in place of 512 and 1024.
-        bias: whether the class capsules have the bias of the authors' code. By default from eleven classes on: there
-            the many absent classes push every length to zero before the right ones rise, and without a bias nothing
-            wakes them again.
-        routing: a name, module or function; see `CapsuleLinear`.
-        impl: "auto", or the implementation that its layers take where they have one of that name; see `torchcaps.ops`.
-        routing_options: such as `iterations=3`.
+        layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of the authors' code, is
+            there by default from eleven classes on: the many absent classes push every length to zero before the right
+            ones rise, and without a bias nothing wakes them again. `impl` goes to all layers; see `set_impl`.
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
@@ -62,37 +56,24 @@ class CapsNet(ImageModel):
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        channels: int = 256,
-        primary_types: int = 32,
-        primary_dim: int = 8,
-        class_dim: int = 16,
-        between: tuple[int, ...] = (),
-        grouping: Grouping = "position",
-        decoder: bool | tuple[int, int] = True,
-        bias: bool | None = None,
-        routing: str | nn.Module | RouteFunction = "dynamic",
-        impl: Impl = "auto",
-        **routing_options: Any,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 256,
+        primary_types: int = 32, primary_dim: int = 8, class_dim: int = 16, between: tuple[int, ...] = (),
+        grouping: Grouping = "position", decoder: bool | tuple[int, int] = True, **layer_options: Any,
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
-        self.num_classes = num_classes
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         self.primary = PrimaryCaps(
             channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
         )
-        bias = num_classes > MOST_WITHOUT_BIAS if bias is None else bias
+        impl = layer_options.pop("impl", "auto")
+        if layer_options.get("bias") is None:
+            layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
         layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
-        below = [self.layer(*child, *parent, deepcopy(routing), bias=bias, **routing_options)
-                 for child, parent in pairwise(layers[:-1])]  # fmt: skip
+        below = [self.layer(*child, *parent, **deepcopy(layer_options)) for child, parent in pairwise(layers[:-1])]
         self.between = nn.Sequential(*below) if below else None
-        self.class_capsules = self.layer(*layers[-2], *layers[-1], routing, bias=bias, **routing_options)
+        self.class_capsules = self.layer(*layers[-2], *layers[-1], **layer_options)
         shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
         self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
         if impl != "auto":
@@ -104,46 +85,25 @@ class CapsNet(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
-        self._check(images)
-        x = torch.relu(self.conv(images))  # [batch, channels, height - 8, width - 8]
+        x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)
         return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the class capsules, in [0, 1); not logits."""
-        return self.capsules(images).activation
 
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        return self.decoder(mask_capsules(capsules, labels))
-
-
-@register_model(
-    Passport(
-        title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
+))  # fmt: skip
 def capsnet(**options: Any) -> CapsNet:
     """The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without."""
     return CapsNet(**options)
 
 
-@register_model(
-    Passport(
-        title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=1_280_720, published="none: a small form, whose weights come with the package",
-    )
-)  # fmt: skip
+@register_model(replace(
+    model_passport("capsnet"), parameters=1_280_720,
+    published="none: a small form, whose weights come with the package",
+))  # fmt: skip
 def capsnet_small(
     *, channels: int = 64, primary_types: int = 8, decoder: bool | tuple[int, int] = (256, 512), **options: Any
 ) -> CapsNet:

@@ -28,9 +28,7 @@ class CNN(PlainNetwork):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:
-        num_classes: at least 1.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        num_classes, in_chans, img_size: see `create_model`.
         channels: of each convolution, stride 1.
         kernels: odd sizes of each.
         pool: max pooling of 2x2 after each convolution.
@@ -48,26 +46,17 @@ class CNN(PlainNetwork):
     """
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        channels: tuple[int, ...] = (256, 256, 128),
-        kernels: tuple[int, ...] = (5, 5, 5),
-        pool: bool = False,
-        hidden: tuple[int, ...] = (328, 192),
-        dropout: float = 0.5,
-        several: bool = False,
-        standardised: bool = False,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
+        channels: tuple[int, ...] = (256, 256, 128), kernels: tuple[int, ...] = (5, 5, 5), pool: bool = False,
+        hidden: tuple[int, ...] = (328, 192), dropout: float = 0.5, several: bool = False, standardised: bool = False,
+    ) -> None:  # fmt: skip
         _check_layers(channels, kernels, hidden, dropout)
         poolings = len(channels) if pool else 0
         super().__init__(
             num_classes, in_chans, img_size, (2**poolings, f"{poolings} poolings"), several=several,
             standardised=standardised,
         )  # fmt: skip
-        rows, columns = _map_size(self.img_size, poolings)
+        rows, columns = (side // 2**poolings for side in self.img_size)
         layers: list[nn.Module] = []
         for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
             layers += [nn.Conv2d(below, above, kernel, padding=kernel // 2), nn.ReLU()]
@@ -99,33 +88,16 @@ def _check_layers(channels: tuple[int, ...], kernels: tuple[int, ...], hidden: t
     check_range("dropout", dropout, low=0.0, high=0.99)
 
 
-def _map_size(img_size: tuple[int, int], poolings: int) -> tuple[int, int]:
-    """Height and width of the last map."""
-    smallest = 2**poolings
-    if min(img_size) < smallest:
-        height, width = img_size
-        raise ValueError(
-            f"img_size: {poolings} poolings need images of at least {smallest}x{smallest} pixels, got {height}x{width}"
-        )
-    return img_size[0] // smallest, img_size[1] // smallest
-
-
 def parameter_count(model: nn.Module) -> int:
     """Numbers that training can change."""
     return sum(p.numel() for p in model.parameters())
 
 
 def matched_cnn(
-    model: nn.Module | str = "capsnet",
-    *,
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    dropout: float = 0.5,
-    several: bool = False,
-    standardised: bool = False,
-    **model_options: Any,
-) -> CNN:
+    model: nn.Module | str = "capsnet", *, num_classes: int | None = None, in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None, dropout: float = 0.5, several: bool = False,
+    standardised: bool = False, **model_options: Any,
+) -> CNN:  # fmt: skip
     """A CNN with as many parameters as a capsule network, for the same images and classes.
 
     Two 5x5 convolutions with pooling and one hidden layer, shaped like the smallNORB baseline (32 and 64 channels, 1024
@@ -175,7 +147,7 @@ def matched_cnn(
 
 def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple[int, int]) -> tuple[int, int, int]:
     """Channels of both convolutions and hidden units that bring a matched CNN to about `target` parameters."""
-    rows, columns = _map_size(img_size, 2)
+    rows, columns = (side // 4 for side in img_size)  # after two poolings
 
     def count(first: int, second: int, hidden: int) -> int:
         convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second
@@ -191,52 +163,40 @@ DYNAMIC = "Dynamic Routing Between Capsules"
 MATRIX = "Matrix capsules with EM routing"
 
 
-@register_model(
-    Passport(
-        title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10,
-        parameters=35_445_522, published="MNIST test error 0.39 % (the paper's baseline)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10, parameters=35_445_522,
+    published="MNIST test error 0.39 % (the paper's baseline)",
+))  # fmt: skip
 def cnn_baseline(**options: Any) -> CNN:
     """The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units."""
     return CNN(**options)
 
 
-@register_model(
-    Passport(
-        title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10,
-        parameters=24_563_978, published="MultiMNIST test error 8.1 % (the paper's baseline)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10, parameters=24_563_978,
+    published="MultiMNIST test error 8.1 % (the paper's baseline)",
+))  # fmt: skip
 def cnn_multimnist(
-    *,
-    channels: tuple[int, ...] = (512, 256),
-    hidden: tuple[int, ...] = (1024,),
-    dropout: float = 0.0,
-    several: bool = True,
-    **options: Any,
-) -> CNN:
+    *, channels: tuple[int, ...] = (512, 256), hidden: tuple[int, ...] = (1024,), dropout: float = 0.0,
+    several: bool = True, **options: Any,
+) -> CNN:  # fmt: skip
     """The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units."""
     return CNN(channels=channels, kernels=(9, 5), pool=True, hidden=hidden, dropout=dropout, several=several, **options)
 
 
-@register_model(
-    Passport(
-        title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
-        published="smallNORB test error 5.2 % (the paper's baseline)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
+    published="smallNORB test error 5.2 % (the paper's baseline)",
+))  # fmt: skip
 def cnn_smallnorb(*, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (1024,), **options: Any) -> CNN:
     """The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout."""
     return CNN(channels=channels, kernels=(5, 5), pool=True, hidden=hidden, **options)
 
 
-@register_model(
-    Passport(
-        title="A CNN as large as a capsule network", year=2018, arxiv="", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=8_214_827, published="none: the comparison that capsule figures need",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="A CNN as large as a capsule network", year=2018, arxiv="", img_size=(28, 28), in_chans=1, num_classes=10,
+    parameters=8_214_827, published="none: the comparison that capsule figures need",
+))  # fmt: skip
 def cnn_matched(*, match: str = "capsnet", **options: Any) -> CNN:
     """A CNN with as many parameters as the model `match` with these options; see `matched_cnn`."""
     return matched_cnn(match, **options)

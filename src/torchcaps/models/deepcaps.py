@@ -9,17 +9,18 @@ axes before the routed skip, where the code mixes them; weights of the class cap
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional import squash
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._base import DrawingModel
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -34,11 +35,7 @@ LARGEST_START, MOST_DOUBLINGS = 8, len(DRAWN) - 2
 class ConvCapsules(nn.Conv2d):
     """A convolution without bias whose channels at one pixel are grouped into capsules and squashed: one routing pass.
 
-    Args:
-        in_channels: of the map below, types times dimensions where it has capsules.
-        types: capsule types.
-        dim: their dimensions.
-        stride: of the convolution.
+    Where the map below has capsules, its channels are types times dimensions.
     """
 
     def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
@@ -67,14 +64,7 @@ class RoutedSkip(RoutedLayer):
 
 
 class CapsuleCell(nn.Module):
-    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one.
-
-    Args:
-        in_channels: of the map below.
-        types: capsule types.
-        dim: their dimensions.
-        skip: takes and gives capsules as channels; another layer unless given.
-    """
+    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one."""
 
     def __init__(self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None) -> None:
         super().__init__()
@@ -92,12 +82,8 @@ class CapsuleCell(nn.Module):
 class ClassIndependentDecoder(nn.Module):
     """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions.
 
-    Args:
-        dim: of the pose.
-        image_shape: (channels, height, width).
-
     Shapes:
-        input `[batch, dim]`; output `[batch, channels, height, width]` in [0, 1].
+        input: masked poses `[batch, classes, dim]`; output `[batch, channels, height, width]` in [0, 1].
     """
 
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
@@ -119,19 +105,18 @@ class ClassIndependentDecoder(nn.Module):
             nn.Sigmoid(),
         )
 
-    def forward(self, pose: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch channels height width"]:
-        """An image of this pose."""
-        drawn = self.layers(self.norm(self.linear(pose.to(self.linear.weight.dtype))))
+    def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Float[Tensor, "batch channels height width"]:
+        """Draw the capsule that the mask left."""
+        pose = masked.sum(dim=1).to(self.linear.weight.dtype)
+        drawn = self.layers(self.norm(self.linear(pose)))
         return drawn[:, :, : self.size[0], : self.size[1]]
 
 
-class DeepCaps(ImageModel):
+class DeepCaps(DrawingModel):
     """Convolution -> four cells of capsule layers with skips -> class capsules -> class-independent decoder.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 16 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 16 pixels each.
         channels: of the first convolution.
         types: capsule types in every cell.
         dims: dimensions of the capsules of each of the four cells; the last two are alike.
@@ -158,7 +143,7 @@ class DeepCaps(ImageModel):
         super().__init__(in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes)
         if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
             raise ValueError(f"dims: expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}")
-        self.num_classes, self.dim = num_classes, dims[-1]
+        self.dim = dims[-1]
         self.stem = nn.Sequential(nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels))
         widths = [channels, *(types * dim for dim in dims)]
         skips = [None, None, None, RoutedSkip(types, dims[-1], iterations, local)]
@@ -172,52 +157,26 @@ class DeepCaps(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
-        self._check(images)
-        maps = [self.stem(images)]  # [batch, 128, 64, 64], for 64x64 images
+        maps = [self.stem(self._seen(images))]  # [batch, 128, 64, 64], for 64x64 images
         for cell in self.cells:
             maps.append(cell(maps[-1]))  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
         children = [x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in maps[:-3:-1]]
         return self.class_capsules(torch.cat(children, dim=1))  # 512 + 2048 of dim 8 vote for 10 of dim 32
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the class capsules, in [0, 1); not logits."""
-        return self.capsules(images).activation
 
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        pose, activation = capsules
-        chosen = activation.argmax(dim=1) if labels is None else labels
-        return self.decoder(pose[torch.arange(len(pose), device=pose.device), chosen])
-
-
-TITLE = "DeepCaps: Going Deeper with Capsule Networks"
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3, num_classes=10,
-        parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="DeepCaps: Going Deeper with Capsule Networks", year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3,
+    num_classes=10, parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
+))  # fmt: skip
 def deepcaps(**options: Any) -> DeepCaps:
     """The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28."""
     return DeepCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2019, arxiv="1904.09546", img_size=(32, 32), in_chans=3, num_classes=10, parameters=906_115,
-        published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
-    )
-)  # fmt: skip
+@register_model(replace(
+    model_passport("deepcaps"), img_size=(32, 32), parameters=906_115,
+    published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
+))  # fmt: skip
 def deepcaps_small(*, channels: int = 32, types: int = 8, **options: Any) -> DeepCaps:
     """A quarter of its width, and images that are not enlarged: for two CPU cores."""
     return DeepCaps(channels=channels, types=types, **options)

@@ -9,19 +9,19 @@ of what the decoder of smallNORB draws, as much is kept as an image has; running
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, mask_capsules
+from torchcaps.models._base import DrawingModel, side_after, side_before
+from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
-from torchcaps.nn.routers import RouteFunction
 from torchcaps.types import Capsules, ModelSpec
 
 CHANNELS, PRIMARY_DIM, CLASS_DIM = (32, 64, 64, 128), 8, 16
@@ -33,13 +33,11 @@ EPSILON, MOMENTUM = 1e-3, 0.1  # the former is Keras'
 UNTRUNCATED = 0.87962566  # the standard deviation of normal numbers that are cut off at 2 of theirs
 
 
-class EfficientCapsNet(ImageModel):
+class EfficientCapsNet(DrawingModel):
     """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        num_classes, in_chans, img_size: see `create_model`.
         stem: (kernel, stride) of each of the four convolutions, which have no padding.
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
             whose 5x5 kernel steps over a 6x6 map in twos.
@@ -49,8 +47,7 @@ class EfficientCapsNet(ImageModel):
         momentum: share of a batch in the running statistics of batch norm; 0.01 in the authors' code.
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False none.
-        routing: a name, module or function; see `CapsuleLinear`.
-        routing_options: such as `scale=8.0`.
+        layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless given.
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
@@ -61,78 +58,38 @@ class EfficientCapsNet(ImageModel):
     """
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        stem: tuple[tuple[int, int], ...] = MNIST,
-        edge: int = 0,
-        norm: Literal["batch", "instance"] = "batch",
-        norm_first: bool = False,
-        epsilon: float = EPSILON,
-        momentum: float = MOMENTUM,
-        slope: float = 0.0,
-        decoder: bool | str = True,
-        routing: str | nn.Module | RouteFunction = "self_attention",
-        **routing_options: Any,
-    ) -> None:
-        smallest = max(LEAST, 1 + edge)
-        for kernel, stride in reversed(stem):
-            smallest = (smallest - 1) * stride + kernel
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
+        stem: tuple[tuple[int, int], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
+        norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
+        decoder: bool | str = True, **layer_options: Any,
+    ) -> None:  # fmt: skip
+        smallest = side_before(max(LEAST, 1 + edge), stem)
         super().__init__(in_chans, img_size, (smallest, "the five convolutions"), num_classes=num_classes)
-        self.num_classes = num_classes
         layers = list[nn.Module]()
         for below, above, sizes in zip((in_chans, *CHANNELS), CHANNELS, stem, strict=False):
             between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
             layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
-        height, width = (_left(side, stem) - edge for side in self.img_size)
+        height, width = (side_after(side, stem) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(CHANNELS[-1], (height, width))
         children = CHANNELS[-1] // PRIMARY_DIM
-        self.class_capsules = CapsuleLinear(
-            children, PRIMARY_DIM, num_classes, CLASS_DIM, routing,
-            init_std=(2 / (num_classes * children * PRIMARY_DIM)) ** 0.5, **routing_options,
-        )  # fmt: skip
+        std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
+        layer_options = {"routing": "self_attention", "init_std": std} | layer_options
+        self.class_capsules = CapsuleLinear(children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options)
         self.decoder = _decoder(decoder, num_classes, (in_chans, *self.img_size))
         self.spec = ModelSpec(
             pose=True, activation=self.class_capsules.router.activation, decoder=self.decoder is not None,
             smallest=smallest, loss="margin",
         )  # fmt: skip
-
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        features = self.primary(self.stem(images))  # [batch, 128]: a whole map each
+        features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
-
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        return self.decoder(mask_capsules(capsules, labels))
-
-
-def _left(side: int, stem: tuple[tuple[int, int], ...]) -> int:
-    """Rows or columns of the last map."""
-    for kernel, stride in stem:
-        side = (side - kernel) // stride + 1
-    return side
 
 
 def _he(convolution: nn.Conv2d) -> nn.Conv2d:
@@ -168,45 +125,32 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
     return kinds[name](num_classes, CLASS_DIM, image_shape)
 
 
-TITLE = "Efficient-CapsNet: capsule network with self-attention routing"
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(28, 28), in_chans=1, num_classes=10,
-        parameters=1_573_168, published="MNIST test error 0.26 %; 0.16 % with an ensemble",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Efficient-CapsNet: capsule network with self-attention routing", year=2021, arxiv="2101.12491",
+    img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
+    published="MNIST test error 0.26 %; 0.16 % with an ensemble",
+))  # fmt: skip
 def efficient_capsnet(**options: Any) -> EfficientCapsNet:
     """The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder."""
     return EfficientCapsNet(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
-        published="151 thousand parameters without the decoder (table 4)",
-    )
-)  # fmt: skip
+@register_model(replace(
+    model_passport("efficient_capsnet"), img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
+    published="151 thousand parameters without the decoder (table 4)",
+))  # fmt: skip
 def efficient_capsnet_smallnorb(
-    *,
-    stem: tuple[tuple[int, int], ...] = SMALLNORB,
-    norm: Literal["batch", "instance"] = "instance",
-    slope: float = 0.3,
-    decoder: bool | str = "upsampling",
-    **options: Any,
-) -> EfficientCapsNet:
+    *, stem: tuple[tuple[int, int], ...] = SMALLNORB, norm: Literal["batch", "instance"] = "instance",
+    slope: float = 0.3, decoder: bool | str = "upsampling", **options: Any,
+) -> EfficientCapsNet:  # fmt: skip
     """The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder."""
     return EfficientCapsNet(stem=stem, norm=norm, slope=slope, decoder=decoder, **options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2101.12491", img_size=(36, 36), in_chans=1, num_classes=10,
-        parameters=2_090_800,
-        published="154 thousand parameters without the decoder; its errors count each digit for a half",
-    )
-)  # fmt: skip
+@register_model(replace(
+    model_passport("efficient_capsnet"), img_size=(36, 36), parameters=2_090_800,
+    published="154 thousand parameters without the decoder; its errors count each digit for a half",
+))  # fmt: skip
 def efficient_capsnet_multimnist(
     *, stem: tuple[tuple[int, int], ...] = MULTIMNIST, edge: int = 1, **options: Any
 ) -> EfficientCapsNet:

@@ -8,6 +8,7 @@ convolutions, for smaller images.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import LogitModel, side_before
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -25,21 +26,16 @@ KERNEL, POSE = 3, 4  # of each convolution; side of the matrices of 2019
 CERTAIN = 1e-6  # the least probability, and the least distance from one, that logits are read from
 
 
-class _Convolved(ImageModel):
+class _Convolved(LogitModel):
     """Batch norm, convolution and SiLU, several times; two channels more say where a pixel is, from -1 to 1."""
-
-    decoder = None
 
     def __init__(
         self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, channels: int,
         strides: tuple[int, ...], **sizes: int,
     ) -> None:  # fmt: skip
-        smallest = 1
-        for stride in reversed(strides):
-            smallest = (smallest - 1) * stride + KERNEL
+        smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         needs = (smallest, f"{len(strides)} convolutions without padding")
         super().__init__(in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes)
-        self.num_classes = num_classes
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         layers: list[nn.Module] = []
         for (below, above), stride in zip(pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True):
@@ -51,30 +47,18 @@ class _Convolved(ImageModel):
 
     def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch c rows columns"]:
         """The map that is routed."""
-        self._check(images)
+        images = self._seen(images)
         rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
         places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 1 or 16]`, and activations in [0, 1]."""
-        raise NotImplementedError
-
+    @abstractmethod
     def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
         """What the probabilities are made of: any numbers."""
-        raise NotImplementedError
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """`logits_of` the capsules of images."""
         return self.logits_of(self.capsules(images))
-
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes."""
-        return full_precision(logits).softmax(dim=1)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the classes, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 class ConvRouting(_Convolved):
@@ -118,9 +102,7 @@ class MatrixRouting(_Convolved):
     """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 29 pixels each with the six convolutions of 2019.
+        num_classes, in_chans, img_size: see `create_model`; at least 29 pixels each with the six convolutions of 2019.
         channels: of each 3x3 convolution.
         strides: of each convolution.
         parts: capsules at each position, and in the layer before the classes.
@@ -165,24 +147,20 @@ class MatrixRouting(_Convolved):
         return capsules.activation.logit(CERTAIN)
 
 
-@register_model(
-    Passport(
-        title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28),
-        in_chans=1, num_classes=10, parameters=163_025,
-        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=163_025,
+    published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+))  # fmt: skip
 def heinsen(**options: Any) -> ConvRouting:
     """A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions."""
     return ConvRouting(**options)
 
 
-@register_model(
-    Passport(
-        title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
-        in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
+    in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
+))  # fmt: skip
 def heinsen_2019(**options: Any) -> MatrixRouting:
     """The network of 2019 for smallNORB: 272 thousand parameters."""
     return MatrixRouting(**options)

@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.functional import safe_norm
-from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.errors import check_known, check_range
+from torchcaps.functional.squash import full_precision, safe_norm
+from torchcaps.models._base import LogitModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import Capsules, ModelSpec
 
@@ -38,13 +37,7 @@ class ShiftNorm(nn.BatchNorm1d):
 
 
 class HomogeneousCaps(nn.Module):
-    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of a parent sees only dimension d of the children.
-
-    Args:
-        children: N.
-        dim: D, of children and parents.
-        parents: K.
-        momentum: of the running statistics.
+    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only dimension d of the children n.
 
     Shapes:
         input `[batch, dim, children]`; output `[batch, dim, parents]`, at least 0. `weight` is
@@ -62,7 +55,7 @@ class HomogeneousCaps(nn.Module):
         return torch.relu(self.norm(torch.einsum("bdn,knd->bdk", x, self.weight)))
 
 
-class HVC(ImageModel):
+class HVC(LogitModel):
     """Convolutions 3x3; homogeneous capsules after some of them; the branches' lengths are normed, weighted and summed.
 
     A capsule is the vector of channels at one position.
@@ -88,8 +81,6 @@ class HVC(ImageModel):
             unknown merge.
     """
 
-    decoder = None
-
     def __init__(
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
         convolutions: int = 9, branches: tuple[int, ...] = (3, 6, 9), merge: Merge = "ones", momentum: float = 0.1,
@@ -99,10 +90,9 @@ class HVC(ImageModel):
         super().__init__(in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes)
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
             raise ValueError(f"branches: expected rising numbers from 1 to {convolutions}, got {list(branches)}")
-        if merge not in get_args(Merge):
-            raise UnknownNameError("merge", merge, get_args(Merge))
+        check_known("merge", merge, get_args(Merge))
         check_range("momentum", momentum, low=0, high=1)
-        self.num_classes, self.branches = num_classes, tuple(branches)
+        self.branches = tuple(branches)
         channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))
         self.convolutions = nn.ModuleList(
             nn.Sequential(nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU())
@@ -123,9 +113,8 @@ class HVC(ImageModel):
 
     def parents(self, images: Float[Tensor, "batch channels height width"]) -> list[Float[Tensor, "batch dim classes"]]:
         """The class capsules of each branch."""
-        self._check(images)
         found: list[Tensor] = []
-        x = 2 * images - 1
+        x = 2 * self._seen(images) - 1
         for number, convolution in enumerate(self.convolutions, start=1):
             x = convolution(x)  # [batch, 16 + 16 number, height - 2 number, width - 2 number]
             if number in self.branches:
@@ -142,27 +131,17 @@ class HVC(ImageModel):
         """What the softmax is taken of, and the cross-entropy."""
         return self.merged(self.parents(images))
 
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes; half precision gives float32."""
-        return full_precision(logits).softmax(dim=1)
-
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 336]` at the published size, and the classes' probabilities."""
         parents = self.parents(images)
         pose = full_precision(torch.cat(parents, dim=1)).transpose(1, 2)
         return Capsules(pose, self.probabilities(self.merged(parents)))
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.probabilities(self.logits(images))
 
-
-@register_model(
-    Passport(
-        title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
-        num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
+))  # fmt: skip
 def hvc(**options: Any) -> HVC:
     """Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing."""
     return HVC(**options)

@@ -7,6 +7,7 @@ images; windows are laid out as their corrected fork does it; images are not sta
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -15,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._base import LogitModel
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
@@ -31,13 +32,11 @@ KERNEL, STRIDES = 3, (2, 1)  # of both layers of convolutional capsules
 SMALLEST = 13  # pixels that leave one position for the last map
 
 
-class InvertedAttentionCaps(ImageModel):
+class InvertedAttentionCaps(LogitModel):
     """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 13 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 13 pixels each.
         backbone: "resnet", fifteen convolutions, or "simple", a single one with stride 2.
         types: capsule types of the primary and of both convolutional layers.
         pose_size: r; poses are r x r matrices. 4 for CIFAR-10, 6 for CIFAR-100.
@@ -55,27 +54,17 @@ class InvertedAttentionCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
-    decoder = None
 
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        backbone: Backbone = "resnet",
-        types: int = 32,
-        pose_size: int = 4,
-        hidden: tuple[int, ...] = (),
-        iterations: int = 2,
-        sequential: bool = False,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *,
+        backbone: Backbone = "resnet", types: int = 32, pose_size: int = 4, hidden: tuple[int, ...] = (),
+        iterations: int = 2, sequential: bool = False,
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "types": types, "pose_size": pose_size}
         super().__init__(in_chans, img_size, (SMALLEST, "two layers of convolutional capsules"), **sizes)
         check_iterations(iterations)
-        if backbone not in get_args(Backbone):
-            raise UnknownNameError("backbone", backbone, get_args(Backbone))
-        self.num_classes, self.types = num_classes, types
+        check_known("backbone", backbone, get_args(Backbone))
+        self.types = types
         dim = pose_size**2
         self.backbone = _backbone(backbone, in_chans)
         self.primary = nn.Conv2d(CHANNELS, types * dim, 1, bias=False)
@@ -94,8 +83,7 @@ class InvertedAttentionCaps(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, r * r]`, and the probabilities of the classes."""
-        self._check(images)
-        features = self.primary(self.backbone(images))  # [batch, types * r * r, 16, 16], for 32x32 images
+        features = self.primary(self.backbone(self._seen(images)))  # [batch, types * r * r, 16, 16], for 32x32 images
         pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
         pose = full_precision(pose)
         classes = self.capsule_layers(Capsules(pose, torch.ones_like(pose[..., 0])))  # 7x7, then 5x5, then none
@@ -108,14 +96,6 @@ class InvertedAttentionCaps(ImageModel):
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """`logits_of` the capsules of images."""
         return self.logits_of(self.capsules(images))
-
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        """Softmax over classes."""
-        return full_precision(logits).softmax(dim=1)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
@@ -135,26 +115,17 @@ def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     return nn.Sequential(*convolution(in_chans, half), *blocks)
 
 
-TITLE = "Capsules with Inverted Dot-Product Attention Routing"
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=1_828_817, published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Capsules with Inverted Dot-Product Attention Routing", year=2020, arxiv="2002.04764", img_size=(32, 32),
+    in_chans=3, num_classes=10, parameters=1_828_817,
+    published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
+))  # fmt: skip
 def inverted_attention(**options: Any) -> InvertedAttentionCaps:
     """The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone."""
     return InvertedAttentionCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="2002.04764", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=70_545, published="none of this size",
-    )
-)  # fmt: skip
+@register_model(replace(model_passport("inverted_attention"), parameters=70_545, published="none of this size"))
 def inverted_attention_small(*, backbone: Backbone = "simple", types: int = 8, **options: Any) -> InvertedAttentionCaps:
     """This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32."""
     return InvertedAttentionCaps(backbone=backbone, types=types, **options)

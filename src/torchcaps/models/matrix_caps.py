@@ -7,17 +7,19 @@ paper in: sizes follow the images; weights, costs and inverse temperatures start
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.functional import receptive_centres, standardise
+from torchcaps.functional import receptive_centres
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
@@ -38,15 +40,13 @@ class MatrixCaps(ImageModel):
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers.
-        pose_size: P; poses are P x P matrices.
-        iterations: of EM routing, in every layer.
         gain: by how much the logit of an activation rises at the start when the votes for a parent come closer by a
             factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
-        bias: add learned vectors to the votes.
         standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
-        impl: "auto", "reference", "numba" or "cpu"; see `torchcaps.ops`.
+        layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them: `pose_size` is 4 and
+            `iterations` 3 unless given, and there may be `bias` and `impl`.
 
     Shapes:
         input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
@@ -57,60 +57,40 @@ class MatrixCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    decoder = None
 
     def __init__(
-        self,
-        num_classes: int = 5,
-        in_chans: int = 2,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        channels: int = 32,
-        primary_types: int = 32,
-        types: tuple[int, int] = (32, 32),
-        pose_size: int = 4,
-        iterations: int = 3,
-        gain: float = 0.5,
-        convention: Convention = "all",
-        coordinates: bool = True,
-        bias: bool = False,
-        standardised: bool = False,
-        impl: str = "auto",
-    ) -> None:
+        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 32,
+        primary_types: int = 32, types: tuple[int, int] = (32, 32), gain: float = 0.5, convention: Convention = "all",
+        coordinates: bool = True, standardised: bool = False, **layer_options: Any,
+    ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
-        height, width = self.img_size
+        self.standardised = standardised
+        options: dict[str, Any] = {"pose_size": 4, "iterations": 3} | layer_options
+        iterations, pose_size = options["iterations"], options["pose_size"]
         check_iterations(iterations)
-        self.num_classes, self.standardised = num_classes, standardised
-        options: dict[str, Any] = {"pose_size": pose_size, "bias": bias, "iterations": iterations, "impl": impl}
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
         kinds = (primary_types, *types)
-        counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(height, width), strict=True)]
-        heats = [
-            temperature(gain, below / above, iterations, pose_size)
-            for below, above in zip(counts, (*counts[1:], num_classes), strict=True)
-        ]
-        self.conv_capsules = nn.Sequential(
-            ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **options | heats[0]),
-            ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **options | heats[1]),
+        counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(*self.img_size), strict=True)]
+        first, second, last = (
+            temperature(gain, below / above, iterations, pose_size) | options
+            for below, above in pairwise([*counts, num_classes])
         )
-        centres = [[c / 100 for c in receptive_centres(side, LAYERS)] for side in (height, width)]
+        self.conv_capsules = nn.Sequential(
+            ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **first),
+            ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **second),
+        )
+        centres = [[c / 100 for c in receptive_centres(side, LAYERS)] for side in self.img_size]
         places = (centres[0], centres[1]) if coordinates else None
-        self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **options | heats[2])
+        self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **last)
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images) if self.standardised else images
-        x = torch.relu(self.conv(x))  # [batch, A, 14, 14], for 32x32 images
+        x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _maps(height: int, width: int) -> list[tuple[int, int]]:
@@ -129,26 +109,16 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
     return {"inverse_temperature": gain / (data * pose_size**2 * rise), "beta_a": gain * LOG_DEVIATION}
 
 
-TITLE = "Matrix capsules with EM routing"
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=316_650,
-        published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Matrix capsules with EM routing", year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5,
+    parameters=316_650, published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
+))  # fmt: skip
 def matrix_caps(**options: Any) -> MatrixCaps:
     """The network of 2018 with A = B = C = D = 32: 310 thousand parameters."""
     return MatrixCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_618,
-        published="smallNORB test error 2.2 %",
-    )
-)  # fmt: skip
+@register_model(replace(model_passport("matrix_caps"), parameters=68_618, published="smallNORB test error 2.2 %"))
 def matrix_caps_small(
     *, channels: int = 64, primary_types: int = 8, types: tuple[int, int] = (16, 16), **options: Any
 ) -> MatrixCaps:

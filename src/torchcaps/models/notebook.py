@@ -22,29 +22,16 @@ _LEFT, _RIGHT = f"{_CELL};text-align:left", f"{_CELL};text-align:right;font-vari
 
 
 class Stage(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: of the module.
-        kind: what it is, in words.
-        output: the shape of what it gives for one image, in words.
-        parameters: numbers that training can change.
-    """
-
-    name: str
-    kind: str
-    output: str
-    parameters: int
+    name: str  # of the module
+    kind: str  # what it is, in words
+    output: str  # the shape of what it gives for one image, in words
+    parameters: int  # numbers that training can change
 
 
 def card(title: str, about: str, *parts: str) -> str:
-    """A title, a line of text and HTML parts under it.
-
-    Args:
-        title: plain text.
-        about: plain text.
-        parts: HTML, made by `facts`, `table` or with `plain` text in it.
-    """
+    """A title and a line, both plain text, and HTML parts under it, made by `facts`, `table` or of `plain` text."""
     head = f"<div><strong>{plain(title)}</strong>" + (f" &middot; {plain(about)}" if about else "") + "</div>"
     return f'<div style="max-width:60em;overflow-x:auto;line-height:1.4">{head}{"".join(parts)}</div>'
 
@@ -89,10 +76,7 @@ def measured_stages(model: Any) -> list[Stage]:
     """What each stage of a classifier gives for one image, measured by one forward pass.
 
     The pass runs through a copy without weights: the model, its mode, its hooks and random numbers are not touched. Of
-    a router, which may be the user's own, the shapes are those that it has to give.
-
-    Args:
-        model: with `in_chans` and `img_size`; a chain of modules is listed one by one.
+    a router, which may be the user's own, the shapes are those that it has to give. A chain is listed one by one.
     """
     bare = _without_weights(model)
     shapes: dict[str, str] = {}
@@ -113,8 +97,7 @@ def measured_stages(model: Any) -> list[Stage]:
 class _Shapes(Router):
     """In place of any router: parents that are all zeros."""
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        del parents
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         _ = votes.bias  # asked for: a router that does not ask refuses layers that have one
         pose = votes.children.pose.new_zeros(1, *votes.field.positions, votes.parents, votes.dim)
         return Routed(pose, pose[..., 0], None)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.models._base import PlainNetwork
 from torchcaps.models._registry import Passport, register_model
 
@@ -25,14 +25,10 @@ SMALLEST = 5  # pixels that leave more than one place, of which batch norm needs
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to what came.
+    """Two 3x3 convolutions with batch norm, the first with the stride, added to what came.
 
-    Args:
-        below: channels that come.
-        above: channels that leave, at least as many.
-        stride: of the first convolution.
-        shortcut: what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
-            parameters; "B" is a 1x1 convolution with batch norm.
+    The shortcut is what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
+    parameters; "B" is a 1x1 convolution with batch norm.
     """
 
     def __init__(self, below: int, above: int, stride: int, shortcut: Shortcut) -> None:
@@ -60,14 +56,9 @@ def convolution(below: int, above: int, stride: int = 1, *, kernel: int = 3, rel
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
-    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`.
-
-    Raises:
-        ValueError: for sizes below one. UnknownNameError: (a ValueError) for another shortcut.
-    """
+    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`."""
     check_range("width", width, low=1)
-    if shortcut not in get_args(Shortcut):
-        raise UnknownNameError("shortcut", shortcut, get_args(Shortcut))
+    check_known("shortcut", shortcut, get_args(Shortcut))
     widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
     blocks = [ResidualBlock(below, above, 1 if below == above else 2, shortcut) for below, above in pairwise(widths)]
     return nn.Sequential(convolution(in_chans, width), *blocks)
@@ -77,9 +68,7 @@ class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
 
     Args:
-        num_classes: at least 1.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 5 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each.
         width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
         shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
         several: see `CNN`.
@@ -108,12 +97,10 @@ class ResNet(PlainNetwork):
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
 
 
-@register_model(
-    Passport(
-        title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32),
-        in_chans=3, num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32), in_chans=3,
+    num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
+))  # fmt: skip
 def resnet20(**options: Any) -> ResNet:
     """The network of 20 layers for CIFAR-10: 270 thousand parameters."""
     return ResNet(**options)

@@ -16,10 +16,9 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.functional import squash_with_length, standardise
+from torchcaps.errors import UnknownNameError, check_known, check_range
 from torchcaps.functional.fields import Everything, Windows
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.models._base import ImageModel, PlainNetwork
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.matrix_caps import temperature
@@ -36,13 +35,8 @@ EM_GAIN, PARENT_LENGTH = 0.5, 0.4  # at the start
 
 
 def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
-    """What comes before the head, its channels, and how often it halves the map.
-
-    Raises:
-        UnknownNameError: (a ValueError) for another backbone.
-    """
-    if backbone not in get_args(Backbone):
-        raise UnknownNameError("backbone", backbone, get_args(Backbone))
+    """What comes before the head, its channels, and how often it halves the map."""
+    check_known("backbone", backbone, get_args(Backbone))
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
     layers, below = list[nn.Module](), in_chans
@@ -92,11 +86,7 @@ class PlainHeadNetwork(PlainNetwork):
 class BranchedPrimaryCaps(nn.Module):
     """3x3 convolutions with batch norm, one for poses and one for activations, which are apart from each other.
 
-    Args:
-        channels: of the feature map.
-        types: capsules at each place.
-        dim: of a pose.
-        squashed: have no branch for activations: poses are squashed, and their lengths are it.
+    There is none for activations with `squashed`: poses are squashed, and their lengths are it.
 
     Shapes:
         input `[batch, channels, height, width]`; output Capsules with pose `[batch, height, width, types, dim]` and
@@ -122,9 +112,7 @@ class SRCapsNet(ImageModel):
     """Backbone -> primary capsules -> (depth 2: a convolution of capsules) -> class capsules, by one routing.
 
     Args:
-        num_classes: class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 5 pixels each, and twice as many for each further
+        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each, and twice as many for each further
             convolution of stride 2.
         routing: "self_routing", "dynamic" or "em".
         depth: layers of routed capsules, 1 or 2.
@@ -144,22 +132,11 @@ class SRCapsNet(ImageModel):
             layer of self-routing.
     """
 
-    decoder = None
-
     def __init__(
-        self,
-        num_classes: int = 10,
-        in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
-        *,
-        routing: CapsuleHead = "self_routing",
-        depth: int = 1,
-        backbone: Backbone = "resnet20",
-        types: int = TYPES,
-        dim: int = DIM,
-        uniform: bool = False,
-        standardised: bool = False,
-    ) -> None:
+        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *,
+        routing: CapsuleHead = "self_routing", depth: int = 1, backbone: Backbone = "resnet20", types: int = TYPES,
+        dim: int = DIM, uniform: bool = False, standardised: bool = False,
+    ) -> None:  # fmt: skip
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
             raise ValueError(
@@ -169,7 +146,7 @@ class SRCapsNet(ImageModel):
         super().__init__(
             in_chans, img_size, _needs(halvings + depth - 1), num_classes=num_classes, types=types, dim=dim
         )
-        self.num_classes, self.standardised, self.trunk = num_classes, standardised, layers
+        self.standardised, self.trunk = standardised, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None
         if depth == 2:
@@ -188,9 +165,9 @@ class SRCapsNet(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images).to(images.dtype) if self.standardised else images
-        capsules = self.primary(self.trunk(x))  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        capsules = self.primary(
+            self.trunk(self._seen(images))
+        )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
         if self.conv_capsules is not None:
             capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
             if self.norm is not None:
@@ -203,17 +180,9 @@ class SRCapsNet(ImageModel):
         flat = pose.flatten(3).permute(0, 3, 1, 2).to(norm.weight.dtype)
         return full_precision(norm(flat)).permute(0, 2, 3, 1).unflatten(3, pose.shape[3:])
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
-
 
 def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, primary: bool) -> RoutedLayer:
-    """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices.
-
-    Raises:
-        UnknownNameError: (a ValueError) for another routing.
-    """
+    """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices."""
     if routing == "dynamic":  # normed poses are about one long when squashed, not a tenth
         std = PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5 if primary else None
         return RoutedLayer(LinearVotes(sizes, init_std=std), routing, field)
@@ -230,12 +199,10 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
     return layer
 
 
-@register_model(
-    Passport(
-        title="Self-Routing Capsule Networks", year=2019, arxiv="", img_size=(32, 32), in_chans=3, num_classes=10,
-        parameters=931_664, published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Self-Routing Capsule Networks", year=2019, arxiv="", img_size=(32, 32), in_chans=3, num_classes=10,
+    parameters=931_664, published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
+))  # fmt: skip
 def sr_capsnet(*, head: PlainHead | CapsuleHead = "self_routing", **options: Any) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
     if head in get_args(PlainHead):

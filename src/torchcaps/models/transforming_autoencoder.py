@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_shape
+from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
@@ -73,21 +73,12 @@ class TransformingAutoencoder(ImageModel):
     spec = ModelSpec(pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction")
 
     def __init__(
-        self,
-        in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
-        *,
-        capsules: int = 30,
-        recognition: int = 10,
-        generation: int = 20,
-        pose: Pose = "translation",
-        constrained: bool = False,
-        bounded: bool = False,
-    ) -> None:
+        self, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, capsules: int = 30, recognition: int = 10,
+        generation: int = 20, pose: Pose = "translation", constrained: bool = False, bounded: bool = False,
+    ) -> None:  # fmt: skip
         sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
         super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
-        if pose not in get_args(Pose):
-            raise UnknownNameError("pose", pose, get_args(Pose))
+        check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
         self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded
@@ -198,12 +189,10 @@ class TransformingAutoencoder(ImageModel):
         return self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
 
 
-@register_model(
-    Passport(
-        title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
-        parameters=1_914_210, published="pictures only",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
+    parameters=1_914_210, published="pictures only",
+))  # fmt: skip
 def transforming_autoencoder(*, num_classes: int = 0, recognition: int = 60, **options: Any) -> TransformingAutoencoder:
     """The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
 

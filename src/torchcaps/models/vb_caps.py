@@ -8,6 +8,7 @@ is the spread loss, where theirs is cross-entropy of activations.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.functional import standardise
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._base import ImageModel, side_after
+from torchcaps.models._registry import Passport, model_passport, register_model
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
-from torchcaps.nn.vb import Covariance
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 POSE = 4  # poses are 4 x 4 matrices
@@ -33,12 +32,6 @@ SMALLEST = 17  # pixels that leave one position for the last map
 
 class NormalisedPrimaryCaps(nn.Module):
     """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over its activations' logits.
-
-    Args:
-        in_channels: channels of the feature map.
-        types: B, capsule types.
-        kernel_size: of the convolution.
-        stride: of the convolution.
 
     Shapes:
         input `[batch, in_channels, height, width]`; output Capsules with pose `[batch, height, width, types, 16]` and
@@ -74,12 +67,9 @@ class VBCaps(ImageModel):
             from a 3 x 3 convolution of stride 2, and each has a matrix of its own for every class.
         convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
             sizes of the paper's networks are those of 3.
-        iterations: of VB routing, in every layer; 1 is equal couplings.
-        covariance: "diagonal" or "full"; this, `weighted` and `outlier` are those of `nn.VariationalBayes`.
-        weighted: multiply the entropy of a parent by its data.
-        outlier: log density of "none of the above".
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
+        routing_options: of `nn.VariationalBayes`, in every layer, such as `iterations=1`, which is equal couplings.
 
     Shapes:
         input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
@@ -91,28 +81,23 @@ class VBCaps(ImageModel):
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
-    decoder = None
 
     def __init__(
         self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 64,
-        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1, iterations: int = 3,
-        covariance: Covariance = "diagonal", weighted: bool = False, outlier: float | None = None,
-        convention: Convention = "all", standardised: bool = False,
+        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1,
+        convention: Convention = "all", standardised: bool = False, **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         what = "a convolution and the layers of capsules"
         super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
         if len(types) not in (0, len(LAYERS)):
             raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
-        self.num_classes, self.standardised = num_classes, standardised
-        routing: dict[str, Any] = {
-            "routing": "vb", "iterations": iterations, "covariance": covariance, "weighted": weighted,
-            "outlier": outlier, "normalised": True,
-        }  # fmt: skip
+        self.standardised = standardised
+        routing: dict[str, Any] = {"routing": "vb", "normalised": True} | routing_options
         self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
         self.primary = NormalisedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
         self.conv_capsules = nn.Sequential()
-        rows, columns = _map(self.img_size, (STEM, *LAYERS[: len(types) or 1]))
+        rows, columns = (side_after(side, (STEM, *LAYERS[: len(types) or 1])) for side in self.img_size)
         if not types:
             votes = MatrixVotes(LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2))
             self.class_capsules = _drawn(RoutedLayer(votes, field=Everything, **routing), rows * columns)
@@ -124,20 +109,14 @@ class VBCaps(ImageModel):
             self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
             below = above
         centres = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
-        places = (centres[0], centres[1])
-        self.class_capsules = _drawn(ClassCaps(below, num_classes, pose_size=POSE, centres=places, **routing))
+        routing |= {"centres": centres, "pose_size": POSE}
+        self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
-        self._check(images)
-        x = standardise(images).to(images.dtype) if self.standardised else images
-        x = self.stem(x)  # [batch, A, 14, 14], for 32x32 images
+        x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Activations of the class capsules, in [0, 1]; not logits."""
-        return self.capsules(images).activation
 
 
 def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
@@ -161,34 +140,16 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     return layer
 
 
-def _map(size: tuple[int, int], layers: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Rows and columns of the last map of these layers."""
-    height, width = size
-    for kernel, stride in layers:
-        height, width = ((side - kernel) // stride + 1 for side in (height, width))
-    return height, width
-
-
-TITLE = "Capsule Routing via Variational Bayes"
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=68_640,
-        published="smallNORB test accuracy 98.7 %",
-    )
-)  # fmt: skip
+@register_model(Passport(
+    title="Capsule Routing via Variational Bayes", year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2,
+    num_classes=5, parameters=68_640, published="smallNORB test accuracy 98.7 %",
+))  # fmt: skip
 def vb_caps(**options: Any) -> VBCaps:
     """Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters."""
     return VBCaps(**options)
 
 
-@register_model(
-    Passport(
-        title=TITLE, year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2, num_classes=5, parameters=206_144,
-        published="smallNORB test accuracy 97.1 %",
-    )
-)  # fmt: skip
+@register_model(replace(model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %"))
 def vb_caps_small(*, primary_types: int = 16, types: tuple[int, ...] = (), **options: Any) -> VBCaps:
     """Two layers of capsules, primary ones and classes, in the authors' code "tiny"."""
     return VBCaps(primary_types=primary_types, types=types, **options)

@@ -44,13 +44,9 @@ class FullyConnectedDecoder(nn.Module):
     """
 
     def __init__(
-        self,
-        num_capsules: int,
-        pose_dim: int,
-        image_shape: tuple[int, int, int],
-        *,
+        self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int], *,
         hidden: tuple[int, int] = (512, 1024),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.image_shape = image_shape
         self.layers = nn.Sequential(
@@ -68,13 +64,7 @@ class FullyConnectedDecoder(nn.Module):
 class UpsamplingDecoder(nn.Module):
     """A small map, doubled in size three times, with a 3x3 convolution after each, and one more that draws.
 
-    Args:
-        num_capsules: class capsules.
-        pose_dim: dimensions of each.
-        image_shape: (channels, height, width) of the image to draw.
-
-    Shapes:
-        input: masked poses `[batch, num_capsules, pose_dim]`; output `[batch, channels, height, width]` in [0, 1].
+    Arguments and shapes are those of `FullyConnectedDecoder`.
     """
 
     def __init__(self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int]) -> None:

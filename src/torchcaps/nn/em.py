@@ -40,21 +40,14 @@ class EMRouting(Router):
     any_size = True
 
     def __init__(
-        self,
-        iterations: int = 3,
-        *,
-        inverse_temperature: float | Sequence[float] = 0.01,
-        beta_u: float = 0.0,
-        beta_a: float = 0.0,
-        impl: ops.Impl = "auto",
-    ) -> None:
+        self, iterations: int = 3, *, inverse_temperature: float | Sequence[float] = 0.01, beta_u: float = 0.0,
+        beta_a: float = 0.0, impl: ops.Impl = "auto",
+    ) -> None:  # fmt: skip
         super().__init__()
         check_iterations(iterations)
         self.iterations, self.impl = iterations, impl
         self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
-        self.start = (beta_u, beta_a)
-        self.beta_u, self.beta_a = (nn.Parameter(torch.empty(1)) for _ in range(2))
-        self.reset_parameters()
+        self.beta_u, self.beta_a = (nn.Parameter(torch.full((1,), float(value))) for value in (beta_u, beta_a))
 
     def build(self, sizes: LayerSizes) -> None:
         """One pair of costs for each parent."""
@@ -64,14 +57,8 @@ class EMRouting(Router):
             )
         super().build(sizes)
 
-    def reset_parameters(self) -> None:
-        """Set both costs to where they start."""
-        for beta, value in zip((self.beta_u, self.beta_a), self.start, strict=True):
-            nn.init.constant_(beta, value)
-
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Procedure 1 of the paper."""
-        del parents
         # Of equal couplings every M-step is the first one, and the last one's temperature tells.
         heat = self.inverse_temperature[-1:] if votes.settle() else self.inverse_temperature
         beta_u, beta_a = (beta.expand(votes.parents) for beta in (self.beta_u, self.beta_a))

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
@@ -36,8 +36,7 @@ class Heinsen2022(Router):
 
     def __init__(self, iterations: int = 2) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
         """The paper's parameters, at the authors' start."""
@@ -49,9 +48,8 @@ class Heinsen2022(Router):
         for name in ("beta_use", "beta_ignore"):
             setattr(self, name, nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m)))
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Algorithm 1: y_j = sum_i phi_ij V_ij."""
-        del parents
         x, learned = full_precision(votes.pose), {k: full_precision(p) for k, p in self.named_parameters()}
         W_A, B_A, W_S, B_S = (_each(votes, learned[name]) for name in ("W_A", "B_A", "W_S", "B_S"))
         use, ignore = (self._beta(votes, x, learned, name) for name in ("beta_use", "beta_ignore"))
@@ -93,17 +91,15 @@ class Heinsen2019(Router):
 
     def __init__(self, iterations: int = 3) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
         """Vectors that are added to the votes, and the benefit and cost of each child; all start at zero."""
         self.B = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.dim))
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(sizes.children, sizes.parents)) for _ in range(2))
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Algorithm 1, some samples at a time; the logits of the parents are told beside the activations."""
-        del parents
         B, use, ignore = (full_precision(_each(votes, p)) for p in (self.B, self.beta_use, self.beta_ignore))
         B = B if votes.bias is None else B + votes.bias
         mu, a, R = ops.in_blocks(lambda part: self._explain(part, B, use, ignore), votes)
@@ -156,8 +152,7 @@ class RoutingHead(nn.Module):
         iterations: int = 2,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, value in {"dim": dim, "classes": classes, "length": 1 if length is None else length}.items():
-            check_range(name, value, low=1)
+        check_positive(dim=dim, classes=classes, length=1 if length is None else length)
         self.dim, self.length, counts = dim, length, (length or 1, *hidden, classes)
         self.norm = nn.LayerNorm(dim)
         sizes = [LayerSizes(n, dim, m, dim) for n, m in zip(counts, hidden, strict=False)]

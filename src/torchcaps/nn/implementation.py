@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from torchcaps import ops
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 
 
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
@@ -23,8 +23,7 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     Raises:
         ValueError: for an unknown name, or one that no layer of this model knows.
     """
-    if impl not in ops.IMPLS:
-        raise UnknownNameError("impl", impl, ops.IMPLS)
+    check_known("impl", impl, ops.IMPLS)
     modules: list[Any] = list(model.modules())
     layers = [m for m in modules if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
     if not layers:

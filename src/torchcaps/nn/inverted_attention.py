@@ -33,8 +33,7 @@ class InvertedAttention(Router):
 
     def __init__(self, iterations: int = 2) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
         """A LayerNorm over the dimensions of a parent; a single number is left as it is."""

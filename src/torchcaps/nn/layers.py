@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range, check_shape
+from torchcaps.errors import check_known, check_positive, check_range, check_shape
 from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
 from torchcaps.functional.geometry import coordinate_addition
 from torchcaps.nn.routed import RoutedLayer
@@ -47,8 +47,7 @@ class CapsuleLinear(RoutedLayer):
         **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
-        for name, value in sizes.items():
-            check_range(name, value, low=1)
+        check_positive(**sizes)
         votes = LinearVotes(LayerSizes(*sizes.values()), bias=bias, init_std=init_std)
         super().__init__(votes, routing, **routing_options)
         self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = sizes.values()
@@ -57,11 +56,6 @@ class CapsuleLinear(RoutedLayer):
         """Raise ValueError unless these are so many children without places."""
         axes = ("batch", "children", "dim")
         check_shape("children", children.pose, axes, children=self.in_capsules, dim=self.in_dim)
-
-    def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        sizes = f"{self.in_capsules}, {self.in_dim}, {self.out_capsules}, {self.out_dim}"
-        return f"{sizes}, bias={self.bias is not None}"
 
 
 class ConvCaps(RoutedLayer):
@@ -101,12 +95,10 @@ class ConvCaps(RoutedLayer):
         routing: str | nn.Module | RouteFunction = "em", pose_size: int | tuple[int, int] = 4,
         convention: Convention | None = None, bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
-        for name, value in (("in_types", in_types), ("out_types", out_types), ("kernel_size", kernel_size)):
-            check_range(name, value, low=1)
-        check_range("stride", stride, low=1)
+        check_positive(in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride)
         check_range("padding", padding, low=0, high=kernel_size - 1)
-        if convention is not None and convention not in CONVENTIONS:
-            raise UnknownNameError("convention", convention, CONVENTIONS)
+        if convention is not None:
+            check_known("convention", convention, CONVENTIONS)
         router = create_router(routing, **routing_options)
         chosen = convention or router.convention
         windows = self._windows(kernel_size, stride, chosen == "type")
@@ -127,10 +119,10 @@ class ConvCaps(RoutedLayer):
         check_shape("children", children.pose, axes, types=self.in_types, dim=self.votes.sizes.in_dim)
 
     def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        sizes = f"{self.in_types}, {self.votes.sizes.parents}, {self.kernel_size}, stride={self.stride}"
+        """Sizes of the layer and its windows."""
         padding = f", padding={self.padding}" if self.padding else ""
-        return f"{sizes}{padding}, convention={self.convention!r}, bias={self.bias is not None}"
+        windows = f"kernel_size={self.kernel_size}, stride={self.stride}{padding}, convention={self.convention!r}"
+        return f"{super().extra_repr()}, {windows}"
 
 
 class TransposedConvCaps(ConvCaps):
@@ -178,8 +170,7 @@ class ClassCaps(RoutedLayer):
         indices: tuple[int, int] | None = None, bias: bool = False, init_std: float | None = None,
         **routing_options: Any,
     ) -> None:  # fmt: skip
-        for name, value in (("in_types", in_types), ("classes", classes)):
-            check_range(name, value, low=1)
+        check_positive(in_types=in_types, classes=classes)
         places = None
         if centres is not None:
             size = pose_size if isinstance(pose_size, int) else None
@@ -204,11 +195,6 @@ class ClassCaps(RoutedLayer):
         if self.centres is not None:
             sizes |= {"height": self.centres.shape[0], "width": self.centres.shape[1]}
         check_shape("children", children.pose, axes, **sizes)
-
-    def extra_repr(self) -> str:
-        """Sizes, as the constructor takes them."""
-        added = "with" if self.centres is not None else "without"
-        return f"{self.in_types}, {self.votes.sizes.parents}, {added} coordinates, bias={self.bias is not None}"
 
 
 def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:

@@ -6,7 +6,6 @@ arXiv 1904.09546, and the authors' code. Letters: i child types, j parent types,
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -40,12 +39,10 @@ class MapRouting(Router):
 
     def __init__(self, iterations: int = 3, *, local: bool = False) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations, self.local = iterations, local
+        self.iterations, self.local = check_iterations(iterations), local
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """The steps in turn."""
-        del parents
         bias, k = votes.bias, votes.share()
         b = torch.zeros_like(k)
         for left in reversed(range(self.passes)):
@@ -86,17 +83,10 @@ def apart(height: int, width: int) -> Everything:
 
 
 class KernelVotes(nn.Module):
-    """The K x K window of a child type's map votes as one child, by a kernel that all child types share.
+    """The K x K window of a child type's map votes as one child, by a kernel that all child types share; K is odd.
 
-    Args:
-        sizes: of the layer; the children are the types of the map.
-        kernel_size: K, odd; the map keeps its size.
-
-    Shapes:
-        `weight` is `[parents * dim, in_dim, K, K]`, `bias` `[parents, dim]`.
-
-    Raises:
-        ValueError: for sizes below one, or an even kernel.
+    The map keeps its size. `weight` is `[parents * dim, in_dim, K, K]`, `bias` `[parents, dim]`. ValueError for sizes
+    below one, or an even kernel.
     """
 
     def __init__(self, sizes: LayerSizes, kernel_size: int = 3) -> None:
@@ -128,7 +118,6 @@ class _Convolved(Votes):
 
     def _made(self) -> Float[Tensor, "batch height width i j d"]:
         maps = bounded(self.pose.to(self.weight.dtype), FACTOR).permute(0, 3, 4, 1, 2)  # [batch, i, in_dim, *space]
-        device = self.weight.device.type
-        with torch.autocast(device, self.cast) if self.cast else nullcontext():
+        with self._casting():
             votes = F.conv2d(maps.flatten(0, 1), self.weight, padding=self.weight.shape[-1] // 2)
         return votes.view(*maps.shape[:2], self.parents, self.dim, *maps.shape[3:]).permute(0, 4, 5, 1, 2, 3)

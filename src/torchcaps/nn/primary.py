@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import ops
-from torchcaps.errors import UnknownNameError, check_range
-from torchcaps.functional import squash_with_length
-from torchcaps.functional.squash import full_precision
+from torchcaps.errors import check_known, check_positive
+from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.types import Capsules
 
 Grouping = Literal["position", "flat"]
@@ -66,8 +65,7 @@ class PrimaryCaps(nn.Module):
         grouping: Grouping = "position",
     ) -> None:  # fmt: skip
         super().__init__()
-        if grouping not in get_args(Grouping):
-            raise UnknownNameError("grouping", grouping, get_args(Grouping))
+        check_known("grouping", grouping, get_args(Grouping))
         self.grouping = grouping
         self.types, self.dim = types, dim
         self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
@@ -84,14 +82,8 @@ class WholeMapConv2d(nn.Conv2d):
     """A depthwise convolution whose kernel is as large as its map: one number for each channel.
 
     It is computed as a sum of products, in full precision: torch's gradient of this convolution takes several times as
-    long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet.
-
-    Args:
-        channels: of the map.
-        kernel_size: height and width; rows and columns of the map beyond it are left out.
-
-    Shapes:
-        input `[batch, channels, height, width]`; output `[batch, channels]`. `weight` is `[channels, 1, *kernel_size]`.
+    long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet. Rows and columns beyond the kernel are
+    left out. `weight` is `[channels, 1, *kernel_size]`.
     """
 
     def __init__(self, channels: int, kernel_size: tuple[int, int]) -> None:
@@ -121,8 +113,7 @@ class MatrixPrimaryCaps(nn.Module):
 
     def __init__(self, in_channels: int, types: int, pose_size: int = 4) -> None:
         super().__init__()
-        for name, value in (("in_channels", in_channels), ("types", types), ("pose_size", pose_size)):
-            check_range(name, value, low=1)
+        check_positive(in_channels=in_channels, types=types, pose_size=pose_size)
         self.types, self.pose_dim = types, pose_size**2
         self.pose = nn.Conv2d(in_channels, types * self.pose_dim, 1, bias=False)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=False)

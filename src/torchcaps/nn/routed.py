@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_floating, check_range, check_shape
-from torchcaps.functional import safe_norm
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Everything, Field
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import RouteFunction, Router, create_router
 from torchcaps.types import Capsules, Routed
@@ -141,6 +140,11 @@ class RoutedLayer(nn.Module):
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless the children fit this layer, before anything else is tried."""
         check_shape("children", children.pose, ("*batch", "types", "dim"), dim=self.votes.sizes.in_dim)
+
+    def extra_repr(self) -> str:
+        """Sizes of the layer."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())
+        return f"{sizes}, bias={getattr(self.votes, 'bias', None) is not None}"
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled layer does not write to its original's recorder."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops, plugins
-from torchcaps.errors import NoAblationError, UnknownNameError, check_range
+from torchcaps.errors import NoAblationError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import Over, ProductVotes, Votes, as_votes
@@ -41,8 +41,7 @@ def list_routers() -> list[str]:
 def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> Router:
     """A router from a name with options, from a router module, or from a function `(votes, activation) -> Routed`.
 
-    Raises:
-        ValueError: for an unknown name. TypeError: for an option that this router does not take.
+    ValueError for an unknown name, TypeError for an option that this router does not take.
     """
     if isinstance(routing, str):
         kind = plugins.find("routing", routing, _ROUTERS)
@@ -59,12 +58,13 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
 
 
-def check_iterations(iterations: int) -> None:
-    """Raise ValueError unless a layer may have this number of iterations, from 1 to 100; TypeError for no int."""
+def check_iterations(iterations: int) -> int:
+    """The number, if a layer may have so many iterations, from 1 to 100; ValueError if not, TypeError for no int."""
     if isinstance(iterations, bool) or not isinstance(iterations, int):
         raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
     check_range("iterations", iterations, low=1)
     check_range("iterations", iterations, high=MOST_ITERATIONS)
+    return iterations
 
 
 class Router(nn.Module):
@@ -95,11 +95,7 @@ class Router(nn.Module):
     fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
 
     def build(self, sizes: LayerSizes) -> None:
-        """Take the sizes of the layer that this router belongs to; a layer calls it once.
-
-        Raises:
-            ValueError: if the router belongs to a layer of other sizes.
-        """
+        """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
         if self.sizes is not None and self.sizes != sizes:
             raise ValueError(
                 f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
@@ -112,11 +108,9 @@ class Router(nn.Module):
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
-        self,
-        votes: Votes | Float[Tensor, "*batch children parents dim"],
-        activation: Float[Tensor, "*batch children"] | None = None,
-        parents: Capsules | None = None,
-    ) -> Routed:
+        self, votes: Votes | Float[Tensor, "*batch children parents dim"],
+        activation: Float[Tensor, "*batch children"] | None = None, parents: Capsules | None = None,
+    ) -> Routed:  # fmt: skip
         """Route, in full precision under any autocast.
 
         Args:
@@ -158,11 +152,7 @@ class Router(nn.Module):
         return self._ablated((seed, scale))
 
     def stopped(self, iterations: int) -> Router:
-        """This router, stopped after so many iterations where it has more.
-
-        Raises:
-            ValueError: for fewer than one iteration.
-        """
+        """This router, stopped after so many iterations, at least 1, where it has more."""
         check_range("iterations", iterations, low=1)
         if iterations >= self.passes:
             return self
@@ -211,20 +201,16 @@ class DynamicRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        check_iterations(iterations)
-        if over not in get_args(Over):
-            raise UnknownNameError("over", over, get_args(Over))
-        self.iterations, self.leaky, self.detach, self.over, self.impl = iterations, leaky, detach, over, impl
+        check_known("over", over, get_args(Over))
+        self.iterations, self.leaky, self.detach = check_iterations(iterations), leaky, detach
+        self.over, self.impl = over, impl
         self.coupling = "shares" if over == "parents" else "free"
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
-        del parents
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
-            return functional.dynamic_routing(
-                votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over
-            )  # fmt: skip
+            return functional.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over)
         return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
 
 
@@ -258,9 +244,8 @@ class RandomRouting(Router):
         functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
         self.seed, self.scale, self.impl = seed, scale, impl
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
-        del parents
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
         if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
             return functional.random_routing(votes, self.seed, scale=self.scale)
@@ -283,9 +268,8 @@ class FunctionRouter(Router):
         super().__init__()
         self.function = function
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """Call the function."""
-        del parents
         return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
 
     def describe(self) -> str:

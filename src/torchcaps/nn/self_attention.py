@@ -49,17 +49,10 @@ class SelfAttention(Router):
 
     def learn(self, sizes: LayerSizes) -> None:
         """One number for each child and parent."""
-        self.prior = nn.Parameter(torch.empty(sizes.children, sizes.parents))
-        self.reset_parameters()
+        self.prior = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
-    def reset_parameters(self) -> None:
-        """Set the prior to zero."""
-        if self.sizes is not None:
-            nn.init.zeros_(self.prior)
-
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """FCCaps of the authors' code."""
-        del parents
         u, B = votes.dense(), votes.per_child(full_precision(self.prior))
         here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum
         # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.

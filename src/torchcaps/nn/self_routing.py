@@ -33,9 +33,8 @@ class SelfRouting(Router):
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """a_j and u_j of the paper, in one pass."""
-        del parents
         u = bounded(full_precision(votes.pose), FACTOR)
         W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))
         c = votes.share(torch.einsum("...id,ijd->...ij", u, W_route) + b)
@@ -67,8 +66,7 @@ def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
 class PoseVotes(nn.Module):
     """`vote_ij = pose_i`, the same for every parent, without matrices: for a layer that only chooses.
 
-    Raises:
-        ValueError: for `sizes` below one, or parents of other dimensions than the children.
+    ValueError for `sizes` below one, or parents of other dimensions than the children.
     """
 
     bias = None

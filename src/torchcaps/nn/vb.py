@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, check_iterations, register_router
@@ -56,8 +56,7 @@ class VariationalBayes(Router):
     ) -> None:  # fmt: skip
         super().__init__()
         check_iterations(iterations)
-        if covariance not in get_args(Covariance):
-            raise UnknownNameError("covariance", covariance, get_args(Covariance))
+        check_known("covariance", covariance, get_args(Covariance))
         self.iterations, self.covariance, self.weighted, self.outlier = iterations, covariance, weighted, outlier
         self.normalised, self.leaky = normalised, outlier is not None
 
@@ -68,9 +67,8 @@ class VariationalBayes(Router):
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """The updates in turn. Parents come before children here, so that sums over children are matrix products."""
-        del parents
         V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
         V, a, D = V.transpose(-3, -2), votes.activation.unsqueeze(-1), votes.dim
         if self.covariance == "diagonal":

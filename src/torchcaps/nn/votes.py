@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -179,13 +179,8 @@ class _Factorised(Votes):
 
 
 def checked(sizes: LayerSizes) -> LayerSizes:
-    """The sizes.
-
-    Raises:
-        TypeError: for anything but sizes. ValueError: for one below 1.
-    """
+    """The sizes; TypeError for anything else, ValueError for one below 1."""
     if not isinstance(sizes, LayerSizes):
         raise TypeError(f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}")
-    for name, value in zip(LayerSizes._fields, sizes, strict=True):
-        check_range(name, value, low=1)
+    check_positive(**sizes._asdict())
     return sizes

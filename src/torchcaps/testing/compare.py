@@ -81,11 +81,7 @@ def assert_gradients(
 ) -> None:
     """Raise PropertyError unless in float64 the gradients of inputs and parameters equal finite differences.
 
-    Args:
-        module: small; it becomes float64.
-        inputs: what `given` makes the module's argument of.
-        given: takes the inputs.
-        found: takes the module's outcome and gives its tensors.
+    The module, small, becomes float64; `given` makes its argument of the inputs, and `found` tensors of its outcome.
     """
     module, count = module.double(), len(inputs)
     names = [name for name, _ in module.named_parameters()]

@@ -80,18 +80,13 @@ def em_routing(
 
 
 def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
-    """lambda of each iteration: the authors' schedule towards a number, or the numbers given.
-
-    Raises:
-        ValueError: for fewer than one iteration, or another number of values than iterations.
-    """
+    """lambda of each iteration: the authors' schedule towards a number, or the numbers given, if they are as many."""
     check_range("iterations", iterations, low=1)
     if isinstance(inverse_temperature, int | float):
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
-        raise ValueError(
-            f"inverse_temperature: expected a number or {iterations} of them, got {len(inverse_temperature)}"
-        )
+        found = len(inverse_temperature)
+        raise ValueError(f"inverse_temperature: expected a number or {iterations} of them, got {found}")
     return list(inverse_temperature)
 
 
