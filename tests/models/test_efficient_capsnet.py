@@ -168,3 +168,23 @@ def test_it_is_exported():
     for batch in (4, 7):
         other = torch.rand(batch, 1, 28, 28)
         torch.testing.assert_close(program.module()(other), model(other))
+
+
+def test_channels_of_the_stem():
+    stem = [[5, 2, 4], [3, 1, 8], [3, 1, 8], [3, 2, 16]]
+    model = tc.create_model("efficient_capsnet", stem=stem, decoder=False)
+    assert [layer.out_channels for layer in model.stem if isinstance(layer, torch.nn.Conv2d)] == [4, 8, 8, 16]
+    assert model.class_capsules.weight.shape == (2, 10, 16, 8)
+    assert model(torch.rand(3, 1, 28, 28)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("stem", "complaint"),
+    [
+        ([[5, 2], [3, 1]], "stem: expected 4 convolutions, got 2"),
+        ([[5, 2], [3, 1], [3, 1], [3, 2, 12]], "stem: expected a multiple of 8 as the last channels, got 12"),
+    ],
+)
+def test_a_stem_that_fits_nothing_is_refused(stem, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        tc.create_model("efficient_capsnet", stem=stem)

@@ -38,7 +38,8 @@ class EfficientCapsNet(DrawingModel):
 
     Args:
         num_classes, in_chans, img_size: see `create_model`.
-        stem: (kernel, stride) of each of the four convolutions, which have no padding.
+        stem: (kernel, stride) of each of the four convolutions, which have no padding, or (kernel, stride, channels);
+            the last channels are a multiple of 8.
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
             whose 5x5 kernel steps over a 6x6 map in twos.
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
@@ -59,20 +60,26 @@ class EfficientCapsNet(DrawingModel):
 
     def __init__(
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
-        stem: tuple[tuple[int, int], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
+        stem: tuple[tuple[int, ...], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
         decoder: bool | str = True, **layer_options: Any,
     ) -> None:  # fmt: skip
-        smallest = side_before(max(LEAST, 1 + edge), stem)
+        if len(stem) != len(CHANNELS):
+            raise ValueError(f"stem: expected {len(CHANNELS)} convolutions, got {len(stem)}")
+        windows = [(kernel, stride) for kernel, stride, *_ in stem]
+        smallest = side_before(max(LEAST, 1 + edge), windows)
         super().__init__(in_chans, img_size, (smallest, "the five convolutions"), num_classes=num_classes)
+        channels = [sizes[2] if len(sizes) > 2 else usual for sizes, usual in zip(stem, CHANNELS, strict=True)]
+        if channels[-1] % PRIMARY_DIM:
+            raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {channels[-1]}")
         layers = list[nn.Module]()
-        for below, above, sizes in zip((in_chans, *CHANNELS), CHANNELS, stem, strict=False):
+        for below, above, sizes in zip((in_chans, *channels), channels, windows, strict=False):
             between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
             layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
-        height, width = (side_after(side, stem) - edge for side in self.img_size)
-        self.primary = WholeMapConv2d(CHANNELS[-1], (height, width))
-        children = CHANNELS[-1] // PRIMARY_DIM
+        height, width = (side_after(side, windows) - edge for side in self.img_size)
+        self.primary = WholeMapConv2d(channels[-1], (height, width))
+        children = channels[-1] // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
         layer_options = {"routing": "self_attention", "init_std": std} | layer_options
         self.class_capsules = CapsuleLinear(children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options)
@@ -140,7 +147,7 @@ def efficient_capsnet(**options: Any) -> EfficientCapsNet:
     published="151 thousand parameters without the decoder (table 4)",
 ))  # fmt: skip
 def efficient_capsnet_smallnorb(
-    *, stem: tuple[tuple[int, int], ...] = SMALLNORB, norm: Literal["batch", "instance"] = "instance",
+    *, stem: tuple[tuple[int, ...], ...] = SMALLNORB, norm: Literal["batch", "instance"] = "instance",
     slope: float = 0.3, decoder: bool | str = "upsampling", **options: Any,
 ) -> EfficientCapsNet:  # fmt: skip
     """The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder."""
@@ -152,7 +159,7 @@ def efficient_capsnet_smallnorb(
     published="154 thousand parameters without the decoder; its errors count each digit for a half",
 ))  # fmt: skip
 def efficient_capsnet_multimnist(
-    *, stem: tuple[tuple[int, int], ...] = MULTIMNIST, edge: int = 1, **options: Any
+    *, stem: tuple[tuple[int, ...], ...] = MULTIMNIST, edge: int = 1, **options: Any
 ) -> EfficientCapsNet:
     """The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder."""
     return EfficientCapsNet(stem=stem, edge=edge, **options)
