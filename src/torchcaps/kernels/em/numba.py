@@ -18,7 +18,7 @@ from torchcaps.functional.bounds import FACTOR, STEADY, limit
 from torchcaps.functional.fields import Convention, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.linear import outcome
+from torchcaps.kernels.dynamic.passes import outcome
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
