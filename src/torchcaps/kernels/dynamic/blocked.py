@@ -20,7 +20,7 @@ from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, rout
 from torchcaps.kernels.numerics import roomy, roomy_factors
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
-from torchcaps.kernels.support import FULL, made_anew, padded_windows, unfit, watched
+from torchcaps.kernels.support import FULL, in_blocks, made_anew, padded_windows, unfit, watched
 from torchcaps.types import Routed
 
 
@@ -29,13 +29,9 @@ def supports(votes: Votes) -> Support:
     if _by_reference(votes):
         return made_anew(votes)
     reason = watched(votes, equal=True) or unfit(votes, FULL, votes.children.pose.device)
-    if reason is None and votes.children.pose.is_meta:
-        reason = "tensors on meta hold no numbers"
     if reason is None and not votes.field.local and padded_windows(votes.field) is None:
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
-    if reason is not None:
-        return Support(False, reason)
-    return Support(True, "blocked over samples: the votes of a batch are never stored")
+    return in_blocks(votes, reason)
 
 
 def _by_reference(votes: Votes) -> bool:

@@ -20,8 +20,7 @@ import numpy as np
 
 from torchcaps.kernels.em import _vectors
 from torchcaps.kernels.simd import vectors
-from torchcaps.kernels.simd.cache import keep_compiled
-from torchcaps.kernels.simd.lanes import LANES
+from torchcaps.kernels.simd.lanes import LANES, keep_compiled
 
 compiled = numba.njit(nogil=True, error_model="numpy")
 # Made part of its caller before anything is compiled: otherwise numba compiles it twice.
@@ -151,7 +150,7 @@ def _expect(layer, g, t, state, coupling, c0, slots, total):
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         _vectors.expectation(state, _state(layer, g, t - 1, parent), layer.dim, factors, 0)
-        _vectors.square_form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
+        _vectors.form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
     for w in range(0, layer.windows, layer.together):
         _softmax(layer, w, w + layer.together, coupling, c0, slots, total)
 
@@ -186,7 +185,7 @@ def _maximise_backward(layer, g, t, first, last, work):
             work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
             t, constants, 0, work.slopes, slope, work.betas, 2 * j * LANES,
         )  # fmt: skip
-        _vectors.full_form(layer, child, j, constants, 0, r, 0)
+        _vectors.form(layer, child, j, constants, 0, r, 0)
         for k in range(layer.runs):
             n, place, own = parent * layer.runs + k, (child + k * layer.step) * LANES, k * row
             at = n * row
