@@ -90,17 +90,14 @@ class _Blocks(Work):
             yield block
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        """See `Work`."""
         del keep  # it is there
         self.c = self._couplings(reached)
         return self._weighted(self.c)
 
     def coupling(self) -> Tensor:
-        """See `Work`."""
         return self.c.transpose(1, 2)
 
     def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
-        """See `Work`."""
         c = self._couplings(reached)
         self._add(c, grad_s)
         if reached is None or self.detach:

@@ -68,7 +68,6 @@ class _Loops(Work):
         self.size = LANES * groups if backward else max(1, len(pose))
 
     def blocks(self) -> Iterator[slice]:
-        """See `Work`."""
         for block in (slice(at, at + self.size) for at in range(0, len(self.all), self.size)):
             self.pose, self.batch = by_lane(self.all[block], self.weight.dtype), len(self.all[block])
             self.kept, self.used = self.weight.new_empty(0), 0
@@ -80,7 +79,6 @@ class _Loops(Work):
             yield block
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        """See `Work`."""
         sums = self._parents()
         if reached is None:
             self._run("uniform_pass", len(self.pose), self.pose, self.weight, sums)
@@ -90,13 +88,11 @@ class _Loops(Work):
         return self._routed(reached, sums, self.kept)
 
     def coupling(self) -> Tensor:
-        """See `Work`."""
         if self.kept.numel():
             return by_sample(self.kept, self.batch)
         return self.weight.new_tensor(self.uniform)
 
     def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
-        """See `Work`."""
         if reached is None:
             self.against[0] = by_lane(grad_s)
             return None
@@ -116,7 +112,6 @@ class _Loops(Work):
         return by_sample(grad_reached, self.batch)
 
     def spread(self) -> Tensor:
-        """See `Work`."""
         grad_pose, groups = torch.empty_like(self.pose), len(self.pose)
         self._run(
             "gradient_pass", len(self.weight), groups, self.pose, self.weight, self.factors, self.against, grad_pose,

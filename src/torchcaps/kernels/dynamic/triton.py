@@ -119,20 +119,18 @@ class _Kernels(Work):
         yield slice(None)
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        """See `Work`."""
         del keep  # what the coupling is made of is there
         self.agreed = None if reached is None else self._agreements(reached)
         return self._sums(self.agreed)
 
     def coupling(self) -> Tensor:
-        """See `Work`."""
         if self.agreed is None:
             return self.weight.new_tensor(self.uniform, dtype=torch.float32)
         (agreed, *_), (high, inverse, *_) = self.agreed
         return ((agreed - high).exp_() * inverse).permute(1, 2, 0)
 
     def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
-        """See `Work`. Adds the pass's part to the gradients of poses and weights, in float32."""
+        """Adds the pass's part to the gradients of poses and weights, in float32."""
         agreed = None
         if reached is not None:
             outer = None if grad_coupling is None or self.detach else grad_coupling.permute(2, 0, 1).contiguous()
@@ -144,7 +142,6 @@ class _Kernels(Work):
         return None if agreed is None or self.detach else self._sums(agreed)
 
     def spread(self) -> Tensor:
-        """See `Work`."""
         return self.into[0]
 
     def _agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
