@@ -12,6 +12,7 @@ import argparse
 import io
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -334,13 +335,20 @@ def draw(main: str, only: set[str]) -> None:
         print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MOST_BYTES else ""))
 
 
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def page(main: str) -> str:
     """The text of docs/gallery.md."""
     folders = [main, *(folder for folder in RUNS if folder != MAIN)]
     lines = [
         "# Gallery", "",
-        "Every figure of `torchcaps.viz`, drawn from real runs by the lines that stand below it. `make gallery` makes "
-        "this page and its pictures; what they need is trained first, if it is not there.",
+        wrapped(
+            "Every figure of `torchcaps.viz`, drawn from real runs by the lines that stand below it. `make gallery` "
+            "makes this page and its pictures; what they need is trained first, if it is not there."
+        ),
         "", "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.", "",
         "| run | made by | what came out |", "|---|---|---|",
     ]  # fmt: skip
@@ -350,16 +358,18 @@ def page(main: str) -> str:
         lines.append(f"| `{folder}` | `{command(run)}` | {told} |")
     lines += [
         "",
-        "`make gallery` trains `runs/capsnet-pairs` on pairs of the package's digits where it is absent, so that "
-        "nothing has to be fetched; its drawings are rougher then.",
+        wrapped(
+            "`make gallery` trains `runs/capsnet-pairs` on pairs of the package's digits where it is absent, so that "
+            "nothing has to be fetched; its drawings are rougher then."
+        ),
         "", "The code below begins with this:", "", "```py", SETUP.replace(MAIN, main), "```",
     ]  # fmt: skip
     for section, entries in SECTIONS.items():
         lines += ["", f"## {section}"]
         for entry in entries:
             lines += [
-                "", f"### `{entry.name}`", "", f"{entry.about} From: {entry.source}.", "",
-                f"![{entry.about.rstrip('.')}](images/gallery/{entry.name}.png)", "",
+                "", f"### `{entry.name}`", "", wrapped(f"{entry.about} From: {entry.source}."), "",
+                wrapped(f"![{entry.about.rstrip('.')}](images/gallery/{entry.name}.png)"), "",
                 "```py", entry.code.replace(MAIN, main), "```",
             ]  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -54,8 +54,10 @@ def dynamic_routing(
     if votes.bias is not None:
         check_shape("bias", votes.bias, ("parents", "dim"), parents=votes.parents, dim=votes.dim)
     path, _ = _choose("dynamic_routing", (votes,), impl)
-    run = functional.dynamic_routing if path is None else path.routed
-    return run(votes, iterations=iterations, leaky=leaky, detach=detach)
+    run = functional.dynamic_routing if path is None else path.run
+    votes.shares += path is not None  # no fast path asks for them
+    routed: Routed = run(votes, iterations=iterations, leaky=leaky, detach=detach)
+    return routed
 
 
 def em_routing(
@@ -84,7 +86,9 @@ def em_routing(
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:
         return functional.em_routing(votes, None, beta_u, beta_a, iterations, heat)
-    return path.routed(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
+    votes.shares += 1  # no fast path asks for them
+    routed: Routed = path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
+    return routed
 
 
 def conv2d(
@@ -148,7 +152,7 @@ def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str,
     """Name of the implementation of `op` that would run on these operands, and the reason in words.
 
     Args:
-        op: one of `operators()`.
+        op: "conv2d", "dynamic_routing" or "em_routing".
         operands: the votes of a routing, lazy or given; map and weight of a convolution.
         impl: see `dynamic_routing`.
 
@@ -179,11 +183,6 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
         "em_routing": (votes((64, 14, 14, 32, 16), (288, 32, 4, 4), Windows(14, 14, 3, 2)),),
     }
     return {op: choose(op, *operands) for op, operands in typical.items()}
-
-
-def operators() -> list[str]:
-    """Names of the operators that have more than one implementation."""
-    return registry.operations()
 
 
 def implementations(op: str) -> list[str]:

@@ -93,7 +93,7 @@ def test_launches_compile_what_the_table_shows(monkeypatch):
     monkeypatch.setattr(driver, "_active", Target())
     pose, weight = torch.zeros(1, 32, 8, dtype=torch.bfloat16), torch.zeros(32, 3, 16, 8, dtype=torch.bfloat16)
     inputs = [pose.requires_grad_(), weight.requires_grad_()]
-    v, length, _, _ = torch.ops.torchcaps.dynamic_routing_triton(*inputs, None, 2, False, False, False)
+    v, length, _, _ = torch.ops.torchcaps.dynamic_routing_triton(*inputs, None, [], "type", 2, False, False, False)
     (v.sum() + length.sum()).backward()
     assert {name for name, _ in compiled} == {"agreements", "sums", "pose_gradient", "weight_gradient"}
     table = [offline.figures(kernel, 16, 8, "bf16", 90) for kernel in offline.LARGEST[1:]]  # without options

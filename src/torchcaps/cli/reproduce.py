@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,14 +19,24 @@ if TYPE_CHECKING:
     from torchcaps.training import Recipe
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much of it is run."""
+
+    budget: Literal["small", "hour", "full"] = "small"
+    """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
+    seeds: int = 1
+    """How many seeds of each row."""
+    row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Only rows whose name contains this; may be given several times."""
+
+
 def reproduce(
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
     /,
     list: bool = False,
     table: bool = False,
-    budget: Literal["small", "hour", "full"] = "small",
-    seeds: int = 1,
-    row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    extent: Extent = Extent(),
     root: Root = None,
     output: Path = Path("reproductions"),
     device: str | None = None,
@@ -42,9 +53,7 @@ def reproduce(
         recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
         table: Run every recipe whose name begins with field-, and set all systems of the field side by side.
-        budget: small: at most ten minutes on 2 processor cores; hour: at most one; full: as published.
-        seeds: How many seeds of each row.
-        row: Only rows whose name contains this; may be given several times.
+        extent: How much of it is run.
         output: Folder of all runs and of results.md.
         device: auto, cpu, cuda, ...
         threads: Processor threads; by default torch's choice.
@@ -56,13 +65,13 @@ def reproduce(
     if list or (recipe is None and not table):
         return _list(json)
     with usage():
-        check_range("--seeds", seeds, low=1)
+        check_range("--seeds", extent.seeds, low=1)
         if table and recipe is not None:
             raise ValueError(f"--table: expected no recipe beside it, got {recipe}")
     use_threads(threads)
     training.keep_memory()
     names = [name for name in training.list_recipes() if name.startswith("field-")] if recipe is None else [recipe]
-    results = _run([training.load_recipe(name) for name in names], budget, seeds, row, root, output, device)
+    results = _run([training.load_recipe(name) for name in names], extent, root, output, device)
     if isinstance(results, int):
         return results
     everything = read_results(output)
@@ -82,9 +91,8 @@ def reproduce(
 
 
 def _run(
-    recipes: Sequence[Recipe], budget: str, seeds: int, rows: Sequence[str], root: str | None, output: Path,
-    device: str | None,
-) -> Sequence[Result] | int:  # fmt: skip
+    recipes: Sequence[Recipe], extent: Extent, root: str | None, output: Path, device: str | None
+) -> Sequence[Result] | int:
     """The results, or the status of a command that a signal stopped."""
     from torchcaps import training
     from torchcaps.reproduce import reproduce
@@ -94,7 +102,7 @@ def _run(
         with progress_bar(recipe.name) as bar, noted() as caught:
             try:
                 found = [*found, *reproduce(
-                    recipe, output, budget=budget, seeds=seeds, rows=rows, root=root, device=device,
+                    recipe, output, budget=extent.budget, seeds=extent.seeds, rows=extent.row, root=root, device=device,
                     listener=telling(bar), started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
                 )]  # fmt: skip
             except training.Interrupted as stop:

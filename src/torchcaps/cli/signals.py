@@ -57,12 +57,12 @@ def settle() -> None:
 
 
 @contextmanager
-def _handling(handler: object, *numbers: signal.Signals) -> Iterator[None]:
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
     """Replace the handlers of these signals for a while; only the main thread may, elsewhere they stay as they are."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -7,12 +7,6 @@ a leading underscore need numba or Triton, and are imported at the first call th
 from importlib import import_module
 from pkgutil import walk_packages
 
-
-def _register() -> None:
-    for module in walk_packages(__path__, f"{__name__}."):
-        parts = module.name.split(".")
-        if "simd" not in parts and not parts[-1].startswith("_"):
-            import_module(module.name)
-
-
-_register()
+for _module in walk_packages(__path__, f"{__name__}."):
+    if ".simd" not in _module.name and "._" not in _module.name:
+        import_module(_module.name)

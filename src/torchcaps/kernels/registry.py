@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from torchcaps.functional.votes import Votes
-from torchcaps.types import Routed
-
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
@@ -34,12 +31,6 @@ class FastPath(NamedTuple):
     supports: Callable[..., Support]
     rank: int
 
-    def routed(self, votes: Votes, **options: Any) -> Routed:
-        """Route votes, which then need not be asked for couplings."""
-        votes.shares += 1
-        routed: Routed = self.run(votes, **options)
-        return routed
-
 
 _PATHS: dict[str, list[FastPath]] = {}
 
@@ -63,8 +54,3 @@ def paths(operation: str) -> list[FastPath]:
         KeyError: for an operation without any.
     """
     return _PATHS[operation]
-
-
-def operations() -> list[str]:
-    """Names of the operations that have fast paths."""
-    return sorted(_PATHS)

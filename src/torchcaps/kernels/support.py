@@ -61,15 +61,10 @@ def watched(votes: Votes, equal: bool = False) -> str | None:
 
 def unfit(votes: Votes, types: tuple[torch.dtype, ...], device: torch.device) -> str | None:
     """Why the tensors that votes are made from cannot be taken: another device, or other types than these."""
-    named = operands(votes)
-    reason = elsewhere(named, device)
-    maker = "weight" if "weight" in named else "votes"
-    made, pose = named[maker], named.get("pose")
-    if reason is None and made is not None:
-        reason = other_type(maker, made, types)
-    if reason is None and made is not None and pose is not None:
-        reason = other_type("pose", pose, (made.dtype, *HALF))
-    return reason
+    reason, pose = elsewhere(operands(votes), device), votes.children.pose
+    if not isinstance(votes, ProductVotes):
+        return reason or other_type("votes", votes.dense(), types)
+    return reason or other_type("weight", votes.weight, types) or other_type("pose", pose, (votes.weight.dtype, *HALF))
 
 
 def made_anew(votes: Votes) -> Support:
@@ -78,8 +73,11 @@ def made_anew(votes: Votes) -> Support:
     reason = watched(votes) or elsewhere(operands(votes), device)
     if reason is None and not isinstance(votes, ProductVotes):
         reason = "the votes are given, not made of poses and matrices"
-    if reason is None and device.type == "meta":
+    return in_blocks(votes, reason)
+
+
+def in_blocks(votes: Votes, reason: str | None) -> Support:
+    """That votes are routed in blocks of samples, unless a reason speaks against it, or they hold no numbers."""
+    if reason is None and votes.children.pose.is_meta:
         reason = "tensors on meta hold no numbers"
-    if reason is not None:
-        return Support(False, reason)
-    return Support(True, "blocked over samples: the votes of a batch are never stored")
+    return Support(reason is None, reason or "blocked over samples: the votes of a batch are never stored")

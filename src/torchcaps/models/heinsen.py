@@ -39,9 +39,9 @@ class _Convolved(LogitModel):
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         layers: list[nn.Module] = []
         for (below, above), stride in zip(pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True):
-            conv = nn.Conv2d(below, above, KERNEL, stride)
+            conv: Any = nn.Conv2d(below, above, KERNEL, stride)
             nn.init.kaiming_normal_(conv.weight)
-            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+            nn.init.zeros_(conv.bias)
             layers += [nn.BatchNorm2d(below), conv, nn.SiLU()]
         self.convolutions = nn.Sequential(*layers)
 

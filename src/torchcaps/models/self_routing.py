@@ -205,8 +205,9 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
 ))  # fmt: skip
 def sr_capsnet(*, head: PlainHead | CapsuleHead = "self_routing", **options: Any) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
+    chosen: Any = head
     if head in get_args(PlainHead):
-        return PlainHeadNetwork(head=head, **options)  # type: ignore[arg-type]
+        return PlainHeadNetwork(head=chosen, **options)
     if head not in get_args(CapsuleHead):
         raise UnknownNameError("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
-    return SRCapsNet(routing=head, **options)  # type: ignore[arg-type]
+    return SRCapsNet(routing=chosen, **options)

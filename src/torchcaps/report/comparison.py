@@ -151,15 +151,9 @@ def _heads(first: str, runs: Runs) -> list[str]:
 
 
 def compare_folders(
-    first: Sequence[str | Path],
-    second: Sequence[str | Path],
-    *,
-    paired: bool = False,
-    margin: float = 0.01,
-    root: str | None = None,
-    device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
-) -> Comparison | RunsComparison:
+    first: Sequence[str | Path], second: Sequence[str | Path], *, paired: bool = False, margin: float = 0.01,
+    root: str | None = None, device: str = "auto", progress: Callable[[int, int], None] | None = None,
+) -> Comparison | RunsComparison:  # fmt: skip
     """Run the models of finished runs over all of their test images and compare the two methods.
 
     Args:

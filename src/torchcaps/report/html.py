@@ -23,15 +23,9 @@ Progress = Callable[[int, int], None]
 
 
 def write_report(
-    run: str | Path,
-    *,
-    output: str | Path | None = None,
-    root: str | None = None,
-    device: str = "auto",
-    images: int = MOST_IMAGES,
-    diagnose: int = DIAGNOSED,
-    progress: Progress | None = None,
-) -> Path:
+    run: str | Path, *, output: str | Path | None = None, root: str | None = None, device: str = "auto",
+    images: int = MOST_IMAGES, diagnose: int = DIAGNOSED, progress: Progress | None = None,
+) -> Path:  # fmt: skip
     """Write what a finished run is and does as one HTML file that needs nothing else, not even a network.
 
     Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
@@ -64,14 +58,9 @@ def write_report(
 
 
 def write_comparison(
-    runs: Sequence[str | Path],
-    *,
-    output: str | Path | None = None,
-    root: str | None = None,
-    device: str = "auto",
-    images: int = MOST_IMAGES,
-    progress: Progress | None = None,
-) -> Path:
+    runs: Sequence[str | Path], *, output: str | Path | None = None, root: str | None = None, device: str = "auto",
+    images: int = MOST_IMAGES, progress: Progress | None = None,
+) -> Path:  # fmt: skip
     """Write several finished runs side by side as one HTML file; the first is the reference of the others.
 
     Args:

@@ -22,15 +22,9 @@ MOST_PAIRS = 80
 
 
 def reconstruct_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
-    *,
-    data: str | None = None,
-    root: str | None = None,
-    per_class: int = 2,
-    seed: int = 0,
-    output: str | Path | None = None,
-) -> Path:
+    run: str | Path, images: Sequence[str | Path] = (), *, data: str | None = None, root: str | None = None,
+    per_class: int = 2, seed: int = 0, output: str | Path | None = None,
+) -> Path:  # fmt: skip
     """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
 
     Args:
@@ -56,16 +50,9 @@ def reconstruct_run(
 
 
 def perturb_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
-    *,
-    data: str | None = None,
-    root: str | None = None,
-    span: float = 0.25,
-    steps: int = 11,
-    seed: int = 0,
-    output: str | Path | None = None,
-) -> list[Path]:
+    run: str | Path, images: Sequence[str | Path] = (), *, data: str | None = None, root: str | None = None,
+    span: float = 0.25, steps: int = 11, seed: int = 0, output: str | Path | None = None,
+) -> list[Path]:  # fmt: skip
     """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset.
 
     Args:

@@ -5,9 +5,10 @@ Train each model with the same number of UPDATES on every subset, not of epochs,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
+
+import torch
 
 from torchcaps.errors import check_range
 
@@ -19,9 +20,8 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
     Raises ValueError for lists that do not fit.
     """
     _check_curve(counts, accuracy)
-    x = [math.log(count) for count in counts]
-    area = sum((accuracy[k] + accuracy[k + 1]) / 2 * (x[k + 1] - x[k]) for k in range(len(x) - 1))
-    return area / (x[-1] - x[0])
+    x = torch.tensor(counts, dtype=torch.float64).log()
+    return float(torch.trapezoid(torch.tensor(accuracy, dtype=torch.float64), x) / (x[-1] - x[0]))
 
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:

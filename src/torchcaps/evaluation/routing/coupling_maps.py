@@ -130,8 +130,7 @@ def _over_pixels(positions: Tensor, slides: tuple[Slide, ...] | None, size: tupl
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
         down, right = (_window(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
-        x = F.conv_transpose2d(x, torch.outer(down, right)[None, None], stride=stride)
-        x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
+        x = F.conv_transpose2d(x, torch.outer(down, right)[None, None], stride=stride, padding=padding)
     # What a stride leaves over at the lower and right edges nobody sees.
     return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))[:, 0]
 

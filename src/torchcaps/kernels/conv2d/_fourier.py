@@ -114,27 +114,20 @@ class Matrices(NamedTuple):
 @torch.inference_mode(False)  # they outlive the call
 def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     """The matrices for a window of these sizes."""
-    into: list[Tensor] = []
-    of: list[Tensor] = []
-    back: list[Tensor] = []
+    into, of, back = list[Tensor](), list[Tensor](), list[Tensor]()
+    scale = 1.0 / math.prod(window)
     for frequency in product(range(window[0]), range(window[1])):
         mirrored = (-frequency[0] % window[0], -frequency[1] % window[1])
         if mirrored < frequency:
             continue  # the conjugate of one that was there before
         x, w, y = (_angles(frequency, window, sizes) for sizes in (window, taps, tile))
-        scale = (1.0 if mirrored == frequency else 2.0) / math.prod(window)
-        if mirrored == frequency:
-            into, of, back = [*into, x.cos()], [*of, w.cos()], [*back, scale * y.cos()]
-            continue
         a, b, c, d = x.cos(), -x.sin(), w.cos(), w.sin()  # the taps' transform is conjugated: a correlation
-        into += [a + b, a, b]
-        of += [c, d - c, c + d]
-        back += [scale * (y.cos() - y.sin()), -scale * y.sin(), -scale * y.cos()]
-    return Matrices(
-        torch.stack(into).to(dtype),
-        torch.stack(of).unflatten(1, taps).to(dtype),
-        torch.stack(back, dim=1).to(dtype),
-    )
+        alone = mirrored == frequency
+        into += [a] if alone else [a + b, a, b]
+        of += [c] if alone else [c, d - c, c + d]
+        back += [scale * y.cos()] if alone else [2 * scale * z for z in (y.cos() - y.sin(), -y.sin(), -y.cos())]
+    found = torch.stack(into), torch.stack(of).unflatten(1, taps), torch.stack(back, dim=1)
+    return Matrices(*(x.to(dtype) for x in found))
 
 
 def _angles(frequency: Pair, window: Pair, sizes: Pair) -> Tensor:

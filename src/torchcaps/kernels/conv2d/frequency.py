@@ -99,9 +99,7 @@ def _shapes(given: Problem) -> tuple[Tensor, ...]:
     return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
 
 
-_conv2d = operator(
-    "conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last)
-)  # fmt: skip
+_conv2d = operator("conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last))
 
 
 def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:

@@ -14,8 +14,7 @@ import numba
 import numpy as np
 
 from torchcaps.kernels.simd import vectors
-from torchcaps.kernels.simd.cache import keep_compiled
-from torchcaps.kernels.simd.lanes import LANES
+from torchcaps.kernels.simd.lanes import LANES, keep_compiled
 
 # Children whose contributions are summed up before they join the total: a long sum in one go loses digits.
 CHUNK = 32
@@ -40,17 +39,14 @@ def uniform_pass(first, last, sizes, pose, weight, sums):
 @compiled
 def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling):
     """sums = sum_i c_ij u_ij with c = softmax <u, reached>; the coupling is kept where that array is not empty."""
-    children, parents, dim, in_dim = sizes
-    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
+    children, parents, dim, _ = sizes
+    per_group, row = parents * dim * LANES, dim * LANES
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
     for g in range(first, last):
         for i in range(children):
-            votes[:] = 0
-            child = (g * children + i) * in_dim * LANES
-            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
-            _couple(votes, reached, g * per_group, parents, dim, leaky, c)
+            _couple(g, i, sizes, leaky, pose, weight, reached, votes, c)
             for j in range(parents):
                 vectors.accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
             _flush(i, children, part, sums, g * per_group)
@@ -62,18 +58,16 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
 @compiled
 def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, factors, grad_reached):
     """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty."""
-    children, parents, dim, in_dim = sizes
-    rows, per_group, row = parents * dim, parents * dim * LANES, dim * LANES
+    children, parents, dim, _ = sizes
+    per_group, row = parents * dim * LANES, dim * LANES
     logits = factors.size // 2
     votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
     for g in range(first, last):
         for i in range(children):
-            votes[:] = 0
-            child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
-            _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
-            _couple(votes, reached, g * per_group, parents, dim, leaky, c)
+            pairs = (g * children + i) * parents * LANES
+            _couple(g, i, sizes, leaky, pose, weight, reached, votes, c)
             factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
             for j in range(parents):
                 vectors.dot(votes, j * row, grad_s, g * per_group + j * row, dim, factors, logits + pairs + j * LANES)
@@ -148,11 +142,15 @@ def _add_product(w, at, rows, row, column, n, x, x0, out, to):
 
 
 @compiled
-def _couple(votes, reached, group, parents, dim, leaky, c):
-    """c = softmax over parents of <votes, reached>; if leaky, over one more, whose logit is zero."""
-    row = dim * LANES
+def _couple(g, i, sizes, leaky, pose, weight, reached, votes, c):
+    """Votes of a child and group; c = softmax over parents of <votes, reached>, if leaky with one more logit, zero."""
+    children, parents, dim, in_dim = sizes
+    rows, row = parents * dim, dim * LANES
+    votes[:] = 0
+    child = (g * children + i) * in_dim * LANES
+    _add_product(weight, i * rows * in_dim, rows, in_dim, 1, in_dim, pose, child, votes, 0)
     for j in range(parents):
-        vectors.dot(votes, j * row, reached, group + j * row, dim, c, j * LANES)
+        vectors.dot(votes, j * row, reached, (g * parents + j) * row, dim, c, j * LANES)
     if leaky:
         c[parents * LANES :] = 0
     vectors.softmax(c, 0, parents + leaky)

@@ -8,17 +8,15 @@ imported at the first call. Letters as there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, bounded
-from torchcaps.functional.squash import squash, squash_with_length
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.linear import Linear, backward, other_votes, route, shapes
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
 from torchcaps.types import Routed
@@ -95,78 +93,60 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     return route(_routed, votes, iterations, leaky, detach, cast=votes.cast)
 
 
-def _forward(x: Linear) -> tuple[Tensor, ...]:
-    layer = _Layer.of(x.pose, x.weight, x.leaky)
-    v, length, coupling, sums = shapes(x)
-    reached, agreed = torch.zeros_like(v), None
-    for t in range(x.iterations):
-        if t > 0:
-            agreed = layer.agreements(reached)
-        s = layer.sums(agreed)
-        sums[t] = s if x.bias is None else s + x.bias
-        reached += squash(sums[t])
-    v, length = squash_with_length(sums[-1])
-    if x.want_coupling:
-        coupling = torch.full_like(coupling, layer.uniform) if agreed is None else agreed.coupling()
-    return v, length, coupling, sums
-
-
-def _backward(x: Linear, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
-    del wanted  # each is made on the way to the others
-    (sums,), (grad_v, grad_length, grad_coupling) = kept, grads
-    layer = _Layer.of(x.pose, x.weight, x.leaky)
-    outer = grad_coupling.permute(2, 0, 1).contiguous() if x.want_coupling else None
-    into = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (layer.pose, layer.weight))
-
-    def step(t: int, before: Tensor | None, grad_s: Tensor) -> Tensor | None:
-        agreed = None
-        if before is not None:
-            last = t == len(sums) - 1
-            agreed = layer.agreements(before, None if x.detach else grad_s, outer if last else None)
-        layer.add_gradients(agreed, before, grad_s, *into)
-        return None if agreed is None or x.detach else layer.sums(agreed)
-
-    return *into, backward(sums, grad_v, grad_length, step).sum(dim=0)
-
-
-_routed = operator("dynamic_routing_triton", Linear, 4, Parts(_forward, _backward, shapes, kept=1))
-
-
 class _Agreed(NamedTuple):
     """What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients."""
 
     agreed: Tensor
     stats: Tensor
 
+
+class _Kernels(Work):
+    """All samples before the kernels: poses and weights of any strides, each in float32 or half precision."""
+
+    def __init__(self, x: Problem, backward: bool) -> None:
+        weight: Any = x.weight
+        self.pose, self.weight = (bounded(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight))
+        self.tile, self.mode = tile(*weight.shape[2:]), product_mode(self.pose.dtype, weight.dtype)
+        self.leaky, self.detach = x.leaky, x.detach
+        self.agreed: _Agreed | None = None
+        self.uniform = 1.0 / (weight.shape[1] + x.leaky)
+        if backward:
+            self.into = tuple(torch.zeros_like(tensor, dtype=torch.float32) for tensor in (self.pose, self.weight))
+            self.grad_weight = self.into[1]
+
+    def blocks(self) -> Iterator[slice]:
+        """All at once."""
+        yield slice(None)
+
+    def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
+        del keep  # what the coupling is made of is there
+        self.agreed = None if reached is None else self._agreements(reached)
+        return self._sums(self.agreed)
+
     def coupling(self) -> Tensor:
-        """`[b, i, j]`."""
-        high, inverse = self.stats[:2]
-        return ((self.agreed[0] - high).exp_() * inverse).permute(1, 2, 0).contiguous()
+        if self.agreed is None:
+            return self.weight.new_tensor(self.uniform, dtype=torch.float32)
+        (agreed, *_), (high, inverse, *_) = self.agreed
+        return ((agreed - high).exp_() * inverse).permute(1, 2, 0)
 
+    def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
+        """Adds the pass's part to the gradients of poses and weights, in float32."""
+        agreed = None
+        if reached is not None:
+            outer = None if grad_coupling is None or self.detach else grad_coupling.permute(2, 0, 1).contiguous()
+            agreed = self._agreements(reached, None if self.detach else grad_s, outer)
+        before, options = grad_s if reached is None else reached, {"uniform": self.uniform, "FACTOR": _factor(agreed)}
+        shared = (before, grad_s, *(agreed or (grad_s, grad_s)))
+        self._launch("pose_gradient", self._grid("ib"), self.weight, *shared, self.into[0], **options)
+        self._launch("weight_gradient", self._grid("ij"), self.pose, *shared, self.into[1], **options)
+        return None if agreed is None or self.detach else self._sums(agreed)
 
-class _Layer(NamedTuple):
-    """Poses and weights as the kernels take them, and what they are compiled for."""
+    def spread(self) -> Tensor:
+        return self.into[0]
 
-    pose: Tensor
-    weight: Tensor
-    leaky: bool
-    tile: Tile
-    mode: str
-
-    @classmethod
-    def of(cls, pose: Tensor, weight: Tensor, leaky: bool) -> _Layer:
-        """From tensors of any strides, each in float32 or half precision."""
-        pose, weight = (bounded(x.detach(), STEADY).contiguous() for x in (pose, weight))
-        return cls(pose, weight, leaky, tile(*weight.shape[2:]), product_mode(pose.dtype, weight.dtype))
-
-    @property
-    def uniform(self) -> float:
-        return 1.0 / (self.weight.shape[1] + self.leaky)
-
-    def agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
+    def _agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
         """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
-        batch, (children, parents) = len(self.pose), self.weight.shape[:2]
-        backward = grad_s is not None
+        batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
         made = _Agreed(
             reached.new_empty((1 + backward, parents, batch, children)),
             reached.new_empty((2 + backward, batch, children)),
@@ -174,11 +154,11 @@ class _Layer(NamedTuple):
         self._launch(
             "agreements", self._grid("ib"), self.pose, self.weight, reached,
             reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
-            LEAKY=self.leaky, BACKWARD=backward, OUTER=backward and outer is not None,
+            LEAKY=self.leaky, BACKWARD=backward, OUTER=outer is not None,
         )  # fmt: skip
         return made
 
-    def sums(self, agreed: _Agreed | None) -> Tensor:
+    def _sums(self, agreed: _Agreed | None) -> Tensor:
         """Votes summed over children `[b, j, d]`: weighed with couplings, or with the gradients of logits if made."""
         children, parents, dim, _ = self.weight.shape
         per_split = PER_SPLIT * self.tile.BLOCK_I
@@ -190,19 +170,6 @@ class _Layer(NamedTuple):
         )  # fmt: skip
         s = partial.sum(dim=0)
         return s * self.uniform if agreed is None else s
-
-    def add_gradients(
-        self, agreed: _Agreed | None, reached: Tensor | None, grad_s: Tensor, grad_pose: Tensor, grad_weight: Tensor
-    ) -> None:
-        """Add a pass's part to the gradients of poses and weights, in float32."""
-        before = grad_s if reached is None else reached
-        options = {"uniform": self.uniform, "FACTOR": _factor(agreed)}
-        for kernel, axes, other, grad in (
-            ("pose_gradient", "ib", self.weight, grad_pose), ("weight_gradient", "ij", self.pose, grad_weight),
-        ):  # fmt: skip
-            self._launch(
-                kernel, self._grid(axes), other, before, grad_s, *(agreed or (grad_s, grad_s)), grad, **options
-            )
 
     def _grid(self, axes: str) -> tuple[int, ...]:
         """Programs: for each block of samples b or children i, for each parent j."""
@@ -224,3 +191,6 @@ class _Layer(NamedTuple):
 def _factor(agreed: _Agreed | None) -> int:
     """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
     return 0 if agreed is None else len(agreed.agreed)
+
+
+_routed = implementation("dynamic_routing_triton", _Kernels)

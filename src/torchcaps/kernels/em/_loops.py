@@ -20,8 +20,7 @@ import numpy as np
 
 from torchcaps.kernels.em import _vectors
 from torchcaps.kernels.simd import vectors
-from torchcaps.kernels.simd.cache import keep_compiled
-from torchcaps.kernels.simd.lanes import LANES
+from torchcaps.kernels.simd.lanes import LANES, keep_compiled
 
 compiled = numba.njit(nogil=True, error_model="numpy")
 # Made part of its caller before anything is compiled: otherwise numba compiles it twice.
@@ -151,7 +150,7 @@ def _expect(layer, g, t, state, coupling, c0, slots, total):
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         _vectors.expectation(state, _state(layer, g, t - 1, parent), layer.dim, factors, 0)
-        _vectors.square_form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
+        _vectors.form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
     for w in range(0, layer.windows, layer.together):
         _softmax(layer, w, w + layer.together, coupling, c0, slots, total)
 
@@ -166,7 +165,7 @@ def _softmax(layer, first, last, x, x0, top, total):
         vectors.peak(x, x0 + n * row, top, _slot(layer, n), layer.across)
     for n in range(first * each, last * each):
         vectors.exponentiate(top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across)
-    vectors.invert(total, 0, layer.slots)
+    total[:] = 1.0 / total
     for n in range(first * each, last * each):
         vectors.multiply(x, x0 + n * row, total, _slot(layer, n), x, x0 + n * row, layer.across)
 
@@ -186,14 +185,13 @@ def _maximise_backward(layer, g, t, first, last, work):
             work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
             t, constants, 0, work.slopes, slope, work.betas, 2 * j * LANES,
         )  # fmt: skip
-        _vectors.full_form(layer, child, j, constants, 0, r, 0)
+        _vectors.form(layer, child, j, constants, 0, r, 0)
         for k in range(layer.runs):
             n, place, own = parent * layer.runs + k, (child + k * layer.step) * LANES, k * row
             at = n * row
             if t == 0:
                 for i in range(k * layer.across, (k + 1) * layer.across):
-                    start = parent // layer.parents * children + i
-                    vectors.scale(layer.start, start, r, i * LANES, r, i * LANES, 1)
+                    r[i * LANES : (i + 1) * LANES] *= layer.start[parent // layer.parents * children + i]
                 work.grad_activation[place : place + row] += r[own : own + row]
                 continue
             vectors.accumulate_products(r, own, factors, share + at, work.grad_activation, place, layer.across)
@@ -256,8 +254,8 @@ def _responsibility(layer, g, t, parent, coupling, c0, r, r0):
             vectors.multiply(coupling, at, layer.activation, place, r, r0 + to, layer.across)
         elif parent % layer.parents == 0:
             for i in range(k * layer.across, (k + 1) * layer.across):
-                start = parent // layer.parents * children + i
-                vectors.scale(layer.start, start, layer.activation, place - to + i * LANES, r, r0 + i * LANES, 1)
+                start, at = layer.start[parent // layer.parents * children + i], place - to + i * LANES
+                r[r0 + i * LANES : r0 + (i + 1) * LANES] = layer.activation[at : at + LANES] * start
 
 
 @compiled

@@ -77,7 +77,12 @@ def _of_votes(write: Any) -> Any:
     return operation(write, _Votes, ("layer", "child", "j"))
 
 
-def _energy(code: _Votes, linear: bool, factors: Vectors, out: Vectors) -> None:
+@_of_votes
+def form(code: _Votes, factors: Vectors, out: Vectors) -> None:
+    """out = constant + sum_h linear_h d_h + square_h d_h^2 of each child, d = V - centre.
+
+    factors: centre, linear, square, constant.
+    """
     for n, at in code.children():
         matrix, total = code.matrix(n), factors[3 * code.dim]
         for p in range(code.rows):
@@ -85,20 +90,8 @@ def _energy(code: _Votes, linear: bool, factors: Vectors, out: Vectors) -> None:
             centre, first, second = (code.constants(factors.after(k * code.dim), p) for k in range(3))
             for q, v in enumerate(code.vote(matrix, row, n, p)):
                 d = v - centre[q]
-                total = (second[q] * d + first[q] if linear else second[q] * d) * d + total
+                total = (second[q] * d + first[q]) * d + total
         out[n] = total
-
-
-@_of_votes
-def square_form(code: _Votes, factors: Vectors, out: Vectors) -> None:
-    """out = constant + sum_h square_h (V_h - centre_h)^2 of each child; factors: centre, (linear), square, constant."""
-    _energy(code, False, factors, out)
-
-
-@_of_votes
-def full_form(code: _Votes, factors: Vectors, out: Vectors) -> None:
-    """The same plus sum_h linear_h (V_h - centre_h)."""
-    _energy(code, True, factors, out)
 
 
 @_of_votes
@@ -187,10 +180,11 @@ def fit(
 
 @operation
 def expectation(code: Code, state: Vectors, dim: Value, out: Vectors) -> None:
-    """Factors of `square_form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
-    variance, rest, squares = state.after(dim), state.after(dim * 2), out.after(dim * 2)
+    """Factors of `form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
+    variance, rest, linear, squares = state.after(dim), state.after(dim * 2), out.after(dim), out.after(dim * 2)
+    zero = code.variable(0.0)[0]
     with code.loop(dim) as h:
-        out[h] = state[h]
+        out[h], linear[h] = state[h], zero
         squares[h] = -0.5 / (variance[h] + VAR_MIN)
     squares[dim] = rest[1] * -0.5 + rest[2].log_sigmoid()[0]
 
@@ -200,7 +194,7 @@ def fit_backward(
     code: Code, state: Vectors, grad: Vectors, centre: Vectors, dim: Value, beta_u: Vectors, heat: Vectors,
     out: Vectors, slopes: Vectors, betas: Vectors,
 ) -> None:  # fmt: skip
-    """Backward of `fit`: factors of `full_form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
+    """Backward of `fit`: factors of `form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
 
     grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
     """

@@ -18,7 +18,7 @@ from torchcaps.functional.bounds import FACTOR, STEADY, limit
 from torchcaps.functional.fields import Convention, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.linear import outcome
+from torchcaps.kernels.dynamic.passes import outcome
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
@@ -68,9 +68,7 @@ class Problem(NamedTuple):
 
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
-    if not HAS_NUMBA:
-        return Support(False, NO_NUMBA)
-    reason = watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
+    reason = NO_NUMBA if not HAS_NUMBA else watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
     if reason is None and isinstance(votes, ProductVotes) and not votes.field.local and not padded_windows(votes.field):
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
     if reason is not None or not isinstance(votes, ProductVotes):
@@ -121,15 +119,15 @@ def _shapes(x: Problem) -> tuple[Tensor, ...]:
 def _forward(x: Problem) -> tuple[Tensor, ...]:
     x = x.bounded()
     mu, length, coupling, state = _shapes(x)
-    layer, (batch, dim) = _layer(x), (len(mu), mu.shape[-1])
+    start, batch, dim = _start(x), len(mu), mu.shape[-1]
     links = (len(state), *state.shape[2:4], len(x.weight), LANES)
     kept = state.new_empty(links if x.want_coupling and len(x.temperatures) > 1 else 0)
-    _run("forward_pass", x, layer, state, kept)
+    _run("forward_pass", x, start, state, kept)
     last = state[:, -1]
     mu.copy_(by_sample(last[..., :dim, :], batch).view_as(mu))
     torch.sigmoid(by_sample(last[..., -1, :], batch).reshape(length.shape), out=length)
     if x.want_coupling:
-        found = by_sample(kept, batch) if kept.numel() else layer["start"].unsqueeze(1)
+        found = by_sample(kept, batch) if kept.numel() else start.unsqueeze(1)
         coupling.copy_(found.transpose(-1, -2).unflatten(-3, coupling.shape[1:3]))
     return mu, length, coupling, state
 
@@ -138,18 +136,20 @@ def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wante
     del wanted  # each is made on the way to the others
     (state,), (grad_mu, grad_length, grad_coupling) = kept, grads
     x = x.bounded()
-    layer, (batch, dim) = _layer(x), (len(grad_mu), grad_mu.shape[-1])
+    groups, batch, dim, (children, parents, inner, outer) = len(state), len(grad_mu), grad_mu.shape[-1], x.weight.shape
     through = state.new_empty(0)
     if x.want_coupling and len(x.temperatures) > 1:
         through = by_lane(grad_coupling.flatten(1, 2).transpose(-1, -2))
-    grad_state = _grad_state(state, grad_mu.flatten(1, 2), grad_length.flatten(1, 2))
-    grad_pose, grad_activation = torch.zeros_like(layer["pose"]), torch.zeros_like(layer["activation"])
-    children, parents, inner, outer = x.weight.shape
-    grad_weight = state.new_empty(len(state), parents, children, inner, outer)
-    grad_shift = state.new_empty(len(state), parents, children, dim if x.shift is not None else 0)
-    grad_betas = state.new_empty(len(state), parents, 2)
-    grads = (grad_pose, grad_activation, grad_weight, grad_shift, grad_betas)
-    _run("backward_pass", x, layer, state, grad_state, through, grads)
+    grad_state = state.new_zeros(groups, *state.shape[2:4], 2 * dim + 1, LANES)  # of mean, variance, logit at the end
+    length = state[:, -1, ..., -1, :].sigmoid()
+    grad_state[..., :dim, :] = by_lane(grad_mu.flatten(1, 2))
+    grad_state[..., -1, :] = by_lane(grad_length.flatten(1, 2)) * length * (1 - length)
+    grad_pose, grad_activation = (state.new_zeros(groups, *of.shape[1:], LANES) for of in (x.pose, x.activation))
+    grad_weight = state.new_empty(groups, parents, children, inner, outer)
+    grad_shift = state.new_empty(groups, parents, children, dim if x.shift is not None else 0)
+    grad_betas = state.new_empty(groups, parents, 2)
+    into = (grad_pose, grad_activation, grad_weight, grad_shift, grad_betas)
+    _run("backward_pass", x, _start(x), state, grad_state, through, into)
     per_parent = grad_betas.sum(dim=0)
     return (
         by_sample(grad_pose, batch), by_sample(grad_activation, batch), grad_weight.sum(dim=0).transpose(0, 1),
@@ -160,51 +160,33 @@ def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wante
 _routed = operator("em_routing_numba", Problem, 4, Parts(_forward, _backward, _shapes, kept=1))
 
 
-def _layer(x: Problem) -> dict[str, Tensor]:
-    """What went in, in the layout of the compiled loops, from tensors of any strides."""
-    children, parents, inner, outer = x.weight.shape
-    dim = x.pose.shape[-1] // inner * outer
-    shift = x.weight.new_empty(0)
-    if x.shift is not None:
-        shift = x.shift.expand(children, parents, dim).transpose(0, 1)
-    nothing = x.weight.new_zeros(1, *x.windows.positions, children, parents)
-    start = x.windows.first(nothing)[0, ..., 0].flatten(0, 1)  # R before the first M-step is the same for all parents
-    return {
-        "pose": by_lane(x.pose), "activation": by_lane(x.activation), "weight": x.weight.transpose(0, 1),
-        "shift": shift, "start": start, "beta_u": x.beta_u * dim, "beta_a": x.beta_a,
-        "heat": x.weight.new_tensor(x.temperatures),
-    }  # fmt: skip
+def _start(x: Problem) -> Tensor:
+    """R before the first M-step, `[w, i]`: the same for all parents."""
+    nothing = x.weight.new_zeros(1, *x.windows.positions, *x.weight.shape[:2])
+    return x.windows.first(nothing)[0, ..., 0].flatten(0, 1)
 
 
-def _run(name: str, x: Problem, tensors: dict[str, Tensor], *arguments: Any) -> None:
+def _run(name: str, x: Problem, start: Tensor, *arguments: Any) -> None:
     """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
     from torchcaps.kernels.em import _loops, _vectors  # numba takes half a second to import
 
-    (_, parents, inner, outer), windows, per_place = x.weight.shape, x.windows, x.pose.shape[3]
+    (children, parents, inner, outer), windows, per_place = x.weight.shape, x.windows, x.pose.shape[3]
     rows, step, across = x.pose.shape[-1] // inner, windows.width * per_place, windows.kernel * per_place
     down, right = (torch.arange(n) * windows.stride for n in windows.positions)
     window = (down[:, None] * step + right * per_place).flatten()
     places, each = windows.height * step, torch.arange(parents) * (x.convention == "space")
     over_map = x.convention in ("all", "space")  # there is a competition for each place; otherwise for each of a window
-    slot = (window[:, None] + each * places) * over_map
+    slot, dim = (window[:, None] + each * places) * over_map, rows * outer
+    shift = x.weight.new_empty(0) if x.shift is None else x.shift.expand(children, parents, dim).transpose(0, 1)
     layer = _loops.Layer(
         form=_vectors.form_of(rows, inner, outer, x.shift is not None), passes=len(x.temperatures),
         windows=len(window), together=1 if x.convention == "type" else len(window), runs=windows.kernel, step=step,
-        across=across, places=places, parents=parents, dim=rows * outer,
+        across=across, places=places, parents=parents, dim=dim,
         slots=(int(each.max()) + 1) * places if over_map else windows.kernel * across,
-        slot_step=step if over_map else across, window=flat(window), slot=flat(slot),
-        **{key: flat(tensor) for key, tensor in tensors.items()},
+        slot_step=step if over_map else across, window=flat(window), slot=flat(slot), pose=flat(by_lane(x.pose)),
+        activation=flat(by_lane(x.activation)), weight=flat(x.weight.transpose(0, 1)), shift=flat(shift),
+        start=flat(start), beta_u=flat(x.beta_u * dim), beta_a=flat(x.beta_a),
+        heat=flat(x.weight.new_tensor(x.temperatures)),
     )  # fmt: skip
     given = (_loops.Grads(*map(flat, x)) if isinstance(x, tuple) else flat(x) for x in arguments)
-    in_threads(getattr(_loops, name), len(tensors["pose"]), layer, *given)
-
-
-def _grad_state(state: Tensor, grad_pose: Tensor, grad_length: Tensor) -> Tensor:
-    """Gradient of mean, variance and logit of the last pass, `[g, w, j, 2 H + 1, LANES]`."""
-    last = state[:, -1]
-    dim = (last.shape[-2] - 3) // 2
-    grad = last.new_zeros((*last.shape[:3], 2 * dim + 1, LANES))
-    grad[..., :dim, :] = by_lane(grad_pose)
-    length = torch.sigmoid(last[..., -1, :])
-    grad[..., -1, :] = by_lane(grad_length) * length * (1 - length)
-    return grad
+    in_threads(getattr(_loops, name), len(arguments[0]), layer, *given)

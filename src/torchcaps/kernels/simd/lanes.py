@@ -1,12 +1,15 @@
-"""Samples in lanes, and threads that share out their groups: how compiled loops see a batch."""
+"""How compiled loops see a batch, samples in lanes; the threads that share it out; and how loops are kept compiled."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +56,8 @@ def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
     if threads < 2:
         work()
         return
-    _let_go()
+    if (pause := _omp_pause()) is not None:
+        pause(1)  # omp_pause_soft
     with ThreadPoolExecutor(threads - 1) as pool:
         others = [pool.submit(work) for _ in range(threads - 1)]
         work()
@@ -61,19 +65,46 @@ def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
             other.result()
 
 
-def _let_go() -> None:
-    """Have OpenMP end its idle threads: they spin on a core for some 20 ms after torch's last operation.
-
-    It makes them anew at the next operation, in 0.1 ms. Without an OpenMP 5 runtime in this process, nothing happens.
-    """
-    pause = _omp_pause()
-    if pause is not None:
-        pause(1)  # omp_pause_soft
-
-
 @lru_cache(maxsize=1)
 def _omp_pause() -> Callable[[int], int] | None:
+    """Has OpenMP end its idle threads, which spin on a core for some 20 ms after torch's last operation.
+
+    It makes them anew at the next operation, in 0.1 ms. None without an OpenMP 5 runtime in this process.
+    """
     try:
         return ctypes.CDLL(None).omp_pause_resource_all
     except (OSError, TypeError, AttributeError):  # Windows has no handle on the whole process
         return None
+
+
+def keep_compiled(loops: Iterable[Any], sources: Iterable[str]) -> Path | None:
+    """Let numba keep machine code in the user's cache folder; never beside the package, which may be read-only.
+
+    Args:
+        loops: compiled functions that are called from Python.
+        sources: files that they were written in; their contents name the folder, so that no old code is taken for new.
+
+    Returns:
+        The folder, or None where none can be written: then every process compiles anew, which takes a few seconds.
+    """
+    import numba
+    from numba.misc.appdirs import AppDirs
+
+    config: Any = numba.config
+    try:
+        digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
+        folder = Path(config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir) / f"loops-{digest}"
+        if not folder.is_absolute():  # no home folder
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        return None
+    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+    try:
+        for loop in loops:
+            loop.enable_caching()
+    finally:
+        config.CACHE_DIR = before
+    return folder
