@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class Classify(Task):
     one is (arXiv 1710.09829, section 4.1).
     """
 
-    losses = LOSSES
+    losses: ClassVar[Mapping[str, Loss]] = LOSSES
     offers = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 

@@ -37,6 +37,6 @@ GROUPS = (
 
 register_idx(INFO)
 register_made(
-    INFO, lambda images, split: replace(images, classes=GROUPS), name="fashion-mnist-tree", classes=GROUPS,
+    INFO, lambda images, _: replace(images, classes=GROUPS), name="fashion-mnist-tree", classes=GROUPS,
     title="Fashion-MNIST with a label tree of 2, 6 and 10 classes",
 )  # fmt: skip
