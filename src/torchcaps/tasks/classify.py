@@ -179,7 +179,7 @@ class Classify(Task):
         """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
-        loss = LOSSES[self.loss](scores, wanted, share, self.config.task)
+        loss = self.losses[self.loss](scores, wanted, share, self.config.task)
         parts = {self.loss: loss}
         total = loss
         if self.weight and scores.capsules is not None:
@@ -204,7 +204,7 @@ class Classify(Task):
         """The loss of the classes, as at the end of the training, and the accuracy."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         scores = Scores(activation, outcomes.get("logits"), None)
-        loss = LOSSES[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
+        loss = self.losses[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:

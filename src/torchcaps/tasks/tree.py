@@ -23,7 +23,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.tasks.exhibits import percent
-from torchcaps.types import ModelSpec, spec_of
+from torchcaps.types import ModelSpec
 
 DYNAMIC = "dynamic_margin"
 SHOWN = ("exact_match", "hierarchical_accuracy", "consistency")  # after every epoch
@@ -81,24 +81,19 @@ class Tree(Classify):
     ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
 
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        where, classes = (
-            ("the model", getattr(model, "classes", ())) if images is None else (images.name, images.classes)
-        )
+        classes: tuple[str, ...] = getattr(model, "classes", ()) if images is None else images.classes
         tree = label_tree(classes)
         if tree is None:
-            raise ValueError(
-                "task: tree needs classes on several levels, with names such as clothing/tops/shirt, and those of "
-                f"{where} are {', '.join(classes[:3]) or 'none'}{', ...' if len(classes) > 3 else ''}"
-            )
+            got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+            raise ValueError(f"task: tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}")
         super().__init__(model, config, images)
-        self.tree, self.knows_levels = tree, spec_of(model).task == self.name
+        self.tree, self.knows_levels = tree, self.spec.task == self.name
         if self.knows_levels and self.model.tree != tree:
-            ours = " and ".join(map(str, tree.sizes))
-            raise ValueError(f"model: expected one built for the label tree of {where}, of {ours} classes")
+            sizes = ", ".join(map(str, tree.sizes))
+            raise ValueError(f"model: expected one built for these classes, whose tree has levels of {sizes}")
         if self.loss == DYNAMIC and not self.knows_levels:
-            raise ValueError(f"loss: {DYNAMIC} weighs the levels of a label tree, and this model tells only its finest")
-        ancestors = torch.tensor(tree.ancestors, device=device_of(model))
-        self.register_buffer("ancestors", ancestors, persistent=False)
+            raise ValueError(f"loss: {DYNAMIC} weighs levels of a label tree, and this model tells only its finest")
+        self.register_buffer("ancestors", torch.tensor(tree.ancestors, device=device_of(model)), persistent=False)
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
@@ -111,78 +106,53 @@ class Tree(Classify):
         return spec.task in ("classify", cls.name) and cls.takes(images)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of all levels, and of each; the accuracy and "activation" are of the finest classes."""
+        """The loss of all levels and of each; under its own name that of the finest, which is what is validated."""
         if not self.knows_levels:
             return super().forward(batch, share)
-        found, paths = self.model.levels(batch.images), self.ancestors[batch.labels]
-        losses = self._losses([capsules.activation for capsules in found], paths, share)
-        said = torch.stack([capsules.activation.argmax(dim=1) for capsules in found], dim=1)
-        loss = (self._weights(said == paths) * losses).sum()
-        parts = {f"{self.loss}_{level + 1}": one.detach() for level, one in enumerate(losses)}
-        accuracy = (said[:, -1] == batch.labels).double().mean()
-        return {
-            "loss": loss,
-            self.loss: loss,
-            **parts,
-            "accuracy": accuracy,
-            "activation": found[-1].activation.detach(),
-        }
-
-    def _losses(self, activations: Sequence[Tensor], paths: Paths, share: float) -> Float[Tensor, " levels"]:
-        pairs = zip(activations, paths.unbind(dim=1), strict=True)
+        activations, paths = self._activations(batch.images), self.ancestors[batch.labels]
         loss, how = self.losses[self.loss], self.config.task
-        return torch.stack([loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs])
+        pairs = zip(activations, paths.unbind(dim=1), strict=True)
+        losses = [loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs]
+        right = _said(activations) == paths
+        parts = {f"{self.loss}_{level}": one for level, one in enumerate(losses[:-1], start=1)}
+        return {
+            "loss": (self._weights(right) * torch.stack(losses)).sum(), self.loss: losses[-1], **parts,
+            "accuracy": right[:, -1].double().mean(), "activation": activations[-1].detach(),
+        }  # fmt: skip
+
+    def _activations(self, images: Tensor) -> list[Float[Tensor, "batch classes"]]:
+        """Of every level, coarse to fine."""
+        return [capsules.activation for capsules in self.model.levels(images)]
 
     def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
-        """Of the levels of this step: by the accuracies of the whole batch where they are dynamic.
+        """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
 
-        The authors take those of the batch before. Those of the batch itself need no memory, which a run that is
-        resumed would have to find again.
+        The authors take those of the batch before, which a run that goes on would have to remember.
         """
         accuracy = None
         if self.loss == DYNAMIC:
-            counts = torch.cat([right.double().sum(dim=0), right.new_tensor([len(right)], dtype=torch.float64)])
-            *hits, total = joined().sum(counts.cpu()).tolist()
+            *hits, total = joined().sum(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
             accuracy = [hit / total for hit in hits]
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 
     def outcome(self, batch: Batch) -> Outcomes:
-        """As of a classifier of the finest classes; and the activations of other levels, where the model has them."""
+        """As of a classifier of the finest classes; and "paths" `[batch, levels]`, what is said on every level."""
         if not self.knows_levels:
-            return super().outcome(batch)
-        *coarse, finest = (capsules.activation.float() for capsules in self.model.levels(batch.images))
-        others = {f"level_{level + 1}": activation for level, activation in enumerate(coarse)}
-        return {"activation": finest, "labels": batch.labels, **others}
+            found = super().outcome(batch)
+            return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
+        activations = self._activations(batch.images)
+        return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, by the weights at the start; the accuracy of the finest classes; and the figures of the tree."""
-        paths, truth = self.paths(outcomes), self.ancestors.cpu()[outcomes["labels"]]
-        if self.knows_levels:
-            losses = self._losses(self._activations(outcomes), truth, 1.0).tolist()
-            weights = level_weights(self.tree.sizes)
-            loss = sum(weight * one for weight, one in zip(weights, losses, strict=True))
-            found = {"loss": loss, "accuracy": (paths[:, -1] == truth[:, -1]).double().mean().item()}
-        else:
-            found = super().figures(outcomes)
-        shown = path_figures(paths, truth, self.tree)
-        return found | {name: shown[name] for name in SHOWN}
-
-    def _activations(self, outcomes: Outcomes) -> list[Tensor]:
-        """Of every level, coarse to fine."""
-        return [outcomes[f"level_{level + 1}"] for level in range(len(self.tree.sizes) - 1)] + [outcomes["activation"]]
-
-    def paths(self, outcomes: Outcomes) -> Paths:
-        """The most active class of every level; of a classifier of the finest, its class and the ancestors of that."""
-        if not self.knows_levels:
-            return self.ancestors.cpu()[outcomes["activation"].argmax(dim=1)]
-        return torch.stack([activation.argmax(dim=1) for activation in self._activations(outcomes)], dim=1)
+        """The loss and the accuracy of the finest classes, and figures of the tree."""
+        found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
+        return super().figures(outcomes) | {name: found[name] for name in SHOWN}
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         """Accuracy of every level, how levels agree, and of the finest classes what a classifier has."""
         outcomes = self.outcomes(images, progress=progress)
-        finest = score(outcomes["activation"], images.labels, images.classes)
-        paths, truth = self.paths(outcomes), self.ancestors.cpu()[images.labels.cpu()]
-        hierarchy = path_figures(paths, truth, self.tree)
+        finest, paths = score(outcomes["activation"], images.labels, images.classes), outcomes["paths"]
+        hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
@@ -192,14 +162,19 @@ class Tree(Classify):
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """As of a classifier of the finest classes; and the class that is said on every level."""
+        """As of a classifier of the finest classes; and what is said on every level, coarse to fine."""
         batch = Batch(pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device))
-        outcomes = {name: values.cpu() for name, values in self.outcome(batch).items()}
         rows = []
-        for row, path in zip(super().predict(pictures), self.paths(outcomes).tolist(), strict=True):
+        for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):
             levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
-            rows.append(row | {"consistent": levels[-1].startswith(levels[-2] + "/"), "levels": levels})
+            pairs = zip(self.tree.parents, path, path[1:], strict=True)
+            rows.append(row | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels})
         return rows
+
+
+def _said(activations: Sequence[Tensor]) -> Paths:
+    """The most active class of every level."""
+    return torch.stack([activation.argmax(dim=1) for activation in activations], dim=1)
 
 
 def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
