@@ -58,8 +58,9 @@ def test_worked_values_of_the_published_mask():
     assert round(mask(0, 1), 2) == 0.49 and round(mask(1, 1), 2) == 0.60
     for logit in (0.0, -2.0):
         assert mask(0, 1) * logit >= mask(1, 1) * logit  # what is off the tree is not below what is on it
-    rows = [row % 6 for row in range(128, 134)]  # row i mod P, of 128 primaries and the 6 parents after them
-    assert rows == [2, 3, 4, 5, 0, 1]  # and no parent has its own
+    # Rows repeat over 128 primaries and the 6 parents after them as often as they fit; the rest takes the first.
+    rows = [row % 6 if row < 134 // 6 * 6 else 0 for row in range(128, 134)]
+    assert rows == [2, 3, 4, 5, 0, 0]  # and no parent has its own
     assert all(row != own for own, row in enumerate(rows))
 
 

@@ -167,7 +167,7 @@ class Tree(Classify):
         rows = []
         for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):
             levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
-            pairs = zip(self.tree.parents, path, path[1:], strict=True)
+            pairs = zip(self.tree.parents, path[:-1], path[1:], strict=True)
             rows.append(row | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels})
         return rows
 
