@@ -233,3 +233,9 @@ def test_nested_folders_are_trained_on(settings, tmp_path):
         Image.fromarray(images.images[k, 0].numpy()).save(place / f"{k}.png")
     run = train(TrainConfig.of(**settings | {"data": "own", "epochs": 1, "holdout": 5}), "run")
     assert tc.load(run.path).classes == PATHS == load_dataset("own").classes
+
+
+def test_a_model_of_more_outputs_than_classes_is_refused():
+    plain = tc.create_model("resnet20", num_classes=9, in_chans=1, img_size=(12, 10), width=4)
+    with pytest.raises(ValueError, match=r"activation: expected \[batch, classes=5\], got \[batch=1, classes=9\]"):
+        create_task(plain, TrainConfig(), bars()).check(bars())

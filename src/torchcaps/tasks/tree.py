@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, LabelTree, label_tree
+from torchcaps.errors import check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
 from torchcaps.ranks import joined
@@ -139,6 +140,7 @@ class Tree(Classify):
         """As of a classifier of the finest classes; and "paths" `[batch, levels]`, what is said on every level."""
         if not self.knows_levels:
             found = super().outcome(batch)
+            check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
             return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
         activations = self._activations(batch.images)
         return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
