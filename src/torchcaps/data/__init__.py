@@ -57,5 +57,7 @@ from torchcaps.data.split import few_labels as few_labels
 from torchcaps.data.split import holdout as holdout
 from torchcaps.data.table import read_table as read_table
 from torchcaps.data.tar import read_tar as read_tar
+from torchcaps.data.tree import LabelTree as LabelTree
+from torchcaps.data.tree import label_tree as label_tree
 from torchcaps.data.verify import FileCheck as FileCheck
 from torchcaps.data.verify import verify_dataset as verify_dataset

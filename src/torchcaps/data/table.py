@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcaps.data._registry import register_format
@@ -12,47 +12,68 @@ from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
 from torchcaps.data.pixels import Size
+from torchcaps.data.tree import BETWEEN, checked
 from torchcaps.errors import DataError
 
-REQUIRED = ("file", "label")
+REQUIRED, TREE = ("file", "label"), "image,coarse,fine"
 
 
 @door
 def read_table(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
-    """Read the images that a CSV with the columns `file` and `label` names.
+    """Read the images that a CSV with the columns `file` and `label` names; or `image` and one column for each level.
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
     "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
     UTF-8, comma-separated, with a header; its name without the ending becomes the set's.
 
+    In place of `file` and `label` there may be `image` and the levels of a label tree, coarse to fine: every other
+    column but `split`, at least two, such as `image,coarse,fine`. See `label_tree`.
+
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
-            only; an unreadable image; mixed sizes.
+            only; a label without a parent or with two; an unreadable image; mixed sizes.
     """
     path = Path(path)
     with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
-        entries = list(_entries(path, csv.DictReader(text_lines(source))))
+        rows = csv.DictReader(text_lines(source))
+        files, levels = _columns(path, rows.fieldnames or ())
+        found = _entries(path, rows, files, levels)
+        entries = list(checked(path, found) if len(levels) > 1 else found)
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
 register_format("a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table)
 
 
-def _entries(path: Path, rows: csv.DictReader[str]) -> Iterator[Entry]:
-    columns = rows.fieldnames or ()
-    for column in REQUIRED:
+def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
+    """The column of files, and those of labels: one, or the levels of a tree from coarse to fine."""
+    tree = "label" not in columns and {"image", "coarse", "fine"}.intersection(columns)
+    wanted, asked = (("image",), TREE) if tree else (REQUIRED, ",".join(REQUIRED))
+    found = ",".join(columns) or "an empty file"
+    for column in wanted:
         if column not in columns:
-            found = ",".join(columns) or "an empty file"
-            raise DataError(f"{path}: no column {column!r}; expected file,label and optionally split, got {found}")
-    folder = str(path.parent)
+            raise DataError(f"{path}: no column {column!r}; expected {asked} and optionally split, got {found}")
+    levels = [column for column in columns if column not in ("image", "split")] if tree else ["label"]
+    if tree and len(levels) < 2:
+        raise DataError(f"{path}: a column of labels is missing; expected {TREE} or more levels, got {found}")
+    return wanted[0], levels
+
+
+def _entries(path: Path, rows: csv.DictReader[str], files: str, levels: list[str]) -> Iterator[Entry]:
+    folder, splits = str(path.parent), "split" in (rows.fieldnames or ())
     for row in rows:
-        file, label = ((row[column] or "").strip() for column in REQUIRED)
-        if not file or not label:
-            raise DataError(f"{path} line {rows.line_num}: expected a file and a label, got {file!r} and {label!r}")
+        line = f"{path} line {rows.line_num}"
+        file, *labels = ((row[column] or "").strip() for column in (files, *levels))
+        if not file or not labels[-1]:
+            raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
+        if not all(labels):
+            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {levels[labels.index('')]!r} is empty")
+        if len(levels) > 1 and any(BETWEEN in label for label in labels):
+            raise DataError(f"{line}: expected labels without {BETWEEN!r}, which parts the levels, got {labels}")
         place = os.path.join(folder, file)
         if not os.path.isfile(place):
-            raise DataError(f"{path} line {rows.line_num}: no such file {place}")
-        split = (row["split"] or "").strip().lower() if "split" in columns else None
+            raise DataError(f"{line}: no such file {place}")
+        split = (row["split"] or "").strip().lower() if splits else None
         if split not in (None, "train", "test"):
-            raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {split!r}")
-        yield Entry(place, label, split)
+            raise DataError(f"{line}: expected split 'train' or 'test', got {split!r}")
+        yield Entry(place, BETWEEN.join(labels), split)

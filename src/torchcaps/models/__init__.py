@@ -22,4 +22,5 @@ from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
+from torchcaps.models.tree_capsnet import TreeCapsNet as TreeCapsNet
 from torchcaps.models.vb_caps import VBCaps as VBCaps

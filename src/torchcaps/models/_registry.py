@@ -31,6 +31,7 @@ class Passport:
         num_classes: classes it was published for.
         parameters: published count at those sizes.
         published: the paper's own figure, in words.
+        named: its builder takes the names of the classes, as `classes`: what it builds depends on their label tree.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Passport:
     num_classes: int
     parameters: int
     published: str
+    named: bool = False
 
 
 _MODELS: dict[str, tuple[Builder, Passport]] = {}

@@ -18,3 +18,5 @@ from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_trans
 from torchcaps.tasks.several import Several as Several
 from torchcaps.tasks.transform import Transform as Transform
 from torchcaps.tasks.transform import transformed_pairs as transformed_pairs
+from torchcaps.tasks.tree import Tree as Tree
+from torchcaps.tasks.tree import TreeEvaluation as TreeEvaluation

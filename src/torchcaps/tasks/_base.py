@@ -269,7 +269,8 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
         return plugins.find("task", name, _TASKS)
     spec = spec_of(model)
     plugins.find("task", spec.task, _TASKS)  # loads the plug-in that registers it
-    suiting = (kind for kind in _TASKS.values() if images is not None and kind.suits(spec, images))
+    kinds = reversed(_TASKS.values())  # of two that suit, the one registered last is the more special one
+    suiting = (kind for kind in kinds if images is not None and kind.suits(spec, images))
     return next(suiting, _TASKS[spec.task])
 
 

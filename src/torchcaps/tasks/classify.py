@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class Classify(Task):
     one is (arXiv 1710.09829, section 4.1).
     """
 
-    losses = LOSSES
+    losses: ClassVar[Mapping[str, Loss]] = LOSSES
     offers = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 
@@ -179,7 +179,7 @@ class Classify(Task):
         """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
-        loss = LOSSES[self.loss](scores, wanted, share, self.config.task)
+        loss = self.losses[self.loss](scores, wanted, share, self.config.task)
         parts = {self.loss: loss}
         total = loss
         if self.weight and scores.capsules is not None:
@@ -204,7 +204,7 @@ class Classify(Task):
         """The loss of the classes, as at the end of the training, and the accuracy."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         scores = Scores(activation, outcomes.get("logits"), None)
-        loss = LOSSES[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
+        loss = self.losses[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:

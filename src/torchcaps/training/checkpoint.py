@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
-from torchcaps.models import create_model
+from torchcaps.models import create_model, model_passport
 from torchcaps.nn import drawn_from
 from torchcaps.nn.routed import names_now
 from torchcaps.types import spec_of
@@ -201,6 +201,8 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     check_description(about)
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
+    if model_passport(about["model"]).named:
+        sizes["classes"] = tuple(about["classes"])
     try:
         model = create_model(
             about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"]

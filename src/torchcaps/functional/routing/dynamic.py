@@ -25,6 +25,7 @@ def dynamic_routing(
     leaky: bool = False,
     detach: bool = False,
     over: Over = "parents",
+    prior: Float[Tensor, "children parents"] | None = None,
 ) -> Routed:
     """Couple each child to the parents that its votes agree with.
 
@@ -32,6 +33,7 @@ def dynamic_routing(
         b_ij += <u_ij, v_j>, except after the last pass
 
     One iteration is uniform coupling, `c = 1 / parents`. The logits b belong to a sample: never learned, never kept.
+    With a prior, `b_ij` starts from it, and one iteration couples by it alone.
 
     Args:
         votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field says which parents
@@ -42,6 +44,7 @@ def dynamic_routing(
         leaky: give each child one more parent, "none of the above", with constant logit 0, and drop its share.
         detach: send no gradient through the coupling, only through the last weighted sum.
         over: what the softmax is over; "children" is a mistake of public code, for weights that were trained with it.
+        prior: log prior probabilities, up to a constant for each child, that i is coupled to j (section 2); finite.
 
     Returns:
         Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in [0, 1), coupling c
@@ -55,7 +58,7 @@ def dynamic_routing(
     u = votes.dense()
     fixed = u.detach() if detach else u
     added = None if votes.bias is None else full_precision(votes.bias)
-    b = torch.zeros_like(u[..., 0])
+    b = torch.zeros_like(u[..., 0]) if prior is None else full_precision(prior).expand_as(u[..., 0])
     with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1

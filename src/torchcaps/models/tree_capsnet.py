@@ -1,0 +1,175 @@
+"""Capsules for the classes of every level of a label tree: a small form of HT-CapsNet.
+
+Khondaker Tasrif Noor et al., "HT-CapsNet", Knowledge-Based Systems 329, 2025, 114444. Differs from the authors' code
+in: three convolutions; all levels have one dimension; no gate, no attention and no layer norm; the taxonomy is a log
+prior of the couplings of the parents above, where theirs multiplies logits, by rows that belong to arbitrary children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.data import label_tree
+from torchcaps.errors import UnknownNameError
+from torchcaps.functional import dynamic_routing, squash
+from torchcaps.functional.votes import Votes
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
+from torchcaps.nn import CapsuleLinear, Router
+from torchcaps.nn.routers import check_iterations
+from torchcaps.types import Capsules, ModelSpec, Routed
+
+Taxonomy = Literal["labels", "shuffled", "none", "flat"]
+DIM, SMALLEST = 8, 8  # dimensions of a primary capsule; pixels
+OFF_TREE = 0.01  # eps: prior weight of a class under another parent's than its own
+
+
+def tree_prior(parents: Sequence[int], above: int, free: int) -> Float[Tensor, "children classes"]:
+    """Log priors of the couplings of a level: `log(eps + T[p, k])` for parents p above, 0 for primary capsules.
+
+    Args:
+        parents: of each class k of this level, its parent p; `T[p, k]` is 1 for these pairs and 0 for others.
+        above: classes of the level above.
+        free: primary capsules, whose rows come first.
+    """
+    taxonomy = nn.functional.one_hot(torch.tensor(parents), above).T.float()
+    return torch.cat([torch.zeros(free, len(parents)), (OFF_TREE + taxonomy).log()])
+
+
+class PriorRouting(Router):
+    """`functional.dynamic_routing` from log priors, `[children, parents]`.
+
+    Args:
+        prior: see there.
+        iterations: from 1 to 100.
+        drawn: the prior was drawn at random, and is kept with the weights.
+    """
+
+    exchangeable, any_size = False, True
+    prior: Tensor
+
+    def __init__(self, prior: Tensor, iterations: int = 2, *, drawn: bool = False) -> None:
+        super().__init__()
+        check_iterations(iterations)
+        self.iterations = iterations
+        self.register_buffer("prior", prior, persistent=drawn)
+
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """The logits of a child start from its prior."""
+        del parents
+        return dynamic_routing(votes, self.iterations, prior=self.prior)
+
+
+class TreeCapsNet(ImageModel):
+    """Convolutions -> primary capsules -> capsules of the coarsest classes -> ... -> capsules of the finest.
+
+    Every level but the first routes the primary capsules, two of them as one, and the capsules of the level above.
+
+    Args:
+        num_classes: of the finest level.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both; at least 8 pixels each.
+        classes: their names, whose paths make the tree (see `data.label_tree`); without a tree there is one level.
+        tree: "labels" has a parent above start with its own children; "shuffled" with as many random classes instead,
+            which is the control; "none" treats it like a primary capsule; "flat" leaves out all levels but the finest.
+        channels: of the convolutions, each with stride 2; the last a multiple of 16.
+        class_dim: dimensions of the capsules of a class, on every level; with a tree, those of two primary capsules.
+        iterations: of each routing.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1]; output: lengths `[batch, num_classes]` of the
+        capsules of the finest level, in [0, 1). For all levels see `levels`.
+
+    Raises:
+        ValueError: for images that are too small, sizes that do not fit, or names that are not one for each class.
+    """
+
+    decoder = None
+
+    def __init__(
+        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
+        classes: Sequence[str] = (), tree: Taxonomy = "labels", channels: tuple[int, int, int] = (32, 64, 128),
+        class_dim: int = 16, iterations: int = 2,
+    ) -> None:  # fmt: skip
+        super().__init__(in_chans, img_size, (SMALLEST, "label trees"), num_classes=num_classes, class_dim=class_dim)
+        if tree not in get_args(Taxonomy):
+            raise UnknownNameError("tree", tree, get_args(Taxonomy))
+        if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
+            raise ValueError(f"channels: expected three numbers, the last a multiple of {2 * DIM}, got {channels}")
+        if classes and len(classes) != num_classes:
+            raise ValueError(f"classes: expected a name for each of {num_classes}, got {len(classes)}")
+        self.num_classes = num_classes
+        self.tree = None if tree == "flat" else label_tree(classes)
+        self.sizes = (num_classes,) if self.tree is None else self.tree.sizes
+        if len(self.sizes) > 1 and class_dim != 2 * DIM:
+            raise ValueError(f"class_dim: expected {2 * DIM}, as two primary capsules have, got {class_dim}")
+        widths = [in_chans, *channels]
+        self.convolutions = nn.Sequential(*(nn.Conv2d(*pair, 3, 2, 1) for pair in pairwise(widths)))
+        first: Any = self.convolutions[0]
+        nn.init.kaiming_normal_(first.weight)  # primary capsules then begin near 0.1, as `CapsuleLinear` supposes
+        places = ceil(self.img_size[0] / 8) * ceil(self.img_size[1] / 8)
+        self.level_capsules = nn.ModuleList(
+            self._layer(level, places * channels[-1] // DIM, class_dim, tree, iterations)
+            for level in range(len(self.sizes))
+        )
+        task = "classify" if len(self.sizes) == 1 else "tree"
+        self.spec = ModelSpec(pose=True, activation="length", smallest=SMALLEST, task=task, loss="margin")
+
+    def _layer(self, level: int, primary: int, dim: int, kind: Taxonomy, iterations: int) -> CapsuleLinear:
+        """The capsules of the classes of a level."""
+        count = self.sizes[level]
+        bias = count > MOST_WITHOUT_BIAS
+        if not level or self.tree is None:
+            return CapsuleLinear(primary, DIM, count, dim, iterations=iterations, bias=bias)
+        above, free = self.sizes[level - 1], primary // 2
+        routing: str | Router = "dynamic"
+        options = {"iterations": iterations}
+        if kind != "none":
+            prior, options = tree_prior(self.tree.parents[level - 1], above, free), {}
+            prior = prior[:, torch.randperm(count)] if kind == "shuffled" else prior
+            routing = PriorRouting(prior, iterations, drawn=kind == "shuffled")
+        return CapsuleLinear(free + above, 2 * DIM, count, dim, routing, bias=bias, **options)
+
+    def levels(self, images: Float[Tensor, "batch channels height width"]) -> list[Capsules]:
+        """The capsules of the classes of every level, coarse to fine.
+
+        Each has pose `[batch, classes of the level, class_dim]` and activation `[batch, classes of the level]`, a
+        length in [0, 1).
+        """
+        self._check(images)
+        x = images
+        for index, convolution in enumerate(self.convolutions):
+            x = convolution(torch.relu(x) if index else x)
+        primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(1, 3)  # 256 of 8, for 28x28 images
+        first, *others = self.level_capsules
+        found = [first(primary)]
+        for layer in others:  # 128 of 16, and those above
+            found.append(layer(torch.cat([primary.unflatten(1, (-1, 2)).flatten(2), found[-1].pose], dim=1)))
+        return found
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Capsules of the finest classes: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]`."""
+        return self.levels(images)[-1]
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Lengths of the capsules of the finest classes, in [0, 1); not logits."""
+        return self.capsules(images).activation
+
+
+@register_model(
+    Passport(
+        title="HT-CapsNet", year=2025, arxiv="", img_size=(28, 28), in_chans=1, num_classes=10, parameters=420_352,
+        published="none for this small form, which the authors' results do not bear on", named=True,
+    )
+)  # fmt: skip
+def tree_capsnet(**options: Any) -> TreeCapsNet:
+    """A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes."""
+    return TreeCapsNet(**options)

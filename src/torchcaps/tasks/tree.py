@@ -1,0 +1,250 @@
+"""Classes of every level of a label tree; and how well a classifier of its finest classes knows the others.
+
+Losses and metrics as in the code of HT-CapsNet (Noor et al., Knowledge-Based Systems 329, 2025, 114444).
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from torchcaps.data import Drawn as Batch
+from torchcaps.data import ImageSet, LabelTree, label_tree
+from torchcaps.errors import check_shape
+from torchcaps.evaluation import Evaluation, score
+from torchcaps.evaluation.forward import Progress, device_of
+from torchcaps.ranks import joined
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, register_task
+from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
+from torchcaps.tasks.exhibits import percent
+from torchcaps.types import ModelSpec
+
+DYNAMIC = "dynamic_margin"
+SHOWN = ("exact_match", "hierarchical_accuracy", "consistency")  # after every epoch
+Paths = Int64[Tensor, "n levels"]  # of each image a class of every level, coarse to fine
+
+
+@dataclass(frozen=True, eq=False)
+class TreeEvaluation(Evaluation):
+    """What a model made of a data set with a label tree; what `Evaluation` has is of the finest classes.
+
+    Attributes:
+        tree: the levels and their classes.
+        paths: `[n, levels]` classes that the model says, level by level; they need not belong to one another.
+        hierarchy: see `path_figures`.
+    """
+
+    tree: LabelTree
+    paths: Paths
+    hierarchy: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of an evaluation, with the figures of the tree."""
+        return super().to_dict() | self.hierarchy
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {self.hierarchy[name]:.4f}" for name in SHOWN)
+        return f"{shown}, {self.num_samples} images"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """That of the finest classes, below a row for each level."""
+        heads, *rows = super().table()
+        right = (self.paths == self.truth).sum(dim=0).tolist()
+        pairs = enumerate(zip(self.tree.sizes, right, strict=True), start=1)
+        count = self.num_samples
+        levels = [(f"level {k}: {n} classes", percent(r / count), str(r), str(count), "") for k, (n, r) in pairs]
+        return [heads, *levels, *rows]
+
+    @property
+    def truth(self) -> Paths:
+        """`[n, levels]` true classes."""
+        return torch.tensor(self.tree.ancestors)[self.labels]
+
+
+@register_task("tree")
+class Tree(Classify):
+    """Every level of a label tree; the loss is that of each level, weighted.
+
+    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest.
+    """
+
+    score = "exact_match"  # of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike
+    losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)
+    ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        classes: tuple[str, ...] = getattr(model, "classes", ()) if images is None else images.classes
+        tree = label_tree(classes)
+        if tree is None:
+            got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+            raise ValueError(f"task: tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}")
+        super().__init__(model, config, images)
+        self.tree, self.knows_levels = tree, self.spec.task == self.name
+        if self.knows_levels and self.model.tree != tree:
+            sizes = ", ".join(map(str, tree.sizes))
+            raise ValueError(f"model: expected one built for these classes, whose tree has levels of {sizes}")
+        if self.loss == DYNAMIC and not self.knows_levels:
+            raise ValueError(f"loss: {DYNAMIC} weighs levels of a label tree, and this model tells only its finest")
+        self.register_buffer("ancestors", torch.tensor(tree.ancestors, device=device_of(model)), persistent=False)
+
+    @classmethod
+    def takes(cls, images: ImageSet) -> bool:
+        """Images of one class each, whose classes make a tree."""
+        return super().takes(images) and label_tree(images.classes) is not None
+
+    @classmethod
+    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        """For models made to tell classes apart, of all levels or of the finest."""
+        return spec.task in ("classify", cls.name) and cls.takes(images)
+
+    def forward(self, batch: Batch, share: float) -> Outcomes:
+        """The loss of all levels and of each; under its own name that of the finest, which is what is validated."""
+        if not self.knows_levels:
+            return super().forward(batch, share)
+        activations, paths = self._activations(batch.images), self.ancestors[batch.labels]
+        loss, how = self.losses[self.loss], self.config.task
+        pairs = zip(activations, paths.unbind(dim=1), strict=True)
+        losses = [loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs]
+        right = _said(activations) == paths
+        parts = {f"{self.loss}_{level}": one for level, one in enumerate(losses[:-1], start=1)}
+        return {
+            "loss": (self._weights(right) * torch.stack(losses)).sum(), self.loss: losses[-1], **parts,
+            "accuracy": right[:, -1].double().mean(), "activation": activations[-1].detach(),
+        }  # fmt: skip
+
+    def _activations(self, images: Tensor) -> list[Float[Tensor, "batch classes"]]:
+        """Of every level, coarse to fine."""
+        return [capsules.activation for capsules in self.model.levels(images)]
+
+    def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
+        """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
+
+        The authors take those of the batch before, which a run that goes on would have to remember.
+        """
+        accuracy = None
+        if self.loss == DYNAMIC:
+            *hits, total = joined().sum(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
+            accuracy = [hit / total for hit in hits]
+        return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
+
+    def outcome(self, batch: Batch) -> Outcomes:
+        """As of a classifier of the finest classes; and "paths" `[batch, levels]`, what is said on every level."""
+        if not self.knows_levels:
+            found = super().outcome(batch)
+            check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
+            return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
+        activations = self._activations(batch.images)
+        return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """The loss and the accuracy of the finest classes, and figures of the tree."""
+        found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
+        return super().figures(outcomes) | {name: found[name] for name in SHOWN}
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """Accuracy of every level, how levels agree, and of the finest classes what a classifier has."""
+        outcomes = self.outcomes(images, progress=progress)
+        finest, paths = score(outcomes["activation"], images.labels, images.classes), outcomes["paths"]
+        hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
+        return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """The levels, confusions between the groups of each, and what is shown of a classifier."""
+        assert isinstance(found, TreeEvaluation)
+        return [*_levels(found), *super().exhibits(found, images)]
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """As of a classifier of the finest classes; and what is said on every level, coarse to fine."""
+        batch = Batch(pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device))
+        rows = []
+        for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):
+            levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
+            pairs = zip(self.tree.parents, path[:-1], path[1:], strict=True)
+            rows.append(row | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels})
+        return rows
+
+
+def _said(activations: Sequence[Tensor]) -> Paths:
+    """The most active class of every level."""
+    return torch.stack([activation.argmax(dim=1) for activation in activations], dim=1)
+
+
+def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
+    """What the loss of each level counts; the sum is 1.
+
+    `1 - n_l / sum n`, normalised: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
+    in [0, 1]: `1 - accuracy_l * initial_l`, normalised.
+    """
+    total = sum(sizes)
+    start = _normalised([1 - count / total for count in sizes])
+    if accuracy is None:
+        return start
+    return _normalised([1 - right * weight for right, weight in zip(accuracy, start, strict=True)])
+
+
+def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
+    """How well paths fit true ones, each in [0, 1].
+
+    `level_1_accuracy`, ..., of each level, coarse to fine; `hierarchical_accuracy`, their harmonic mean; `exact_match`,
+    the share of images that are right on every level; `consistency`, of those whose classes are each the parent of the
+    next, which needs no truth. `hierarchical_precision`, `_recall` and `_f1` compare sets, an image at a time: the
+    classes that are said, with all of their ancestors, against the true path.
+    """
+    right, depth = paths == truth, len(tree.sizes)
+    accuracy = right.double().mean(dim=0).tolist()
+    lineage = [paths[:, -1:]]  # of each level, fine to coarse: the class that is said, and ancestors of those below
+    agrees = torch.ones(len(paths), dtype=torch.bool)
+    for level in range(depth - 2, -1, -1):
+        above = torch.tensor(tree.parents[level])[lineage[-1]]
+        agrees &= above[:, 0] == paths[:, level]
+        lineage.append(torch.cat([paths[:, level : level + 1], above], dim=1))
+    lineage.reverse()
+    common = sum((said == truth[:, level : level + 1]).any(dim=1) for level, said in enumerate(lineage))
+    said = sum(1 + (s.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1) for s in lineage)
+    precision, recall = (torch.as_tensor(common, dtype=torch.float64) / count for count in (said, depth))
+    f1 = (2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)).mean()
+    return {
+        **{f"level_{level + 1}_accuracy": value for level, value in enumerate(accuracy)},
+        "hierarchical_accuracy": depth / sum(1 / value for value in accuracy) if min(accuracy) else 0.0,
+        "exact_match": right.all(dim=1).double().mean().item(), "consistency": agrees.double().mean().item(),
+        "hierarchical_precision": precision.mean().item(), "hierarchical_recall": recall.mean().item(),
+        "hierarchical_f1": f1.item(),
+    }  # fmt: skip
+
+
+def _normalised(weights: Sequence[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+def _levels(found: TreeEvaluation) -> list[Exhibit]:
+    """A table of the figures, and a picture of the confusions between the groups of every level but the last."""
+    from torchcaps import viz
+
+    about = (
+        "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the accuracies of the levels. A match "
+        "is exact when all levels are right, and consistent when each class is the parent of the next, right or wrong. "
+        "Precision, recall and F1 compare the classes that are said, with all of their ancestors, with the true path."
+    )
+    rows = tuple((name.replace("_", " "), percent(value)) for name, value in found.hierarchy.items())
+    shown = [Exhibit("tree", "The label tree", about, heads=("Figure", "Share"), rows=rows)]
+    for level, names in enumerate(found.tree.levels[:-1]):
+        pairs = found.truth[:, level] * len(names) + found.paths[:, level]
+        counts = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
+        shown.append(
+            Exhibit(
+                f"level-{level + 1}", f"Groups of level {level + 1}",
+                "Rows are true groups, columns what they were taken for.",
+                viz.confusion_matrix(counts, viz.names.drawable(names)), f"Confusion matrix of {len(names)} groups.",
+            )
+        )  # fmt: skip
+    return shown
