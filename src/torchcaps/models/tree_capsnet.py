@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.data import label_tree
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel
@@ -58,13 +58,11 @@ class PriorRouting(Router):
 
     def __init__(self, prior: Tensor, iterations: int = 2, *, drawn: bool = False) -> None:
         super().__init__()
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = check_iterations(iterations)
         self.register_buffer("prior", prior, persistent=drawn)
 
-    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
         """The logits of a child start from its prior."""
-        del parents
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 
 
@@ -74,9 +72,7 @@ class TreeCapsNet(ImageModel):
     Every level but the first routes the primary capsules, two of them as one, and the capsules of the level above.
 
     Args:
-        num_classes: of the finest level.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 8 pixels each.
+        num_classes, in_chans, img_size: see `create_model`; the classes are of the finest level.
         classes: their names, whose paths make the tree (see `data.label_tree`); without a tree there is one level.
         tree: "labels" has a parent above start with its own children; "shuffled" with as many random classes instead,
             which is the control; "none" treats it like a primary capsule; "flat" leaves out all levels but the finest.
@@ -92,21 +88,17 @@ class TreeCapsNet(ImageModel):
         ValueError: for images that are too small, sizes that do not fit, or names that are not one for each class.
     """
 
-    decoder = None
-
     def __init__(
         self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
         classes: Sequence[str] = (), tree: Taxonomy = "labels", channels: tuple[int, int, int] = (32, 64, 128),
         class_dim: int = 16, iterations: int = 2,
     ) -> None:  # fmt: skip
         super().__init__(in_chans, img_size, (SMALLEST, "label trees"), num_classes=num_classes, class_dim=class_dim)
-        if tree not in get_args(Taxonomy):
-            raise UnknownNameError("tree", tree, get_args(Taxonomy))
+        check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
             raise ValueError(f"channels: expected three numbers, the last a multiple of {2 * DIM}, got {channels}")
         if classes and len(classes) != num_classes:
             raise ValueError(f"classes: expected a name for each of {num_classes}, got {len(classes)}")
-        self.num_classes = num_classes
         self.tree = None if tree == "flat" else label_tree(classes)
         self.sizes = (num_classes,) if self.tree is None else self.tree.sizes
         if len(self.sizes) > 1 and class_dim != 2 * DIM:
@@ -144,8 +136,7 @@ class TreeCapsNet(ImageModel):
         Each has pose `[batch, classes of the level, class_dim]` and activation `[batch, classes of the level]`, a
         length in [0, 1).
         """
-        self._check(images)
-        x = images
+        x = self._seen(images)
         for index, convolution in enumerate(self.convolutions):
             x = convolution(torch.relu(x) if index else x)
         primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(1, 3)  # 256 of 8, for 28x28 images
@@ -158,10 +149,6 @@ class TreeCapsNet(ImageModel):
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
         """Capsules of the finest classes: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]`."""
         return self.levels(images)[-1]
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Lengths of the capsules of the finest classes, in [0, 1); not logits."""
-        return self.capsules(images).activation
 
 
 @register_model(
