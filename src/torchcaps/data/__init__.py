@@ -35,7 +35,10 @@ from torchcaps.data.pairs import PairMaker as PairMaker
 from torchcaps.data.pairs import PairSet as PairSet
 from torchcaps.data.pairs import make_pairs as make_pairs
 from torchcaps.data.pairs import multi_hot as multi_hot
+from torchcaps.data.points import PointSet as PointSet
+from torchcaps.data.points import read_points as read_points
 from torchcaps.data.preprocess import Preprocess as Preprocess
+from torchcaps.data.preprocess import preprocess_of as preprocess_of
 from torchcaps.data.preprocess import images_in as images_in
 from torchcaps.data.sets.affnist import read_affnist as read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar as read_cifar
@@ -43,6 +46,7 @@ from torchcaps.data.sets.gtsrb import read_gtsrb as read_gtsrb
 from torchcaps.data.sets.placed import PlacedSet as PlacedSet
 from torchcaps.data.sets.placed import affine_copies as affine_copies
 from torchcaps.data.sets.placed import placed as placed
+from torchcaps.data.sets.planes import make_planes as make_planes
 from torchcaps.data.sets.smallnorb import Views as Views
 from torchcaps.data.sets.smallnorb import read_matrix as read_matrix
 from torchcaps.data.sets.smallnorb import read_norb as read_norb
