@@ -51,6 +51,11 @@ class Aligned(NamedTuple):
     upright: Float[Tensor, "batch points dim"]
 
 
+def attended(attention: nn.Linear, x: Tensor) -> Tensor:
+    """`softmax_k(attention(x))` `[b, n, k]` of `x` `[b, n, c]`, in float32 for half precision."""
+    return full_precision(attention(x)).mT.softmax(dim=1).mT  # eight times as fast as over a short last axis
+
+
 def pooled(attention: Tensor, x: Tensor) -> Tensor:
     """Means `[b, k, c]` of `x` `[b, n, c]` by the attention `[b, n, k]`; of capsules with next to no points towards 0.
 
@@ -82,7 +87,7 @@ class ContextNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch points channels"]) -> Float[Tensor, "batch points channels"]:
         """Features of the same shape; in float32 for half precision."""
-        a = full_precision(self.attention(x)).softmax(dim=2)
+        a = attended(self.attention, x)
         with without_autocast(x):
             x, shares = full_precision(x), _shares(a)
             mean = shares.mT @ x
@@ -187,7 +192,7 @@ class CanonicalCapsules(ImageModel):
         self._check(points)
         x = full_precision(points).squeeze(3).mT
         features = self.aligner(x)
-        attention = full_precision(self.aligner.attention(features)).softmax(dim=2)
+        attention = attended(self.aligner.attention, features)
         keypoints, descriptors = pooled(attention, x), pooled(attention, features)
         canonical = full_precision(self.keypoints(descriptors.flatten(1))).unflatten(1, keypoints.shape[1:])
         canonical = canonical - canonical.mean(dim=1, keepdim=True)

@@ -58,7 +58,7 @@ class Motions(NamedTuple):
 class Align(Task):
     """Two rigid motions of a set of points: its capsules move with it, and put it into the same canonical pose."""
 
-    score = "explained"
+    score = "steadiness"  # a drawing may be good in any pose
     losses = tuple(LOSSES)
     defaults = MappingProxyType({"lr": 1e-3})
     labelled = False
@@ -128,10 +128,11 @@ class Align(Task):
         """Figures of sets under eight fixed motions each.
 
         `chamfer` is the distance of set and drawing in the canonical pose, `explained` is 1 minus its share of twice
-        the mean squared distance from the centre; `spread` is the circular standard deviation of a set's canonical
-        angle in degrees, a mean over sets; `agreement` the resultant length, in [0, 1], of the mean directions of
-        sets, which says something where the sets are in one pose; `equivariance` the root mean square distance of
-        keypoints, moved back, from their mean. `axes_` are the same of alignment by principal axes.
+        the mean squared distance from the centre; `steadiness` is the resultant length, in [0, 1], of the canonical
+        rotations of one set, a mean over sets, and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in
+        degrees; `agreement` the length for the mean rotations of all sets, which says something where the sets are in
+        one pose; `equivariance` the root mean square distance of keypoints, moved back, from their mean. `axes_` are
+        the same of alignment by principal axes.
         """
         mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
         found = {
@@ -139,8 +140,9 @@ class Align(Task):
             "equivariance": math.sqrt(mean["equivariance"]),
         }  # fmt: skip
         for name, key in (("", "turn"), ("axes_", "axes")):
-            spread, agreement = steadiness(outcomes[key])
-            found |= {f"{name}spread": spread, f"{name}agreement": agreement}
+            length, agreement = resultant_lengths(outcomes[key])
+            spread = math.degrees(math.sqrt(-2 * math.log(max(length, 1e-12))))
+            found |= {f"{name}steadiness": length, f"{name}spread": spread, f"{name}agreement": agreement}
         return found
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
@@ -225,18 +227,17 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
     }
 
 
-def steadiness(turns: Float[Tensor, "sets dim dim"]) -> tuple[float, float]:
-    """(mean circular standard deviation in degrees, agreement in [0, 1]) from the mean rotation of each set.
+def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[float, float]:
+    """Two lengths in [0, 1] from the mean rotation of each set: a mean over sets, and of the sets together.
 
     The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
-    unit vectors. The deviation is `sqrt(-2 ln length)`; the agreement, the length for the nearest rotations of all sets.
+    unit vectors. Together, each set counts with the rotation that is nearest to its mean.
     """
     u, lengths, v = torch.linalg.svd(turns.double())
-    length = lengths.mean(dim=1).clamp(1e-12, 1)
     sign = torch.ones_like(lengths)
     sign[:, -1] = torch.linalg.det(u @ v)
-    agreement = torch.linalg.svdvals(((u * sign.unsqueeze(1)) @ v).mean(dim=0)).mean()
-    return length.log().mul(-2).sqrt().rad2deg().mean().item(), agreement.item()
+    together = torch.linalg.svdvals(((u * sign.unsqueeze(1)) @ v).mean(dim=0)).mean()
+    return lengths.mean().item(), together.item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
