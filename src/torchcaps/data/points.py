@@ -25,6 +25,7 @@ from torchcaps.data.dataset import ImageSet
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
 from torchcaps.data.split import default_split
+from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
 from torchcaps.errors import DataError, named_shape
 
 RADIUS = 0.36  # root mean square distance from the centre that every set is scaled to
@@ -206,7 +207,7 @@ def _holds(path: Path) -> bool:
                 return any(name.startswith("points") for name in archive.namelist())
         with path.open(encoding="utf-8-sig") as text:
             columns = next(csv.reader([text.readline(10_000)]), [])
-            return "file" not in columns and not {"shape", "x", "y"}.isdisjoint(columns)
+            return {*REQUIRED}.isdisjoint(columns) and not {"shape", "x", "y"}.isdisjoint(columns)
     except (OSError, ValueError, zipfile.BadZipFile, csv.Error):
         return False  # the reader of that ending says what is wrong
 

@@ -201,8 +201,8 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
         "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
         capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
         capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
-        distance of aligned keypoints from canonical ones, a mean over capsules. The last but one is of the pair, the
-        three of single views are means of both.
+        distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
+        are of one view, and means of both.
     """
     count = len(batch.points)
     a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
