@@ -67,7 +67,7 @@ def test_splits_of_a_file_are_kept(tmp_path):
     ("text", "words"),
     [
         ("shape,x,y\na,0,0\na,1,1\nb,0,0\n", r"sets of points differ in size \('a' has 2, 'b' has 1\)"),
-        ("shape,x\na,0\n", "no column 'y'; expected shape,x,y and optionally z, split, got shape,x"),
+        ("shape,x\na,0\n", "no column 'y'; expected shape,x,y, optionally z,split, got shape,x"),
         ("x,y\n0,0\n1,0\n", "no column 'shape'"),
         ("shape,x,y\na,0,0\nb,1,1\n", r"with 2 points or more .* got \[n=2, points=1, coordinates=2\]"),
         ("shape,x,y\na,0,0\na,1,nan\nb,0,1\nb,1,1\n", r"set 0 \(one of 1\) holds NaN or infinite coordinates"),

@@ -220,5 +220,7 @@ def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, mo
 
 def test_planes_are_what_the_recipe_takes():
     recipe = tc.training.load_recipe("canonical-capsules")
-    one = create_task(tc.create_model("canonical_capsules_small"), recipe.resolve(recipe.rows[0], "small"), make_planes(2))
+    one = create_task(
+        tc.create_model("canonical_capsules_small"), recipe.resolve(recipe.rows[0], "small"), make_planes(2)
+    )
     assert {*recipe.figures} <= one.figures(one.outcomes(make_planes(2))).keys()

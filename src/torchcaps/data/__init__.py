@@ -38,8 +38,8 @@ from torchcaps.data.pairs import multi_hot as multi_hot
 from torchcaps.data.points import PointSet as PointSet
 from torchcaps.data.points import read_points as read_points
 from torchcaps.data.preprocess import Preprocess as Preprocess
-from torchcaps.data.preprocess import preprocess_of as preprocess_of
 from torchcaps.data.preprocess import images_in as images_in
+from torchcaps.data.preprocess import preprocess_of as preprocess_of
 from torchcaps.data.sets.affnist import read_affnist as read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar as read_cifar
 from torchcaps.data.sets.gtsrb import read_gtsrb as read_gtsrb

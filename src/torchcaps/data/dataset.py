@@ -173,7 +173,7 @@ def _check_images(name: str, images: Tensor) -> None:
 
 
 def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], least: int = 2) -> None:
-    """Raise DataError, naming `where`, unless there are two classes or more (or `least`) and every label is the index of one."""
+    """Raise DataError, naming `where`, unless there are `least` classes or more and every label is the index of one."""
     check_count(where, len(classes))
     if len(set(classes)) != len(classes):
         raise DataError(f"{where}: two classes have the same name in {', '.join(classes)}")

@@ -28,7 +28,7 @@ from torchcaps.data.split import default_split
 from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
 from torchcaps.errors import DataError, named_shape
 
-RADIUS = 0.36  # root mean square distance from the centre that every set is scaled to
+RADIUS = 0.56  # root mean square distance from the centre that every set is scaled to
 AXES = ("n", "coordinates", "points", "1")
 SPLITS = ("train", "test")
 SUFFIXES = (".csv", ".npz")
@@ -175,7 +175,7 @@ def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
         for column in ("x", "y") if single else ("shape", "x", "y"):
             if column not in columns:
                 found = ",".join(columns) or "an empty file"
-                raise DataError(f"{path}: no column {column!r}; expected shape,x,y and optionally z, split, got {found}")
+                raise DataError(f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}")
         for row in rows:
             split = (row["split"] or "").strip().lower() if "split" in columns else ""
             if "split" in columns and split not in SPLITS:

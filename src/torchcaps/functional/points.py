@@ -33,9 +33,10 @@ def procrustes(
     Raises:
         ValueError: for shapes that do not fit.
     """
-    check_shape("source", source, ("batch", "points", "dim"))
+    axes = ("batch", "points", "dim")
+    check_shape("source", source, axes)
     check_range("dim", source.shape[2], low=2, high=3)
-    check_shape("target", target, ("batch", "points", "dim"), **dict(zip(("batch", "points", "dim"), source.shape)))
+    check_shape("target", target, axes, **dict(zip(axes, source.shape, strict=True)))
     with without_autocast(source):
         source, target = full_precision(source), full_precision(target)
         centre, goal = source.mean(dim=1), target.mean(dim=1)

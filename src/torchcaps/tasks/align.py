@@ -30,6 +30,7 @@ LOSSES = {"weighted": WEIGHTS, "without_equivariance": WEIGHTS | {"equivariance"
 SHIFT = 0.2  # largest translation either way along each axis
 VIEWS, SEED = 8, 99  # motions of each set that is measured
 SHAPES, SHOWN_VIEWS = 4, 3  # drawn
+NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
 PIECE = 32  # sets measured at a time
 UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
 
@@ -72,6 +73,11 @@ class Align(Task):
         if given:
             raise ValueError(f"{given[0]}: expected no change of images for sets of points")
         super().__init__(model, config, images)
+
+    @property
+    def clip(self) -> float:
+        """None, as in the authors' code."""
+        return 0.0
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
@@ -152,7 +158,7 @@ class Align(Task):
         del found
         place = next(self.model.parameters()).device
         some = torch.arange(min(SHAPES, len(images)), device=images.images.device)
-        rows: dict[str, list[tuple[Tensor, Tensor]]] = {"as it is moved": [], "canonical pose": [], "as it is drawn": []}
+        rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
         with evaluating(self):
             batch = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
             for view in range(SHOWN_VIEWS):
@@ -162,15 +168,15 @@ class Align(Task):
                 capsule = aligned.attention.argmax(dim=2)
                 parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
                 for i in range(len(some)):
-                    rows["as it is moved"].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
-                    rows["canonical pose"].append((aligned.upright[i].cpu(), capsule[i].cpu()))
-                    rows["as it is drawn"].append((drawn[i].flatten(0, 1).cpu(), parts))
+                    rows[0].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
+                    rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
+                    rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
         about = (
-            f"{len(some)} test sets, each after {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose should "
-            "be the same for all motions, and parts should keep their colours. Of three coordinates two are shown."
+            f"{len(some)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
+            "should be the same for all motions, and parts should keep their colours. Of three coordinates two show."
         )
         alt = "Sets of points coloured by capsule, as they are moved, in the canonical pose, and as they are drawn."
-        return [Exhibit("capsules", "The capsules", about, viz.point_sets(rows), alt)]
+        return [Exhibit("capsules", "The capsules", about, viz.point_sets(dict(zip(NAMES, rows, strict=True))), alt)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:

@@ -16,6 +16,12 @@ from torchcaps.errors import check_range
 
 COUNTS = {"train": 512, "test": 64}
 POINTS = 256
+# Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord of the tip, span to
+# one side, sweep; the fuselage is from -1 to 1.
+PARTS = (
+    ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)),
+    ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)),
+)
 
 
 def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
@@ -28,11 +34,9 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
 
 
 def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
-    """`[points, 2]`: parts get points by their areas; the fuselage is from -1 to 1."""
+    """`[points, 2]`: parts get points by their areas."""
     width = random.uniform(0.08, 0.14)
-    # Of the wings and of the tail: front of the root, its chord, chord of the tip, span to one side, sweep.
-    wings = np.array([random.uniform(*ends) for ends in ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6))])
-    tail = np.array([random.uniform(*ends) for ends in ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25))])
+    wings, tail = (np.array([random.uniform(*ends) for ends in part]) for part in PARTS)
     areas = np.array([np.pi * width, *(part[3] * (part[1] + part[2]) for part in (wings, tail))])
     counts = random.multinomial(points, areas / areas.sum())
     turn, radius = random.uniform(0, 2 * np.pi, counts[0]), np.sqrt(random.uniform(size=counts[0]))
