@@ -86,15 +86,15 @@ class ContextNorm(nn.Module):
         self.attention = nn.Linear(channels, groups)
 
     def forward(self, x: Float[Tensor, "batch points channels"]) -> Float[Tensor, "batch points channels"]:
-        """Features of the same shape; in float32 for half precision."""
-        a = attended(self.attention, x)
+        """Features of the same shape and type; computed in float32 for half precision."""
+        a, kind = attended(self.attention, x), x.dtype
         with without_autocast(x):
             x, shares = full_precision(x), _shares(a)
             mean = shares.mT @ x
             # The shares of a group with next to no points do not sum to 1.
             variance = shares.mT @ x.square() - mean.square() * (2 - shares.sum(dim=1).unsqueeze(2))
             scale = (variance.clamp(min=0) + EPS).rsqrt()
-            return x * (a @ scale) - a @ (mean * scale)
+            return (x * (a @ scale) - a @ (mean * scale)).to(kind)
 
 
 class PointLayer(nn.Module):
@@ -131,7 +131,7 @@ class PointEncoder(nn.Module):
 
     def forward(self, points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points channels"]:
         """Features of each point."""
-        x = self.widen(points)
+        x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
         return x
@@ -194,7 +194,8 @@ class CanonicalCapsules(ImageModel):
         features = self.aligner(x)
         attention = attended(self.aligner.attention, features)
         keypoints, descriptors = pooled(attention, x), pooled(attention, features)
-        canonical = full_precision(self.keypoints(descriptors.flatten(1))).unflatten(1, keypoints.shape[1:])
+        flat = self.keypoints(descriptors.flatten(1).to(self.grid.dtype))
+        canonical = full_precision(flat).unflatten(1, keypoints.shape[1:])
         canonical = canonical - canonical.mean(dim=1, keepdim=True)
         rotation, translation = procrustes(keypoints, canonical)
         with without_autocast(x):
@@ -211,7 +212,7 @@ class CanonicalCapsules(ImageModel):
         drawn = []
         for k, decoder in enumerate(self.decoders):
             parts = self.grid[k].expand(count, -1, -1), descriptors[:, k, None].expand(-1, m, -1)
-            flat = decoder(torch.cat([part.to(descriptors.dtype) for part in parts], dim=2).flatten(0, 1))
+            flat = decoder(torch.cat([part.to(self.grid.dtype) for part in parts], dim=2).flatten(0, 1))
             drawn.append(full_precision(flat).unflatten(0, (count, m)))
         return torch.stack(drawn, dim=1) + keypoints.unsqueeze(2)
 

@@ -50,7 +50,8 @@ def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
 
 INFO = DatasetInfo(
     name="planes", title="synthetic planes as sets of 256 points", classes=("plane",), image_shape=(2, POINTS, 1),
-    **COUNTS, licence="Apache-2.0, made by this package", source="torchcaps.data.make_planes",
+    train=COUNTS["train"], test=COUNTS["test"], licence="Apache-2.0, made by this package",
+    source="torchcaps.data.make_planes",
     sha256={Path(__file__).name: None}, embedded=Path(__file__).parent,
 )  # fmt: skip
 
