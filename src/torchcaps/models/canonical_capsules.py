@@ -202,9 +202,9 @@ class CanonicalCapsules(ImageModel):
             upright = x @ rotation.mT + translation.unsqueeze(1) if self.is_canonical else x
         return Aligned(attention, keypoints, descriptors, canonical, rotation, translation, upright)
 
-    def described(self, aligned: Aligned) -> tuple[Float[Tensor, "batch capsules dim"], Tensor]:
-        """Keypoints of the upright points and descriptors `[b, k, c]`: the second encoder, with the first's attention."""
-        return tuple(pooled(aligned.attention, x) for x in (aligned.upright, self.encoder(aligned.upright)))  # type: ignore[return-value]
+    def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
+        """Of the upright points, keypoints `[b, k, d]` and descriptors `[b, k, c]`, by the first encoder's attention."""
+        return pooled(aligned.attention, aligned.upright), pooled(aligned.attention, self.encoder(aligned.upright))
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
         """What each capsule draws: `MLP_k(grid_k, descriptor_k) + keypoint_k`."""
