@@ -57,10 +57,7 @@ def attended(attention: nn.Linear, x: Tensor) -> Tensor:
 
 
 def pooled(attention: Tensor, x: Tensor) -> Tensor:
-    """Means `[b, k, c]` of `x` `[b, n, c]` by the attention `[b, n, k]`; of capsules with next to no points towards 0.
-
-    In float32 for half precision.
-    """
+    """Means `[b, k, c]` of `x` `[b, n, c]` by the attention `[b, n, k]`, in float32 for half precision."""
     with without_autocast(x):
         return _shares(attention).mT @ full_precision(x)
 
@@ -203,7 +200,7 @@ class CanonicalCapsules(ImageModel):
         return Aligned(attention, keypoints, descriptors, canonical, rotation, translation, upright)
 
     def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
-        """Of the upright points, keypoints `[b, k, d]` and descriptors `[b, k, c]`, by the first encoder's attention."""
+        """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the upright points, by the first encoder's attention."""
         return pooled(aligned.attention, aligned.upright), pooled(aligned.attention, self.encoder(aligned.upright))
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
@@ -236,16 +233,16 @@ class CanonicalCapsules(ImageModel):
 
     def notebook_stages(self) -> list[Stage]:
         """The stages in their order."""
-        drawn = times(self.in_chans, self.grid.shape[0] * self.grid.shape[1])
-        said = (
-            (self.aligner, "PointEncoder", f"attention {times(self.img_size[0], self.num_capsules)}"),
-            (self.keypoints, "canonical keypoints", times(self.num_capsules, self.in_chans)),
-            (self.encoder, "PointEncoder", capsules_in_words((self.num_capsules, self.in_chans + self.channels))),
-            (self.decoders, "a decoder a capsule", drawn),
-        )  # fmt: skip
-        names = {id(module): name for name, module in self.named_children()}
-        stages = [Stage(names[id(m)], kind, out, sum(p.numel() for p in m.parameters())) for m, kind, out in said]
-        return [*stages, Stage("grid", "learnt", times(*self.grid.shape), self.grid.numel())]
+        k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
+        stages = {
+            "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
+            "keypoints": ("canonical keypoints", times(k, dim)),
+            "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
+            "decoders": ("a decoder a capsule", times(dim, k * m)),
+        }
+        counts = {name: sum(p.numel() for p in module.parameters()) for name, module in self.named_children()}
+        found = [Stage(name, kind, output, counts[name]) for name, (kind, output) in stages.items()]
+        return [*found, Stage("grid", "learnt", times(*self.grid.shape), self.grid.numel())]
 
 
 TITLE = "Canonical Capsules: Self-Supervised Capsules in Canonical Pose"
