@@ -127,11 +127,16 @@ def test_what_is_measured_does_not_depend_on_the_batch():
 
 def test_steady_opposite_and_agreeing_rotations():
     angles = torch.tensor([0.3, 0.3, 0.3])
-    assert resultant_lengths(circle(angles)) == pytest.approx((1, 1))
+    steady, together = resultant_lengths(circle(angles))
+    torch.testing.assert_close(steady, torch.ones(3, dtype=torch.float64))
+    assert together == pytest.approx(1)
     steady, together = resultant_lengths(circle(torch.tensor([0.0, math.pi / 2])))
-    assert (steady, together) == pytest.approx((1, math.sqrt(0.5)))
+    torch.testing.assert_close(steady, torch.ones(2, dtype=torch.float64))
+    assert together == pytest.approx(math.sqrt(0.5))
     half = circle(torch.tensor([[0.0, math.pi / 2], [0.0, math.pi / 2]])).mean(dim=1)
-    assert resultant_lengths(half) == pytest.approx((math.sqrt(0.5), 1))
+    steady, together = resultant_lengths(half)
+    torch.testing.assert_close(steady, torch.full((2,), math.sqrt(0.5), dtype=torch.float64))
+    assert together == pytest.approx(1)
     one, images = task()
     outcomes = one.outcomes(images) | {"turn": half}
     assert one.figures(outcomes)["spread"] == pytest.approx(math.degrees(math.sqrt(math.log(2))), rel=1e-5)

@@ -31,6 +31,7 @@ SHIFT = 0.2  # largest translation either way along each axis
 VIEWS, SEED = 8, 99  # motions of each set that is measured
 SHAPES, SHOWN_VIEWS = 4, 3  # drawn
 NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
+LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
 PIECE = 32  # sets measured at a time
 UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
 
@@ -133,12 +134,12 @@ class Align(Task):
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         """Figures of sets under eight fixed motions each.
 
-        `chamfer` is the distance of set and drawing in the canonical pose, `explained` is 1 minus its share of twice
-        the mean squared distance from the centre; `steadiness` is the resultant length, in [0, 1], of the canonical
-        rotations of one set, a mean over sets, and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in
-        degrees; `agreement` the length for the mean rotations of all sets, which says something where the sets are in
-        one pose; `equivariance` the root mean square distance of keypoints, moved back, from their mean. `axes_` are
-        the same of alignment by principal axes.
+        `chamfer` is the distance of set and drawing in the canonical pose, `explained` 1 minus its share of twice the
+        mean squared distance from the centre; `steadiness` is the resultant length, in [0, 1], of the canonical
+        rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
+        174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
+        the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
+        mean. `axes_` are the same of alignment by principal axes.
         """
         mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
         found = {
@@ -146,9 +147,10 @@ class Align(Task):
             "equivariance": math.sqrt(mean["equivariance"]),
         }  # fmt: skip
         for name, key in (("", "turn"), ("axes_", "axes")):
-            length, agreement = resultant_lengths(outcomes[key])
-            spread = math.degrees(math.sqrt(-2 * math.log(max(length, 1e-12))))
-            found |= {f"{name}steadiness": length, f"{name}spread": spread, f"{name}agreement": agreement}
+            lengths, agreement = resultant_lengths(outcomes[key])
+            spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
+            steady = lengths.mean().item()
+            found |= {f"{name}steadiness": steady, f"{name}spread": spread, f"{name}agreement": agreement}
         return found
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
@@ -233,8 +235,8 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
     }
 
 
-def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[float, float]:
-    """Two lengths in [0, 1] from the mean rotation of each set: a mean over sets, and of the sets together.
+def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tensor, " sets"], float]:
+    """Lengths in [0, 1] from the mean rotation of each set: of each, and of the sets together.
 
     The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
     unit vectors. Together, each set counts with the rotation that is nearest to its mean.
@@ -243,7 +245,7 @@ def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[float, floa
     sign = torch.ones_like(lengths)
     sign[:, -1] = torch.linalg.det(u @ v)
     together = torch.linalg.svdvals(((u * sign.unsqueeze(1)) @ v).mean(dim=0)).mean()
-    return lengths.mean().item(), together.item()
+    return lengths.mean(dim=1), together.item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
