@@ -38,6 +38,7 @@ RUNS = {
     "runs/small-uniform": f"{SMALL} --option routing=uniform",
     "runs/capsnet-pairs": "capsnet --data multi-digits --shift 0 --epochs 5",
     "runs/transforming-digits": "transforming_autoencoder --data digits --epochs 20 --batch-size 64",
+    "runs/planes": "canonical-capsules",
 }
 
 
@@ -232,6 +233,13 @@ figure = viz.predicted_transformations(known.true, known.predicted, names=known.
 often = known.presence.argsort(descending=True)[:5]
 figure = viz.generation_weights(auto.strokes()[often, :8], title="what the generation units draw")""",
             80, 96,
+        ),
+        Entry(
+            "point_sets", "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
+            "four test planes, after each of three motions",
+            """\
+task, planes = tc.report.open_run("runs/planes", device="cpu")
+figure = task.exhibits(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",
         ),
     ],
     "Speed and memory": [

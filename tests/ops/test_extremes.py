@@ -155,7 +155,10 @@ def test_a_forward_on_the_meta_device_inside_autocast(name):
     images = torch.empty(2, model.in_chans, *model.img_size, device="meta")
     with torch.autocast("cpu", torch.bfloat16):
         activation = model(images)
-    assert activation.shape == (images.shape if model.spec.task == "transform" else (2, model.num_classes))
+    if model.spec.task == "align":  # drawn points, a multiple of the number of capsules
+        assert activation.shape[:2] == images.shape[:2]
+    else:
+        assert activation.shape == (images.shape if model.spec.task == "transform" else (2, model.num_classes))
     assert activation.is_meta
 
 

@@ -31,6 +31,7 @@ ROUTERS = [(name, options) for name in OWN for options in variants(name)]
 SMALLER = {
     "cnn_baseline": {"channels": (16, 16, 8)}, "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)},
     "deepcaps": {"channels": 16, "types": 4}, "deepcaps_small": {"channels": 8, "types": 4},
+    "canonical_capsules": {"capsules": 4, "channels": 8, "decoder": (16,)},
     "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
     "inverted_attention": {"backbone": "simple", "types": 4}, "heinsen_2019": {"channels": 8, "parts": 4},
 }  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
-from torchcaps.data.pixels import check_floats, to_float
+from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
 from torchcaps.data.split import holdout
 from torchcaps.errors import DataError, UnknownNameError, named_shape
 
@@ -39,6 +39,8 @@ class ImageSet:
         name: what the set is called in tables and reports.
         factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
         group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
+        kind: of what is in it, by which a `Preprocess` is chosen.
+        least_classes: how many it must have.
 
     Raises:
         DataError: at construction, when shapes, types, pixel values or labels break these rules.
@@ -50,9 +52,11 @@ class ImageSet:
     name: str
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
     group: str | None = None
+    kind: ClassVar[str] = "images"
+    least_classes: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _check_images(self.name, self.images)
+        self._check_images()
         self._check_labels()
         for name, values in self.factors.items():
             if values.shape != self.images.shape[:1]:
@@ -62,13 +66,16 @@ class ImageSet:
         if self.group is not None and self.group not in self.factors:
             raise UnknownNameError("factor", self.group, self.factors)
 
+    def _check_images(self) -> None:
+        _check_images(self.name, self.images)
+
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise DataError(
                 f"{self.name}: expected one int64 label for each of {len(self.images)} images, "
                 f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
             )
-        check_labels(self.name, self.labels, self.classes)
+        check_labels(self.name, self.labels, self.classes, self.least_classes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -94,6 +101,17 @@ class ImageSet:
     def num_classes(self) -> int:
         """Number of classes, whether or not each has an image here."""
         return len(self.classes)
+
+    @property
+    def size_in_words(self) -> str:
+        """Sides and channels of an image."""
+        (height, width), channels = self.img_size, self.in_chans
+        colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+        return f"{width} × {height} pixels (width × height), {colours}"
+
+    def fitted(self, img_size: Size, in_chans: int | None) -> Self:
+        """The set with images of this size and number of channels; see `fit_images`."""
+        return replace(self, images=fit_images(self.images, img_size, in_chans))
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
@@ -154,12 +172,12 @@ def _check_images(name: str, images: Tensor) -> None:
     check_floats(name, images)
 
 
-def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...]) -> None:
-    """Raise DataError, naming `where`, unless there are two classes or more and every label is the index of one."""
+def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], least: int = 2) -> None:
+    """Raise DataError, naming `where`, unless there are `least` classes or more and every label is the index of one."""
     check_count(where, len(classes))
     if len(set(classes)) != len(classes):
         raise DataError(f"{where}: two classes have the same name in {', '.join(classes)}")
-    if len(classes) < 2:
+    if len(classes) < least:
         raise DataError(f"{where}: expected at least two classes, got {', '.join(classes) or 'none'}")
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():

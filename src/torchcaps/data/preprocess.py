@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
 from torchcaps.data.budget import reading
+from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
 from torchcaps.data.pixels import array_images, fit_images, size_pair, to_float
@@ -43,6 +44,13 @@ class Preprocess:
     img_size: tuple[int, int]
     in_chans: int
     crop: int | None = None
+    kind: ClassVar[str] = ImageSet.kind
+    KINDS: ClassVar[dict[str, type[Preprocess]]] = {}
+
+    def __init_subclass__(cls, kind: str) -> None:
+        super().__init_subclass__()
+        cls.kind = kind
+        cls.KINDS[kind] = cls
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", size_pair(self.img_size))
@@ -54,9 +62,18 @@ class Preprocess:
             raise DataError(f"crop: expected from 1 to {min(self.img_size)} pixels, got {self.crop}")
 
     @property
+    def is_picture(self) -> bool:
+        """Whether what the model takes can be shown as a picture."""
+        return self.kind == ImageSet.kind
+
+    @property
     def model_size(self) -> tuple[int, int]:
         """(height, width) of what the model gets."""
         return self.img_size if self.crop is None else (self.crop, self.crop)
+
+    def files(self, paths: Iterable[str | Path]) -> list[Path]:
+        """The files that these paths name, and those in folders; see `images_in`."""
+        return images_in(paths)
 
     def finish(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels h w"]:
         """Crop images `[batch, channels, *img_size]`, floats in [0, 1], where this preprocessing does."""
@@ -87,12 +104,14 @@ class Preprocess:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop."""
         crop = {} if self.crop is None else {"crop": self.crop}
-        return {"img_size": list(self.img_size), "in_chans": self.in_chans, **crop}
+        kind = {} if self.is_picture else {"kind": self.kind}
+        return {"img_size": list(self.img_size), "in_chans": self.in_chans, **crop, **kind}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
         """The inverse of `to_dict`; DataError where a value is missing or of another kind."""
         try:
+            of = cls.KINDS[values.get("kind", ImageSet.kind)]
             (height, width), channels, crop = values["img_size"], values["in_chans"], values.get("crop")
             if any(type(number) is not int for number in (height, width, channels, *(() if crop is None else (crop,)))):
                 raise ValueError
@@ -100,7 +119,15 @@ class Preprocess:
             raise DataError(
                 f"preprocess: expected img_size [height, width] and in_chans, got {repr(values)[:MOST_WORDS]}"
             ) from None
-        return cls((height, width), channels, crop)
+        return of((height, width), channels, crop)
+
+
+Preprocess.KINDS[ImageSet.kind] = Preprocess
+
+
+def preprocess_of(images: ImageSet, crop: int | None = None) -> Preprocess:
+    """What prediction does, for a model that is trained on these images."""
+    return Preprocess.KINDS[images.kind](images.img_size, images.in_chans, crop)
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
@@ -111,23 +138,29 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
     Raises:
         DataError: a path does not exist, a file is no image by its ending, or a folder holds no image.
     """
+    return files_in(paths, is_image_name, "image", ".png or .jpg")
+
+
+def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
+    """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
     found: set[Path] = set()
     for path in map(Path, paths):
         with reading(path):
-            found.update(_images_under(path))
+            found.update(_files_under(path, holds, what, endings))
     return sorted(found, key=lambda path: natural(str(path)))
 
 
-def _images_under(path: Path) -> list[Path]:
+def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if not path.is_dir():
         check_regular(path)
-        if not is_image_name(path.name):
-            raise DataError(f"{path}: not an image by its name; expected an ending such as .png or .jpg")
+        if not holds(path.name):
+            article = "an" if what[0] in "aeiou" else "a"
+            raise DataError(f"{path}: not {article} {what} by its name; expected an ending such as {endings}")
         return [path]
-    inside = [p for p in path.rglob("*") if is_image_name(p.name) and p.is_file()]
+    inside = [p for p in path.rglob("*") if holds(p.name) and p.is_file()]
     shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not shown:
-        raise DataError(f"{path}: no image in this folder")
+        raise DataError(f"{path}: no {what} in this folder")
     return shown

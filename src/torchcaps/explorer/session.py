@@ -84,6 +84,8 @@ class Session:
             classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
         except AttributeError:
             raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them") from None
+        if not self.preprocess.is_picture:
+            raise ValueError(f"{name}: the explorer shows pictures, and this model takes {self.preprocess.kind}")
         self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)

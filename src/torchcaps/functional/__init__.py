@@ -15,6 +15,8 @@ from torchcaps.functional.images import standardise as standardise
 from torchcaps.functional.losses import margin_loss as margin_loss
 from torchcaps.functional.losses import reconstruction_loss as reconstruction_loss
 from torchcaps.functional.losses import spread_loss as spread_loss
+from torchcaps.functional.points import chamfer_distance as chamfer_distance
+from torchcaps.functional.points import procrustes as procrustes
 from torchcaps.functional.routing import dynamic_routing as dynamic_routing
 from torchcaps.functional.routing import em_routing as em_routing
 from torchcaps.functional.routing import random_routing as random_routing

@@ -8,6 +8,8 @@ from torchcaps.models._registry import list_models as list_models
 from torchcaps.models._registry import model_passport as model_passport
 from torchcaps.models._registry import register_model as register_model
 from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
+from torchcaps.models.canonical_capsules import Aligned as Aligned
+from torchcaps.models.canonical_capsules import CanonicalCapsules as CanonicalCapsules
 from torchcaps.models.capsnet import CapsNet as CapsNet
 from torchcaps.models.cnn import CNN as CNN
 from torchcaps.models.cnn import matched_cnn as matched_cnn

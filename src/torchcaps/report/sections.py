@@ -78,8 +78,6 @@ def lead(run: FinishedRun) -> Html:
 
 def summary(run: FinishedRun) -> Section:
     """What was trained, on what, how long, and what came out."""
-    (height, width), channels = run.images.img_size, run.images.in_chans
-    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     passport = model_passport(run.config.model.name)
     options = ", ".join(f"{key} = {setting(value)}" for key, value in run.config.model.options.items())
     rows = {
@@ -89,7 +87,7 @@ def summary(run: FinishedRun) -> Section:
         "Parameters": f"{run.parameters:,}",
         "Task": f"{run.task.name}, trained with the {_words(run.task.loss)} loss",
         "Data": name(run.config.data.name),
-        "Images": f"{width} × {height} pixels (width × height), {kind}",
+        "Images": run.images.size_in_words,
         "Classes": _classes(run) if run.task.labelled else "labels had no part in it",
         "Training": _training(run),
         "Time": _time(run),

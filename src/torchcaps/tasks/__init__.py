@@ -10,6 +10,7 @@ from torchcaps.tasks._base import mapped as mapped
 from torchcaps.tasks._base import predict as predict
 from torchcaps.tasks._base import register_task as register_task
 from torchcaps.tasks._base import task_class as task_class
+from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify
 from torchcaps.tasks.classify import Scores as Scores
 from torchcaps.tasks.classify import register_loss as register_loss

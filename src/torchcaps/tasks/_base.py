@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
-from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, images_in, random_crop, relight, shift
+from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, random_crop, relight, shift
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
@@ -339,7 +339,7 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
     if not isinstance(preprocess, Preprocess):
         raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
-    files, ranks, rows = images_in(paths), joined(), []
+    files, ranks, rows = preprocess.files(paths), joined(), []
     mine = files[ranks.rows(len(files))]
     with evaluating(model):
         for start in range(0, len(mine), batch_size):

@@ -74,7 +74,8 @@ def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
     outputs = _outputs(module, zeros)
     for name, tensor in outputs:
         assert_finite(f"{name} of an input of zeros", tensor)
-    for gradient in torch.autograd.grad(_loss(outputs), [*_tensors(zeros), *module.parameters()], allow_unused=True):
+    learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for gradient in torch.autograd.grad(_loss(outputs), [*_tensors(zeros), *learnt], allow_unused=True):
         if gradient is not None:
             assert_finite("gradient at an input of zeros", gradient)
 
@@ -94,11 +95,11 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
 
 
 def check_module_parameters(module: nn.Module, inputs: Inputs, *, unused: Collection[str] = ()) -> None:
-    """Every parameter that the call uses gets a finite gradient that is not zero."""
+    """Every parameter that the call uses, and that is to learn, gets a finite gradient that is not zero."""
     module = copy.deepcopy(module).eval()
     _loss(_outputs(module, inputs)).backward()
     for name, parameter in module.named_parameters():
-        if name.split(".")[0] in unused:
+        if name.split(".")[0] in unused or not parameter.requires_grad:
             continue
         if parameter.grad is None or not parameter.grad.any():
             raise PropertyError(f"{name}: no gradient reaches this parameter")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess, load_dataset
+from torchcaps.data import ImageSet, load_dataset, preprocess_of
 from torchcaps.models import model_passport
 from torchcaps.ranks import first_alone, joined
 from torchcaps.settings import TrainConfig
@@ -89,7 +89,7 @@ def fit(
     if sink.best is not None:
         model.load_state_dict(sink.best)
     model.eval()
-    preprocess = Preprocess(img_size=whole.img_size, in_chans=whole.in_chans, crop=config.data.crop)
+    preprocess = preprocess_of(whole, config.data.crop)
     name_model(model, whole.classes if task.labelled else (), preprocess, task.name)
     return Fitted(model, [row for row in sink.rows if row["kind"] == "epoch"])
 
@@ -159,7 +159,7 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
     with first_alone():
         images = load_dataset(data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
     kept, held = split(images, config, device)
-    preprocess = Preprocess(img_size=images.img_size, in_chans=images.in_chans, crop=data.crop)
+    preprocess = preprocess_of(images, data.crop)
     about = describe_model(config.model.name, config.model.options, images.classes, preprocess, config.task.name)
 
     def built() -> Task:

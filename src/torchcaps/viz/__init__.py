@@ -18,6 +18,7 @@ from torchcaps.viz.classes import per_class_bars as per_class_bars
 from torchcaps.viz.diagnosis import diagnosis as diagnosis
 from torchcaps.viz.history import curves as curves
 from torchcaps.viz.history import overlaid_curves as overlaid_curves
+from torchcaps.viz.points import point_sets as point_sets
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
 from torchcaps.viz.tiles import coupling_map as coupling_map

@@ -9,6 +9,7 @@ from torchcaps.data.sets import (
     mnist,
     multi,
     placed,
+    planes,
     smallnorb,
     svhn,
     synthnorb,

@@ -1,0 +1,215 @@
+"""Sets of points as data: an `.npz` or a `.csv` of one's own, and what prediction does to a file of points.
+
+A set of points is an image one pixel wide: its channels are the coordinates, its rows the points. So all that takes
+images takes points, but for what draws or resizes pictures. Every set is centred and scaled to one size.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.data._registry import register_format
+from torchcaps.data.arrays import _npz
+from torchcaps.data.budget import Source, door, reading, text_lines
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.pixels import Size, size_pair
+from torchcaps.data.preprocess import Picture, Preprocess, files_in
+from torchcaps.data.split import default_split
+from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
+from torchcaps.errors import DataError, named_shape
+
+RADIUS = 0.56  # root mean square distance from the centre that every set is scaled to
+AXES = ("n", "coordinates", "points", "1")
+SPLITS = ("train", "test")
+SUFFIXES = (".csv", ".npz")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PointSet(ImageSet):
+    """Sets of equally many points; `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers."""
+
+    kind: ClassVar[str] = "points"
+    least_classes: ClassVar[int] = 1
+
+    def _check_images(self) -> None:
+        x = self.images
+        if x.ndim != 4 or x.shape[1] not in (2, 3) or x.shape[2] < 2 or x.shape[3] != 1 or x.dtype != torch.float32:
+            came = f"{named_shape(AXES, x.shape)} of {x.dtype}"
+            raise DataError(f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, got {came}")
+        if not x.isfinite().all():
+            raise DataError(f"{self.name}: holds NaN or infinite coordinates")
+
+    @property
+    def size_in_words(self) -> str:
+        """How many points a set has, in how many dimensions."""
+        return f"{self.images.shape[2]:,} points in {self.images.shape[1]} dimensions each"
+
+    def fitted(self, img_size: Size, in_chans: int | None) -> Self:
+        """The set itself: points are not resized. DataError where another size is asked for."""
+        want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
+        if want != (self.img_size, self.in_chans):
+            raise DataError(
+                f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {self.size_in_words}; "
+                "sets of points are not resized"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class PointPreprocess(Preprocess, kind="points"):
+    """What prediction does to a set of points: read, check its size, centre and scale as training sets are.
+
+    `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop.
+    """
+
+    def files(self, paths: Iterable[str | Path]) -> list[Path]:
+        """The `.csv` and `.npz` files that these paths name, and those in folders; see `files_in`."""
+        return files_in(paths, lambda name: Path(name).suffix.lower() in SUFFIXES, "file of points", ".csv or .npz")
+
+    def __call__(self, image: Picture) -> Tensor:
+        """One set as the model takes it, float32 `[coordinates, points, 1]`.
+
+        Args:
+            image: a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or
+                tensor `[points, coordinates]`.
+
+        Raises:
+            DataError: unreadable, of several sets, or of another size than the model takes.
+        """
+        if isinstance(image, np.ndarray | Tensor):
+            where, sets = "points", np.asarray(image)[None]
+        elif isinstance(image, str | Path):
+            where, sets = str(image), _whole(Path(image))
+        else:
+            raise DataError(f"points: expected a file, an array or a tensor, got {type(image).__name__}")
+        points = standardised_points(where, sets)
+        if len(points) != 1:
+            raise DataError(f"{where}: expected one set of points, got {len(points)}; evaluate takes many")
+        return PointSet(points, torch.zeros(1, dtype=torch.int64), ("points",), where).fitted(
+            self.img_size, self.in_chans
+        ).images[0]  # fmt: skip
+
+
+def standardised_points(where: str, sets: np.ndarray) -> Tensor:
+    """Sets `[n, points, coordinates]` centred, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
+
+    Raises:
+        DataError: naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
+    """
+    if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
+        want = "[n, points, coordinates] with 2 points or more and 2 or 3 coordinates"
+        raise DataError(f"{where}: expected {want}, got {named_shape(('n', 'points', 'coordinates'), sets.shape)}")
+    if sets.dtype.kind not in "iuf":
+        raise DataError(f"{where}: expected coordinates that are numbers, got {sets.dtype}")
+    values = sets.astype(np.float64)
+    if not np.isfinite(values).all():
+        bad = ~np.isfinite(values).all(axis=(1, 2))
+        raise DataError(f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates")
+    largest = np.abs(values).max(axis=(1, 2), keepdims=True)
+    values = values / np.where(largest > 0, largest, 1.0)
+    values = values - values.mean(axis=1, keepdims=True)
+    radius = np.sqrt(np.square(values).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
+    if not (radius > 1e-6).all():
+        raise DataError(f"{where}: the points of set {int((radius <= 1e-6).argmax())} all lie in one place")
+    scaled = (values * (RADIUS / radius)).astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
+
+
+@door
+def read_points(path: str | Path, split: str = "train") -> PointSet:
+    """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
+
+    An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A `.csv` has a line for
+    each point, with the columns `shape` (a name or number; lines of one shape need not be neighbours), `x`, `y` and
+    perhaps `z`, and perhaps `split`, "train" or "test". Without splits 20 % of the sets are the test split, chosen by
+    `holdout` with seed 0.
+
+    Raises:
+        DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a number, or one point.
+    """
+    path = Path(path)
+    arrays = _arrays(path) if path.suffix.lower() == ".npz" else _table(path)
+    if f"points_{split}" in arrays:
+        points = standardised_points(str(path), arrays[f"points_{split}"])
+    elif "points" in arrays:
+        points = standardised_points(str(path), arrays["points"])
+        points = points[default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)]
+    else:
+        raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
+    return PointSet(points, torch.zeros(len(points), dtype=torch.int64), ("points",), path.stem)
+
+
+def _whole(path: Path) -> np.ndarray:
+    """All sets of a file for prediction."""
+    with reading(path):
+        if path.suffix.lower() == ".csv":
+            return np.concatenate([*_table(path, single=True).values()])
+        arrays = _arrays(path)
+        if "points" not in arrays:
+            raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
+        found = arrays["points"]
+    return found[None] if found.ndim == 2 else found
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    with ExitStack() as files, reading(path, wrong="cannot be read as an .npz of plain arrays"):
+        return {name: read() for name, read in _npz(path, files) if name.startswith("points")}
+
+
+def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
+    """The sets of a CSV by split, "points" where it has none; `single` allows a file of one set without names."""
+    sets: dict[tuple[str, str], list[list[float]]] = {}
+    with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
+        rows = csv.DictReader(text_lines(source))
+        columns = rows.fieldnames or ()
+        for column in ("x", "y") if single else ("shape", "x", "y"):
+            if column not in columns:
+                found = ",".join(columns) or "an empty file"
+                raise DataError(f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}")
+        for row in rows:
+            split = (row["split"] or "").strip().lower() if "split" in columns else ""
+            if "split" in columns and split not in SPLITS:
+                raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {split!r}")
+            try:
+                place = [float(row[column] or "") for column in ("x", "y", *(("z",) if "z" in columns else ()))]
+            except ValueError:
+                raise DataError(f"{path} line {rows.line_num}: expected a number for each coordinate") from None
+            key = f"points_{split}" if split else "points"
+            sets.setdefault((key, (row.get("shape") or "").strip()), []).append(place)
+    if not sets:
+        raise DataError(f"{path}: there are no points")
+    (_, first), count = next(iter(sets)), len(next(iter(sets.values())))
+    for (_, name), points in sets.items():
+        if len(points) != count:
+            raise DataError(
+                f"{path}: sets of points differ in size ({first!r} has {count:,}, {name!r} has {len(points):,})"
+            )
+    return {key: np.array([p for (of, _), p in sets.items() if of == key]) for key in {of: 0 for of, _ in sets}}
+
+
+def _holds(path: Path) -> bool:
+    """Whether a file is of points: by the names of its arrays or columns."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return False
+    try:
+        if path.suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return any(name.startswith("points") for name in archive.namelist())
+        with path.open(encoding="utf-8-sig") as text:
+            columns = next(csv.reader([text.readline(10_000)]), [])
+            return {*REQUIRED}.isdisjoint(columns) and not {"shape", "x", "y"}.isdisjoint(columns)
+    except (OSError, ValueError, zipfile.BadZipFile, csv.Error):
+        return False  # the reader of that ending says what is wrong
+
+
+register_format("an .npz or .csv of points", _holds, lambda path, split, *_: read_points(path, split))

@@ -1,0 +1,63 @@
+"""Synthetic planes: sets of 256 points of the plane, drawn anew from a seed whenever they are read.
+
+An elliptic fuselage, swept wings and a tail of random proportions, nose to the right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchcaps.data._registry import DatasetInfo, register_dataset
+from torchcaps.data.points import PointSet, standardised_points
+from torchcaps.errors import check_range
+
+COUNTS = {"train": 512, "test": 64}
+POINTS = 256
+# Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord of the tip, span to
+# one side, sweep; the fuselage is from -1 to 1.
+PARTS = (
+    ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)),
+    ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)),
+)
+
+
+def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
+    """So many planes of so many points each, at least 2; the same seed, 0 or more, gives the same planes everywhere."""
+    check_range("count", count, low=1)
+    check_range("points", points, low=2)
+    random = np.random.RandomState(seed)
+    shapes = standardised_points("planes", np.stack([_plane(points, random) for _ in range(count)]))
+    return PointSet(shapes, torch.zeros(count, dtype=torch.int64), ("plane",), "planes")
+
+
+def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
+    """`[points, 2]`: parts get points by their areas."""
+    width = random.uniform(0.08, 0.14)
+    wings, tail = (np.array([random.uniform(*ends) for ends in part]) for part in PARTS)
+    areas = np.array([np.pi * width, *(part[3] * (part[1] + part[2]) for part in (wings, tail))])
+    counts = random.multinomial(points, areas / areas.sum())
+    turn, radius = random.uniform(0, 2 * np.pi, counts[0]), np.sqrt(random.uniform(size=counts[0]))
+    found = [np.stack([radius * np.cos(turn), width * radius * np.sin(turn)], axis=1)]
+    for (front, root, tip, span, sweep), n in zip((wings, tail), counts[1:], strict=True):
+        out, side, back = random.uniform(size=n), random.choice([-1.0, 1.0], size=n), random.uniform(size=n)
+        x = front - sweep * out - back * (root + (tip - root) * out)
+        found.append(np.stack([x, side * span * out], axis=1))
+    return np.concatenate(found)
+
+
+INFO = DatasetInfo(
+    name="planes", title="synthetic planes as sets of 256 points", classes=("plane",), image_shape=(2, POINTS, 1),
+    train=COUNTS["train"], test=COUNTS["test"], licence="Apache-2.0, made by this package",
+    source="torchcaps.data.make_planes",
+    sha256={Path(__file__).name: None}, embedded=Path(__file__).parent,
+)  # fmt: skip
+
+
+@register_dataset(INFO)
+def _read(folder: Path, split: str) -> PointSet | None:
+    if folder != INFO.embedded:
+        return None
+    return make_planes(COUNTS[split], seed=0 if split == "train" else 1)

@@ -1,0 +1,273 @@
+"""Canonical Capsules: parts of a set of points, and its canonical pose, without labels.
+
+Weiwei Sun, Andrea Tagliasacchi, Boyang Deng, Sara Sabour, Soroosh Yazdani, Geoffrey Hinton, Kwang Moo Yi, "Canonical
+Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS 2021, arXiv 2012.04718; sizes and constants as in the
+authors' code. There is no routing: each point shares itself among capsules by attention. Differs from the paper in: the
+gradient of the rotation is finite everywhere, so that nothing is added to the points and no step is passed over.
+
+Letters: b batch, n points, d coordinates, k capsules, c channels of a descriptor, m points of a capsule's drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range, check_shape
+from torchcaps.functional import procrustes
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.squash import full_precision
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.models.notebook import Stage, capsules_in_words, times
+from torchcaps.types import Capsules, ModelSpec
+
+EPS = 1e-3  # of weights that a mean is divided by, and of variances
+
+
+class Aligned(NamedTuple):
+    """Sets of points, taken apart and put upright.
+
+    Attributes:
+        attention: `[batch, points, capsules]`, of sum 1 over capsules.
+        keypoints: `[batch, capsules, dim]`, the mean place of each capsule's points, as the points are.
+        descriptors: `[batch, capsules, channels]`.
+        canonical: `[batch, capsules, dim]`, where the keypoints belong in the canonical pose.
+        rotation: `[batch, dim, dim]`, from the pose of the points to the canonical one.
+        translation: `[batch, dim]`, after the rotation.
+        upright: `[batch, points, dim]`, the points in the canonical pose.
+    """
+
+    attention: Float[Tensor, "batch points capsules"]
+    keypoints: Float[Tensor, "batch capsules dim"]
+    descriptors: Float[Tensor, "batch capsules channels"]
+    canonical: Float[Tensor, "batch capsules dim"]
+    rotation: Float[Tensor, "batch dim dim"]
+    translation: Float[Tensor, "batch dim"]
+    upright: Float[Tensor, "batch points dim"]
+
+
+def attended(attention: nn.Linear, x: Tensor) -> Tensor:
+    """`softmax_k(attention(x))` `[b, n, k]` of `x` `[b, n, c]`, in float32 for half precision."""
+    return full_precision(attention(x)).mT.softmax(dim=1).mT  # eight times as fast as over a short last axis
+
+
+def pooled(attention: Tensor, x: Tensor) -> Tensor:
+    """Means `[b, k, c]` of `x` `[b, n, c]` by the attention `[b, n, k]`, in float32 for half precision."""
+    with without_autocast(x):
+        return _shares(attention).mT @ full_precision(x)
+
+
+def _shares(attention: Tensor) -> Tensor:
+    return attention / attention.sum(dim=1, keepdim=True).clamp(min=EPS)
+
+
+class ContextNorm(nn.Module):
+    """Attentive context normalisation: each point is normalised by the mean and variance of the groups it belongs to.
+
+    `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
+    variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
+    channels.
+
+    Args:
+        channels: of the points' features.
+        groups: softmax groups.
+    """
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.attention = nn.Linear(channels, groups)
+
+    def forward(self, x: Float[Tensor, "batch points channels"]) -> Float[Tensor, "batch points channels"]:
+        """Features of the same shape and type; computed in float32 for half precision."""
+        a, kind = attended(self.attention, x), x.dtype
+        with without_autocast(x):
+            x, shares = full_precision(x), _shares(a)
+            mean = shares.mT @ x
+            # The shares of a group with next to no points do not sum to 1.
+            variance = shares.mT @ x.square() - mean.square() * (2 - shares.sum(dim=1).unsqueeze(2))
+            scale = (variance.clamp(min=0) + EPS).rsqrt()
+            return (x * (a @ scale) - a @ (mean * scale)).to(kind)
+
+
+class PointLayer(nn.Module):
+    """A linear map of each point, context normalisation, batch normalisation, ReLU; `[b, n, c]` to `[b, n, c']`."""
+
+    def __init__(self, inputs: int, channels: int, groups: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, channels)
+        self.context, self.norm = ContextNorm(channels, groups), nn.BatchNorm1d(channels)
+
+    def forward(self, x: Float[Tensor, "batch points inputs"]) -> Float[Tensor, "batch points channels"]:
+        """Features of each point, 0 or more."""
+        x = self.context(self.linear(x))
+        return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
+
+
+class PointEncoder(nn.Module):
+    """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
+
+    Args:
+        dim: coordinates of a point.
+        channels: of its features.
+        capsules: their number, and that of the groups of the normalisation.
+        attends: whether this encoder's attention is used. It is there in any case, as in the authors' code.
+    """
+
+    def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:
+        super().__init__()
+        self.widen = PointLayer(dim, channels, capsules)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(PointLayer(channels, channels, capsules) for _ in range(2))) for _ in range(3)
+        )
+        self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
+
+    def forward(self, points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points channels"]:
+        """Features of each point."""
+        x = self.widen(points.to(self.attention.weight.dtype))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def _decoder(inputs: int, widths: Sequence[int], dim: int) -> nn.Sequential:
+    """Linear maps with batch normalisation and ReLU between them, and a tanh at the end."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, dim), nn.Tanh())
+
+
+class CanonicalCapsules(ImageModel):
+    """Capsules of a set of points, the canonical pose that they tell, and a drawing of the set in that pose.
+
+    A set comes as an image one pixel wide, whose channels are the coordinates.
+
+    Args:
+        in_chans: coordinates of a point, 2 or 3.
+        img_size: (points, 1).
+        capsules: their number; 10 in the paper.
+        channels: of a descriptor; 128 in the paper.
+        grid: learnt numbers that each drawn point starts from.
+        decoder: widths of the hidden layers that draw a capsule.
+        canonical: whether points are turned to the canonical pose before they are drawn; without it, the drawing has
+            to follow every pose. For comparison.
+
+    Shapes:
+        points `[batch, dim, points, 1]`, around 0 and about 1 in size, to the drawing `[batch, dim, m, 1]` in the
+        canonical pose; m is the largest multiple of the number of capsules that is at most the number of points.
+
+    Raises:
+        ValueError: for sizes below one, other than 2 or 3 coordinates, or fewer points than capsules.
+    """
+
+    spec = ModelSpec(pose=True, activation="probability", task="align", loss="weighted")
+
+    def __init__(
+        self, in_chans: int = 3, img_size: int | tuple[int, int] = (1024, 1), *, capsules: int = 10,
+        channels: int = 128, grid: int = 10, decoder: Sequence[int] = (1280, 640, 320), canonical: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
+        check_range("in_chans (coordinates of a point)", in_chans, low=2, high=3)
+        if self.img_size[1] != 1 or self.img_size[0] < capsules:
+            raise ValueError(f"img_size: expected ({capsules} or more points, 1), got {self.img_size}")
+        self.num_capsules, self.channels, self.is_canonical = capsules, channels, canonical
+        self.aligner = PointEncoder(in_chans, channels, capsules, attends=True)
+        flat = capsules * channels
+        self.keypoints = nn.Sequential(nn.Linear(flat, flat), nn.ReLU(), nn.Linear(flat, capsules * in_chans))
+        self.encoder = PointEncoder(in_chans, channels, capsules, attends=False)
+        self.grid = nn.Parameter(torch.rand(capsules, self.img_size[0] // capsules, grid))
+        self.decoders = nn.ModuleList(_decoder(grid + channels, decoder, in_chans) for _ in range(capsules))
+
+    def align(self, points: Float[Tensor, "batch dim points 1"]) -> Aligned:
+        """What the first encoder says: parts, and the canonical pose."""
+        self._check(points)
+        x = full_precision(points).squeeze(3).mT
+        features = self.aligner(x)
+        attention = attended(self.aligner.attention, features)
+        keypoints, descriptors = pooled(attention, x), pooled(attention, features)
+        flat = self.keypoints(descriptors.flatten(1).to(self.grid.dtype))
+        canonical = full_precision(flat).unflatten(1, keypoints.shape[1:])
+        canonical = canonical - canonical.mean(dim=1, keepdim=True)
+        rotation, translation = procrustes(keypoints, canonical)
+        with without_autocast(x):
+            upright = x @ rotation.mT + translation.unsqueeze(1) if self.is_canonical else x
+        return Aligned(attention, keypoints, descriptors, canonical, rotation, translation, upright)
+
+    def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
+        """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the upright points, by the first encoder's attention."""
+        return pooled(aligned.attention, aligned.upright), pooled(aligned.attention, self.encoder(aligned.upright))
+
+    def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
+        """What each capsule draws: `MLP_k(grid_k, descriptor_k) + keypoint_k`."""
+        count, m = len(keypoints), self.grid.shape[1]
+        drawn = []
+        for k, decoder in enumerate(self.decoders):
+            parts = self.grid[k].expand(count, -1, -1), descriptors[:, k, None].expand(-1, m, -1)
+            flat = decoder(torch.cat([part.to(self.grid.dtype) for part in parts], dim=2).flatten(0, 1))
+            drawn.append(full_precision(flat).unflatten(0, (count, m)))
+        return torch.stack(drawn, dim=1) + keypoints.unsqueeze(2)
+
+    def capsules(self, images: Float[Tensor, "batch dim points 1"]) -> Capsules:
+        """Poses `[batch, capsules, dim + channels]`, keypoints in the canonical pose and descriptors, and the share of
+        the points that each has, in [0, 1].
+        """
+        aligned = self.align(images)
+        return Capsules(torch.cat(self.described(aligned), dim=2), aligned.attention.mean(dim=1))
+
+    def decode(self, capsules: Capsules) -> Float[Tensor, "batch dim m 1"]:
+        """The points that capsules, as `capsules` gives them, draw in the canonical pose, capsule after capsule."""
+        sizes = {"capsules": self.num_capsules, "numbers": self.in_chans + self.channels}
+        check_shape("capsules", capsules.pose, ("batch", "capsules", "numbers"), **sizes)
+        drawn = self.draw(*capsules.pose.split([self.in_chans, self.channels], dim=2))
+        return drawn.flatten(1, 2).mT.unsqueeze(3)
+
+    def forward(self, images: Float[Tensor, "batch dim points 1"]) -> Float[Tensor, "batch dim m 1"]:
+        """The set as its capsules draw it, in the canonical pose."""
+        return self.decode(self.capsules(images))
+
+    def notebook_stages(self) -> list[Stage]:
+        """The stages in their order."""
+        k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
+        stages = {
+            "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
+            "keypoints": ("canonical keypoints", times(k, dim)),
+            "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
+            "decoders": ("a decoder a capsule", times(dim, k * m)),
+        }
+        counts = {name: sum(p.numel() for p in module.parameters()) for name, module in self.named_children()}
+        found = [Stage(name, kind, output, counts[name]) for name, (kind, output) in stages.items()]
+        return [*found, Stage("grid", "learnt", times(*self.grid.shape), self.grid.numel())]
+
+
+TITLE = "Canonical Capsules: Self-Supervised Capsules in Canonical Pose"
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2021, arxiv="2012.04718", img_size=(1024, 1), in_chans=3, num_classes=0,
+        parameters=13_994_932, published="Chamfer distance on ShapeNet; its tables were not read here",
+    )
+)  # fmt: skip
+def canonical_capsules(*, num_classes: int = 0, **options: Any) -> CanonicalCapsules:
+    """The network of the paper, for 1,024 points in three dimensions. Labels have no part in it."""
+    del num_classes
+    return CanonicalCapsules(**options)
+
+
+@register_model(
+    Passport(
+        title=TITLE, year=2021, arxiv="2012.04718", img_size=(256, 1), in_chans=2, num_classes=0, parameters=68_320,
+        published="nothing of this size",
+    )
+)  # fmt: skip
+def canonical_capsules_small(*, num_classes: int = 0, **options: Any) -> CanonicalCapsules:
+    """Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU. Labels have no part in it."""
+    del num_classes
+    small = {"capsules": 5, "channels": 32, "grid": 4, "decoder": (64, 32)}
+    return CanonicalCapsules(**(small | options))  # type: ignore[arg-type]

@@ -1,0 +1,275 @@
+"""Parts and canonical poses of sets of points, without labels, from pairs of rigid motions of each set.
+
+Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS 2021, arXiv 2012.04718;
+the six losses with the weights of the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.evaluation.forward import evaluating
+from torchcaps.functional import chamfer_distance
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.models import Aligned
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, mapped, register_task
+from torchcaps.types import spec_of
+
+WEIGHTS = {
+    "equivariance": 5.0, "localisation": 1.0, "equilibrium": 1e-3, "invariance": 1.0, "canonical": 1.0, "chamfer": 1.0,
+}  # fmt: skip
+LOSSES = {"weighted": WEIGHTS, "without_equivariance": WEIGHTS | {"equivariance": 0.0}}
+SHIFT = 0.2  # largest translation either way along each axis
+VIEWS, SEED = 8, 99  # motions of each set that is measured
+SHAPES, SHOWN_VIEWS = 4, 3  # drawn
+NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
+LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
+PIECE = 32  # sets measured at a time
+UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
+
+
+class Motions(NamedTuple):
+    """Sets of points and rigid motions of each: `x -> rotation x + shift`.
+
+    Attributes:
+        points: `[batch, dim, points, 1]`.
+        rotation: `[batch, views, dim, dim]`.
+        shift: `[batch, views, dim]`.
+    """
+
+    points: Float[Tensor, "batch dim points 1"]
+    rotation: Float[Tensor, "batch views dim dim"]
+    shift: Float[Tensor, "batch views dim"]
+
+    def view(self, index: int) -> Float[Tensor, "batch dim points 1"]:
+        """The sets after one of their motions."""
+        with without_autocast(self.points):
+            moved = self.rotation[:, index] @ self.points.squeeze(3) + self.shift[:, index].unsqueeze(2)
+        return moved.unsqueeze(3)
+
+
+@register_task("align")
+class Align(Task):
+    """Two rigid motions of a set of points: its capsules move with it, and put it into the same canonical pose."""
+
+    score = "steadiness"  # a drawing may be good in any pose
+    losses = tuple(LOSSES)
+    defaults = MappingProxyType({"lr": 1e-3})
+    labelled = False
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        if spec_of(model).task != self.name:
+            raise ValueError(f"task: {self.name} takes a model of sets of points, got {type(model).__name__}")
+        if images is not None and not self.takes(images):
+            raise ValueError(f"data: expected sets of points for {type(model).__name__}, got {images!r}")
+        given = [name for name in UNUSED if getattr(config.augmentation, name)]
+        if given:
+            raise ValueError(f"{given[0]}: expected no change of images for sets of points")
+        super().__init__(model, config, images)
+
+    @property
+    def clip(self) -> float:
+        """None, as in the authors' code."""
+        return 0.0
+
+    @classmethod
+    def takes(cls, images: ImageSet) -> bool:
+        """Sets of points."""
+        return images.kind == "points"
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
+        """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
+        if self.training:
+            return _moved(images.float_images(indices), *random_motions(len(indices), 2, images.in_chans, generator))
+        drawn = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
+        return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
+
+    def forward(self, batch: Motions, share: float) -> Outcomes:
+        """The weighted loss, and its six parts before they are weighted."""
+        del share
+        return {name: values.mean() for name, values in self._losses(batch).items()}
+
+    def _losses(self, batch: Motions) -> Outcomes:
+        count = len(batch.points)
+        both = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
+        first = Aligned(*(part[:count] for part in both))
+        drawn = self.model.draw(*self.model.described(first)).flatten(1, 2)
+        parts = capsule_losses(both, batch) | {"chamfer": chamfer_distance(first.upright, drawn)}
+        weights = LOSSES[self.loss]
+        return {"loss": torch.stack([weights[name] * value for name, value in parts.items()]).sum(dim=0), **parts}
+
+    def outcome(self, batch: Motions) -> Outcomes:
+        """Of each set: the loss, and what becomes of it under eight motions; see `figures`."""
+        pieces = zip(*(part.split(PIECE) for part in batch), strict=True)
+        found = [self._outcome(Motions(*piece)) for piece in pieces]
+        return {name: torch.cat([piece[name] for piece in found]) for name in found[0]}
+
+    def _outcome(self, batch: Motions) -> Outcomes:
+        chamfer, turns, axes, homes = [], [], [], []
+        for k in range(batch.shift.shape[1]):
+            points, rotation = batch.view(k), batch.rotation[:, k]
+            aligned = self.model.align(points)
+            drawn = self.model.draw(*self.model.described(aligned)).flatten(1, 2)
+            chamfer.append(chamfer_distance(aligned.upright, drawn))
+            turns.append(aligned.rotation @ rotation)
+            axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
+            homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
+        centred = batch.points.squeeze(3) - batch.points.mean(dim=2)
+        home = torch.stack(homes, dim=1)
+        return {
+            "loss": self._losses(batch)["loss"], "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
+            "size": centred.square().sum(dim=1).mean(dim=1),
+            "turn": torch.stack(turns, dim=1).mean(dim=1), "axes": torch.stack(axes, dim=1).mean(dim=1),
+            "equivariance": (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3).mean(dim=(1, 2)),
+        }  # fmt: skip
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Figures of sets under eight fixed motions each.
+
+        `chamfer` is the distance of set and drawing in the canonical pose, `explained` 1 minus its share of twice the
+        mean squared distance from the centre; `steadiness` is the resultant length, in [0, 1], of the canonical
+        rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
+        174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
+        the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
+        mean. `axes_` are the same of alignment by principal axes.
+        """
+        mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
+        found = {
+            "loss": mean["loss"], "explained": 1 - mean["chamfer"] / (2 * mean["size"]), "chamfer": mean["chamfer"],
+            "equivariance": math.sqrt(mean["equivariance"]),
+        }  # fmt: skip
+        for name, key in (("", "turn"), ("axes_", "axes")):
+            lengths, agreement = resultant_lengths(outcomes[key])
+            spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
+            steady = lengths.mean().item()
+            found |= {f"{name}steadiness": steady, f"{name}spread": spread, f"{name}agreement": agreement}
+        return found
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """Sets coloured by capsule as they are moved, in their canonical pose, and as they are drawn."""
+        from torchcaps import viz
+
+        del found
+        place = next(self.model.parameters()).device
+        some = torch.arange(min(SHAPES, len(images)), device=images.images.device)
+        rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
+        with evaluating(self):
+            batch = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            for view in range(SHOWN_VIEWS):
+                points = batch.view(view)
+                aligned = self.model.align(points)
+                drawn = self.model.draw(*self.model.described(aligned))
+                capsule = aligned.attention.argmax(dim=2)
+                parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
+                for i in range(len(some)):
+                    rows[0].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
+                    rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
+                    rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
+        about = (
+            f"{len(some)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
+            "should be the same for all motions, and parts should keep their colours. Of three coordinates two show."
+        )
+        alt = "Sets of points coloured by capsule, as they are moved, in the canonical pose, and as they are drawn."
+        return [Exhibit("capsules", "The capsules", about, viz.point_sets(dict(zip(NAMES, rows, strict=True))), alt)]
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """The motion of each set to its canonical pose, its parts, and how well it is drawn; see `Aligned`."""
+        aligned = self.model.align(pictures)
+        drawn = self.model.draw(*self.model.described(aligned)).flatten(1, 2)
+        distance = chamfer_distance(aligned.upright, drawn)
+        found = []
+        for i in range(len(pictures)):
+            turn = aligned.rotation[i].double()
+            plane = {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))} if len(turn) == 2 else {}
+            found.append({
+                **plane, "chamfer": distance[i].item(), "rotation": turn.tolist(),
+                "translation": aligned.translation[i].tolist(), "keypoints": aligned.keypoints[i].tolist(),
+                "capsule": aligned.attention[i].argmax(dim=1).tolist(), "points": aligned.upright[i].tolist(),
+            })  # fmt: skip
+        return found
+
+
+def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
+    """Five losses of each set, `[batch]`: without the Chamfer distance of its drawing.
+
+    Args:
+        both: of the sets after their first motions, then after their second ones.
+        batch: the motions.
+
+    Returns:
+        "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
+        capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
+        capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
+        distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
+        are of one view, and means of both.
+    """
+    count = len(batch.points)
+    a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
+    with without_autocast(batch.points):
+        home = (a.keypoints - batch.shift[:, :1]) @ batch.rotation[:, 0]
+        moved = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
+        fitted = both.keypoints @ both.rotation.mT + both.translation.unsqueeze(1)
+        points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
+        held = both.attention.sum(dim=1)
+        # One table [batch, points, capsules] of squared distances, whatever the number of coordinates.
+        apart = points.square().sum(dim=2, keepdim=True) + both.keypoints.square().sum(dim=2).unsqueeze(1)
+        apart = (apart - 2 * points @ both.keypoints.mT).clamp(min=0)
+        variance = (both.attention * apart).sum(dim=1) / held.clamp(min=1e-3)
+    single = {
+        "localisation": variance.sum(dim=1), "equilibrium": held.var(dim=1),
+        "canonical": (fitted - both.canonical).square().sum(dim=2).mean(dim=1),
+    }  # fmt: skip
+    return {
+        "equivariance": (moved - b.keypoints).square().sum(dim=2).mean(dim=1),
+        "invariance": (a.descriptors - b.descriptors).square().mean(dim=(1, 2)),
+        **{name: value.unflatten(0, (2, count)).mean(dim=0) for name, value in single.items()},
+    }
+
+
+def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tensor, " sets"], float]:
+    """Lengths in [0, 1] from the mean rotation of each set: of each, and of the sets together.
+
+    The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
+    unit vectors. Together, each set counts with the rotation that is nearest to its mean.
+    """
+    u, lengths, v = torch.linalg.svd(turns.double())
+    sign = torch.ones_like(lengths)
+    sign[:, -1] = torch.linalg.det(u @ v)
+    together = torch.linalg.svdvals(((u * sign.unsqueeze(1)) @ v).mean(dim=0)).mean()
+    return lengths.mean(dim=1), together.item()
+
+
+def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
+    """Rotations that bring the longest axis of each set to the first coordinate; the first axis points either way."""
+    centred = points - points.mean(dim=1, keepdim=True)
+    axes = torch.linalg.eigh(centred.mT @ centred)[1].flip(2).mT
+    axes = torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
+    return axes
+
+
+def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Rotations `[count, views, dim, dim]`, uniform, and shifts `[count, views, dim]` in -0.2..0.2, on its device."""
+    place = generator.device
+    if dim == 2:
+        turn = 2 * math.pi * torch.rand(count, views, generator=generator, device=place)
+        rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], dim=2).unflatten(2, (2, 2))
+    else:
+        q = torch.nn.functional.normalize(torch.randn(count, views, 4, generator=generator, device=place), dim=2)
+        (w, x, y, z), none = q.unbind(dim=2), torch.zeros_like(q[..., 0])
+        cross = torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=2).unflatten(2, (3, 3))
+        rotation = torch.eye(3, device=place) + 2 * (w[..., None, None] * cross + cross @ cross)
+    shift = SHIFT * (2 * torch.rand(count, views, dim, generator=generator, device=place) - 1)
+    return rotation, shift
+
+
+def _moved(points: Tensor, rotation: Tensor, shift: Tensor) -> Motions:
+    return Motions(points, rotation.to(points), shift.to(points))

@@ -1,0 +1,231 @@
+"""The task of canonical poses: its losses by loops, its motions, its figures, runs by the ordinary commands."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps.cli.main import main
+from torchcaps.data import PointSet, make_planes
+from torchcaps.data.points import standardised_points
+from torchcaps.explorer import open_session
+from torchcaps.models import Aligned
+from torchcaps.report import finish_run
+from torchcaps.tasks import create_task
+from torchcaps.tasks.align import WEIGHTS, Motions, capsule_losses, principal_axes, random_motions, resultant_lengths
+from torchcaps.testing import seeded
+from torchcaps.training import Interrupted, TrainConfig, train
+from training.makers import contents
+
+MODEL = {"capsules": 3, "channels": 4, "grid": 2, "decoder": [6]}
+SETS = np.random.RandomState(0).normal(size=(30, 8, 2))
+
+
+def some(dim=2, count=10, points=8):
+    sets = np.random.RandomState(1).normal(size=(count, points, dim))
+    return PointSet(standardised_points("some", sets), torch.zeros(count, dtype=torch.int64), ("a",), "some")
+
+
+def task(dim=2, **settings):
+    images = some(dim)
+    with tc.nn.drawn_from(seeded(0)):
+        model = tc.create_model("canonical_capsules_small", in_chans=dim, img_size=(8, 1), **MODEL)
+    return create_task(model, TrainConfig.of(**settings), images), images
+
+
+def circle(angles):
+    return torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], dim=-1).unflatten(-1, (2, 2))
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_motions_are_rigid_uniform_and_from_the_generator(dim):
+    rotation, shift = random_motions(2000, 2, dim, seeded(1))
+    again, other = random_motions(2000, 2, dim, seeded(1)), random_motions(2000, 2, dim, seeded(2))
+    assert torch.equal(rotation, again[0])
+    assert not torch.equal(rotation, other[0])
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(dim).expand_as(rotation), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(2000, 2))
+    assert rotation.mean(dim=(0, 1)).abs().max() < 0.05
+    assert shift.abs().max() <= 0.2
+    assert shift.std() == pytest.approx(0.2 / math.sqrt(3), rel=0.05)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
+    one, images = task(dim)
+    one.train()
+    batch = one.batch(images, torch.arange(5), seeded(3))
+    one.eval()
+    both = Aligned(*(part.double() for part in one.model.align(torch.cat([batch.view(0), batch.view(1)]))))
+    batch = Motions(*(part.double() for part in batch))
+    found = {name: value.detach().numpy() for name, value in capsule_losses(both, batch).items()}
+    points, turns, shifts = (part.numpy() for part in batch)
+    attention, theta, beta, canonical, rotation, translation, _ = (part.detach().numpy() for part in both)
+    for b in range(5):
+        want = dict.fromkeys(found, 0.0)
+        for k in range(3):
+            home = turns[b, 0].T @ (theta[b, k] - shifts[b, 0])
+            moved = turns[b, 1] @ home + shifts[b, 1]
+            want["equivariance"] += ((moved - theta[5 + b, k]) ** 2).sum() / 3
+            want["invariance"] += ((beta[b, k] - beta[5 + b, k]) ** 2).mean() / 3
+        for view, s in enumerate((b, 5 + b)):
+            held = attention[s].sum(axis=0)
+            want["equilibrium"] += ((held - held.mean()) ** 2).sum() / 2 / 2
+            for k in range(3):
+                for n in range(8):
+                    x = turns[b, view] @ points[b, :, n, 0] + shifts[b, view]
+                    want["localisation"] += attention[s, n, k] * ((x - theta[s, k]) ** 2).sum() / held[k] / 2
+                fitted = rotation[s] @ theta[s, k] + translation[s]
+                want["canonical"] += ((fitted - canonical[s, k]) ** 2).sum() / 3 / 2
+        for name, value in want.items():
+            assert found[name][b] == pytest.approx(value, rel=1e-4, abs=1e-7), name
+
+
+def test_the_weights_are_those_of_the_authors_code():
+    one, images = task()
+    batch = one.eval().batch(images, torch.arange(4), seeded())
+    found = one(batch, 0.0)
+    assert found.keys() == {"loss", *WEIGHTS}
+    want = (
+        5 * found["equivariance"] + found["localisation"] + 1e-3 * found["equilibrium"] + found["invariance"]
+        + found["canonical"] + found["chamfer"]
+    )  # fmt: skip
+    torch.testing.assert_close(found["loss"], want)
+    other, _ = task(loss="without_equivariance")
+    free = other.eval()(batch, 0.0)
+    torch.testing.assert_close(free["loss"], want - 5 * found["equivariance"])
+
+
+def test_every_loss_falls_on_few_sets():
+    one, images = task()
+    optimiser = torch.optim.Adam(one.parameters(), lr=3e-3)
+    one.train()
+    batch = one.batch(images, torch.arange(10), seeded(5))
+    history = []
+    for _ in range(40):
+        losses = one(batch, 0.0)
+        optimiser.zero_grad()
+        losses["loss"].backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in one.parameters())
+        optimiser.step()
+        history.append(losses["loss"].item())
+    assert history[-1] < 0.8 * history[0]
+
+
+def test_what_is_measured_does_not_depend_on_the_batch():
+    one, images = task()
+    whole = one.outcomes(images)
+    part = one.outcomes(images)  # the motions are fixed
+    for name, values in whole.items():
+        torch.testing.assert_close(part[name], values, rtol=0, atol=0)
+    batch = one.eval().batch(images, torch.tensor([7]), seeded(9))
+    torch.testing.assert_close(one.outcome(batch)["chamfer"], whole["chamfer"][7:8])
+
+
+def test_steady_opposite_and_agreeing_rotations():
+    angles = torch.tensor([0.3, 0.3, 0.3])
+    steady, together = resultant_lengths(circle(angles))
+    torch.testing.assert_close(steady, torch.ones(3, dtype=torch.float64))
+    assert together == pytest.approx(1)
+    steady, together = resultant_lengths(circle(torch.tensor([0.0, math.pi / 2])))
+    torch.testing.assert_close(steady, torch.ones(2, dtype=torch.float64))
+    assert together == pytest.approx(math.sqrt(0.5))
+    half = circle(torch.tensor([[0.0, math.pi / 2], [0.0, math.pi / 2]])).mean(dim=1)
+    steady, together = resultant_lengths(half)
+    torch.testing.assert_close(steady, torch.full((2,), math.sqrt(0.5), dtype=torch.float64))
+    assert together == pytest.approx(1)
+    one, images = task()
+    outcomes = one.outcomes(images) | {"turn": half}
+    assert one.figures(outcomes)["spread"] == pytest.approx(math.degrees(math.sqrt(math.log(2))), rel=1e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
+    points = some(dim).images.squeeze(3).mT.double()
+    rotation = random_motions(10, 1, dim, seeded(4))[0][:, 0].double()
+    before, after = principal_axes(points), principal_axes(points @ rotation.mT + 0.1)
+    torch.testing.assert_close(torch.linalg.det(after), torch.ones(10, dtype=torch.float64))
+    torch.testing.assert_close((after @ rotation).abs(), before.abs(), atol=1e-5, rtol=0)
+
+
+def test_what_does_not_fit_gets_one_sentence():
+    model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
+    digits = tc.data.load_dataset("digits", "test")
+    with pytest.raises(ValueError, match="data: expected sets of points for CanonicalCapsules, got ImageSet"):
+        create_task(model, TrainConfig(), digits)
+    with pytest.raises(ValueError, match="erase: expected no change of images for sets of points"):
+        create_task(model, TrainConfig.of(erase=2), some())
+    with pytest.raises(ValueError, match="task: align takes a model of sets of points, got CapsNet"):
+        create_task(tc.create_model("capsnet"), TrainConfig.of(task="align"))
+    with pytest.raises(ValueError, match="unknown loss 'margin'"):
+        create_task(model, TrainConfig.of(loss="margin"), some())
+
+
+def test_fit_in_memory_and_predict_a_file(tmp_path):
+    model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
+    fitted, history = tc.fit(model, some(3 - 1), epochs=2, batch_size=4, holdout=0.3)
+    assert {"val_steadiness", "val_chamfer", "train_equivariance"} <= history[-1].keys()
+    np.savez(tmp_path / "one.npz", points=SETS[0])
+    (row,) = tc.tasks.predict(fitted, [tmp_path])
+    turn = math.radians(row["angle"])
+    assert row["rotation"][0] == pytest.approx([math.cos(turn), -math.sin(turn)], abs=1e-6)
+    assert np.shape(row["points"]) == (8, 2)
+    assert np.shape(row["keypoints"]) == (3, 2)
+    assert {*row["capsule"]} <= {0, 1, 2}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Of 9 steps: 3 epochs of 3 batches."""
+    np.savez(tmp_path / "sets.npz", points=SETS)
+    return {
+        "model": "canonical_capsules_small", "model_options": MODEL, "data": str(tmp_path / "sets.npz"), "epochs": 3,
+        "batch_size": 6, "holdout": 6, "checkpoint_every": 2, "device": "cpu",
+    }  # fmt: skip
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path):
+    config = TrainConfig.of(**settings)
+    train(config, tmp_path / "whole")
+    steps = iter([False] * 4 + [True] * 20)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", should_stop=lambda: next(steps))
+    train(TrainConfig(), tmp_path / "stopped", resume=True)
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+
+
+def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(TrainConfig.of(**settings), "run")
+    found = finish_run(run)
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == found.to_dict()
+    assert found.to_dict()["num_samples"] == 6
+    assert (tmp_path / "run" / "plots" / "capsules.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["evaluate", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found.to_dict()
+    np.savez("one.npz", points=SETS[0])
+    assert main(["predict", "run", "one.npz", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["path"] == "one.npz"
+    assert main(["predict", "run", "one.npz"]) == 0
+    assert main(["report", "run", "--output", "report.html"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "8 points in 2 dimensions each" in page
+    assert "The capsules" in page
+    capsys.readouterr()
+    assert [main([verb, "run"]) for verb in ("perturb", "reconstruct")] == [1, 1]
+    assert main(["predict", "run", "sets.npz"]) == 1
+    assert main(["evaluate", "run", "--data", "planes"]) == 1
+    assert "expected 8 points in 2 dimensions, got 256 points in 2 dimensions each" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="the explorer shows pictures, and this model takes points"):
+        open_session("run")
+
+
+def test_planes_are_what_the_recipe_takes():
+    recipe = tc.training.load_recipe("canonical-capsules")
+    one = create_task(
+        tc.create_model("canonical_capsules_small"), recipe.resolve(recipe.rows[0], "small"), make_planes(2)
+    )
+    assert {*recipe.figures} <= one.figures(one.outcomes(make_planes(2))).keys()
