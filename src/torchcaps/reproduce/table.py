@@ -82,6 +82,7 @@ def over_seeds(name: str, values: Sequence[float | None]) -> str:
         scale, digits, unit = 100, 2, " %"
     if not given:
         return "-"
+    digits += not unit and abs(mean(given)) < 0.1
     spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
     return f"{scale * mean(given):.{digits}f}{spread}{unit}"
 
