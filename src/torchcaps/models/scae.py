@@ -1,0 +1,360 @@
+"""Stacked capsule auto-encoders.
+
+Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, NeurIPS 2019, arXiv 1906.06818. Part capsules draw an image
+by templates that are turned, sized and placed; object capsules explain the poses of the parts. Differs from the paper's
+code in: a part that may be absent gets the log of its presence on the logits of attention, in place of a mask that
+soft presences make all or nothing; no noise without training; likelihoods in float32.
+
+Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import check_range
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.squash import full_precision
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.types import Capsules, ModelSpec
+
+POSE = 6  # numbers of an affine pose: the upper two rows of a matrix, row-major
+STRIDES = (2, 2, 1, 1)  # of the 3x3 convolutions
+SMALLEST_SCALE, SHIFT_GAIN, NOISE = 0.01, 5.0, 4.0  # of poses; range of the noise
+VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
+NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part that no object explains
+COLOUR_UNITS, BLOCKS, SET_UNITS, SEED_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 256, 128, 32
+TWO_PI = 2 * math.pi
+
+
+class Noise(NamedTuple):
+    """What is added to logits of presence in training, each uniform in [-2, 2]."""
+
+    parts: Float[Tensor, "batch parts"]
+    objects: Float[Tensor, "batch objects"]
+    votes: Float[Tensor, "batch objects parts"]
+
+
+class Parts(NamedTuple):
+    """Part capsules: pose `[b, m, 6]`, logit of presence `[b, m]`, feature `[b, m, numbers]`."""
+
+    pose: Float[Tensor, "batch parts 6"]
+    logit: Float[Tensor, "batch parts"]
+    feature: Float[Tensor, "batch parts numbers"]
+
+
+class Objects(NamedTuple):
+    """Object capsules, and what each of them says of each part.
+
+    Attributes:
+        pose: `[b, k, 6]`, of the object as the viewer sees it.
+        vote: `[b, k, m, 6]`, the pose that the part should have.
+        spread: `[b, k, m]`, standard deviation of that.
+        log_weight: `[b, k, m]`, log a_km: the presence of the object, times that of the part in it.
+        dynamic: `[b, k, m, 6]`, by how much the part's place in the object differs from the learned one.
+    """
+
+    pose: Float[Tensor, "batch objects 6"]
+    vote: Float[Tensor, "batch objects parts 6"]
+    spread: Float[Tensor, "batch objects parts"]
+    log_weight: Float[Tensor, "batch objects parts"]
+    dynamic: Float[Tensor, "batch objects parts 6"]
+
+    @property
+    def presence(self) -> Float[Tensor, "batch objects"]:
+        """a_k = max over m of a_km, in [0, 1]."""
+        return self.log_weight.amax(dim=-1).exp()
+
+
+class Explained(NamedTuple):
+    """An image, taken apart.
+
+    Attributes:
+        parts: see `Parts`.
+        objects: see `Objects`.
+        drawn: `[b, m + 1, c, h, w]` in [0, 1]: what each part, and last the background, draws at each pixel.
+        share: `[b, m + 1, 1, h, w]`, logits: how much each of them has to say there.
+        log_likelihood: `[b]`, of the pixels.
+        part_log_likelihood: `[b]`, of the poses of the parts, weighted by their presence.
+        posterior: `[b, m, k + 1]`: which object explains a part, the last one being none of them.
+    """
+
+    parts: Parts
+    objects: Objects
+    drawn: Float[Tensor, "batch parts channels height width"]
+    share: Float[Tensor, "batch parts 1 height width"]
+    log_likelihood: Float[Tensor, " batch"]
+    part_log_likelihood: Float[Tensor, " batch"]
+    posterior: Float[Tensor, "batch parts objects"]
+
+
+def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+    """Any six numbers (widths, angle, shear, place) as the upper two rows of an affine matrix, row-major.
+
+    Widths are `sigmoid + 0.01`, the angle is in turns, shear and place are `tanh(5 x)`.
+    """
+    sx, sy, turn, shear, tx, ty = full_precision(raw).unbind(-1)
+    sx, sy = sx.sigmoid() + SMALLEST_SCALE, sy.sigmoid() + SMALLEST_SCALE
+    cos, sin = (TWO_PI * turn).cos(), (TWO_PI * turn).sin()
+    shear, tx, ty = ((SHIFT_GAIN * value).tanh() for value in (shear, tx, ty))
+    rows = (sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, tx, sy * sin, sy * cos, ty)
+    return torch.stack(rows, dim=-1)
+
+
+def composed(outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+    """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
+    a, b = outer.unflatten(-1, (2, 3)), inner.unflatten(-1, (2, 3))
+    product = a[..., :2] @ b
+    return torch.cat([product[..., :2], product[..., 2:] + a[..., 2:]], dim=-1).flatten(-2)
+
+
+def inverse(pose: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+    """The affine pose that undoes this one, whose determinant is not zero."""
+    a, b, x, c, d, y = pose.unbind(-1)
+    determinant = a * d - b * c
+    a, b, c, d = d / determinant, -b / determinant, -c / determinant, a / determinant
+    return torch.stack([a, b, -(a * x + b * y), c, d, -(c * x + d * y)], dim=-1)
+
+
+class PartCapsules(nn.Module):
+    """Parts of an image by attention over a convolutional map, and the image by their templates."""
+
+    def __init__(
+        self, in_chans: int, img_size: tuple[int, int], parts: int, *, channels: int, features: int, template: int,
+        template_gain: float, pixel_scale: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.sizes, self.features = (in_chans, *img_size), features
+        self.template_gain, self.pixel_scale = template_gain, pixel_scale
+        layers: list[nn.Module] = []
+        sides, taken = list(img_size), in_chans
+        for stride in STRIDES:
+            layers += [nn.Conv2d(taken, channels, 3, stride), nn.ReLU()]
+            sides, taken = [(side - 3) // stride + 1 for side in sides], channels
+        self.see = nn.Sequential(*layers)
+        self.place = nn.Parameter(torch.zeros(channels, *sides))
+        self.tell = nn.Conv2d(channels, parts * (POSE + features + 2), 1)
+        start = torch.empty(parts, in_chans * template**2)
+        nn.init.orthogonal_(start)
+        low, high = start.amin(dim=1, keepdim=True), start.amax(dim=1, keepdim=True)
+        self.template = nn.Parameter(((start - low) / (high - low)).unflatten(1, (in_chans, template, template)))
+        self.alpha = nn.Parameter(torch.zeros(parts, 1, template, template))
+        self.colour = nn.Sequential(nn.Linear(features, COLOUR_UNITS), nn.ReLU(), nn.Linear(COLOUR_UNITS, in_chans))
+        self.ground, self.ground_share = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def templates(self) -> Float[Tensor, "parts channels side side"]:
+        """The learned templates, in (0, 1)."""
+        return (self.template_gain * full_precision(self.template)).sigmoid()
+
+    def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
+        """The parts that attention over places finds."""
+        told = self.tell(self.see(images) + self.place).flatten(2).unflatten(1, (len(self.template), -1))
+        told = full_precision(told)  # [b, m, numbers, places]
+        attention = told[:, :, -1:].softmax(dim=-1)
+        numbers = (told[:, :, :-1] * attention).sum(dim=-1)
+        logit = numbers[..., -1] if noise is None else numbers[..., -1] + noise
+        return Parts(affine_pose(numbers[..., :POSE]), logit, numbers[..., POSE:-1])
+
+    def draw(self, parts: Parts) -> tuple[Tensor, Tensor]:
+        """What each part and the background draw at each pixel, and the logits of their shares there."""
+        pose, logit, feature = parts
+        (b, m), (c, h, w) = pose.shape[:2], self.sizes
+        colour = self.colour(feature).float().sigmoid()[..., None, None]
+        both = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
+        grid = F.affine_grid(inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True)
+        # One sampling a part, of the batch beside each other: a template is not copied for each image.
+        grid = grid.unflatten(0, (b, m)).transpose(0, 1).flatten(1, 2)  # [m, b * h, w, 2]
+        warped = F.grid_sample(both, grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+        warped = warped.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
+        shares = warped[:, :, c:] + F.logsigmoid(logit)[..., None, None, None]
+        ground = self.ground.sigmoid().expand(b, 1, c, h, w)
+        rest = F.softplus(self.ground_share).expand(b, 1, 1, h, w)
+        return torch.cat([warped[:, :, :c] * colour, ground], dim=1), torch.cat([shares, rest], dim=1)
+
+    def log_likelihood(self, images: Tensor, drawn: Tensor, share: Tensor) -> Float[Tensor, " batch"]:
+        """`sum over pixels of log sum_m share_m N(x; drawn_m, scale)`."""
+        normal = log_normal(full_precision(images).unsqueeze(1), drawn, self.pixel_scale)
+        pixels = (share + normal).logsumexp(dim=1) - share.logsumexp(dim=1)
+        return pixels.flatten(1).sum(dim=1)
+
+
+def log_normal(x: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
+    """The log density of a normal distribution, elementwise."""
+    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
+    return -0.5 * ((x - mean) / scale).square() - log_scale - 0.5 * math.log(TWO_PI)
+
+
+class _Block(nn.Module):
+    """Self-attention of a set, whose members may be absent, and a small network for each member."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.each = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x: Tensor, logit: Tensor) -> Tensor:
+        q, k, v = self.mix(x).chunk(3, dim=-1)
+        x = x + self.out(attended(q, k, v, logit))
+        x = self.first(x * logit.sigmoid().unsqueeze(-1))
+        return self.second(x + self.each(x))
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:
+    """One head of attention over a set whose members have logits of presence: logs of presence on its logits."""
+    query, key, value = (full_precision(x) for x in (query, key, value))
+    scores = query @ key.mT / math.sqrt(key.shape[-1]) + F.logsigmoid(logit).unsqueeze(-2)
+    return scores.softmax(dim=-1) @ value
+
+
+class ObjectCapsules(nn.Module):
+    """Objects by a set transformer over parts; each votes for the pose of every part."""
+
+    def __init__(self, numbers: int, parts: int, objects: int) -> None:
+        super().__init__()
+        self.parts, self.embed = parts, nn.Linear(numbers, SET_UNITS)
+        self.blocks = nn.ModuleList(_Block(SET_UNITS) for _ in range(BLOCKS))
+        self.widen = nn.Linear(SET_UNITS, SEED_UNITS)
+        self.key, self.value = nn.Linear(SEED_UNITS, SEED_UNITS), nn.Linear(SEED_UNITS, SEED_UNITS)
+        self.seeds = nn.Parameter(torch.randn(objects, SEED_UNITS) / math.sqrt(SEED_UNITS))
+        out = parts * (POSE + 2) + POSE + 1
+        shapes = ((SEED_UNITS, CAPSULE_UNITS), (CAPSULE_UNITS, CAPSULE_DIM), (CAPSULE_DIM, CAPSULE_UNITS))
+        self.weight = nn.ParameterList(
+            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in (*shapes, (CAPSULE_UNITS, out))
+        )
+        self.bias = nn.ParameterList(torch.zeros(objects, n) for n in (CAPSULE_UNITS, CAPSULE_DIM, CAPSULE_UNITS))
+        self.rest = nn.Parameter(torch.zeros(objects, out - parts * POSE))  # of all but the dynamic relations
+        self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
+
+    def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
+        """Objects of a set: `[b, m, numbers]` with logits of presence `[b, m]`."""
+        x = self.embed(members)
+        for block in self.blocks:
+            x = block(x, logit)
+        x = self.widen(x)
+        return self.decode(attended(self.seeds.expand(len(x), -1, -1), self.key(x), self.value(x), logit), noise)
+
+    def decode(self, x: Tensor, noise: Noise | None) -> Objects:
+        """What capsules `[b, k, 256]` say."""
+        with without_autocast(x):  # likelihoods are of small differences
+            for layer, (weight, bias) in enumerate(zip(self.weight[:3], self.bias, strict=True)):
+                x = torch.einsum("bki,kio->bko", x, weight) + bias
+                x = x if layer == 1 else x.relu()
+            x = torch.einsum("bki,kio->bko", x, self.weight[3])
+            m = self.parts
+            dynamic = x[..., : m * POSE].unflatten(-1, (m, POSE))
+            pose, present, part, spread = (x[..., m * POSE :] + self.rest).split([POSE, 1, m, m], dim=-1)
+            if noise is not None:
+                present, part = present + noise.objects.unsqueeze(-1), part + noise.votes
+            pose = affine_pose(pose)
+            vote = composed(pose.unsqueeze(2), affine_pose(dynamic + self.static))
+            spread = F.softplus(spread + VOTE_SCALE) + SMALLEST_SPREAD
+            return Objects(pose, vote, spread, F.logsigmoid(present) + F.logsigmoid(part), dynamic)
+
+
+def pose_likelihood(
+    pose: Float[Tensor, "batch parts 6"], objects: Objects
+) -> tuple[Float[Tensor, "batch parts"], Float[Tensor, "batch parts objects"]]:
+    """`log p(part)` by the votes of all objects, and the posterior of the objects, the last of which is "none"."""
+    each = log_normal(pose.unsqueeze(1), objects.vote, objects.spread.unsqueeze(-1)).sum(dim=-1)
+    logits = F.pad((objects.log_weight + each).mT, (0, 1), value=NOBODY)  # [b, m, k + 1]
+    return logits.logsumexp(dim=-1), logits.softmax(dim=-1)
+
+
+class SCAE(ImageModel):
+    """Part capsules that draw an image, and object capsules that explain where the parts are.
+
+    Args:
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        parts: part capsules; 40 in the paper's experiment with MNIST.
+        objects: object capsules; 32 there.
+        clusters: that images are divided into by their objects, after the training; as many as there are classes.
+        channels: of the convolutions; 128 there.
+        features: numbers of a part beside its pose and presence; 16 there.
+        template: side of a template in pixels; 11 there.
+        template_gain: factor of the numbers that templates are the sigmoid of; 1 there.
+        pixel_scale: standard deviation of a pixel; 1 there.
+
+    Shapes:
+        images `[batch, in_chans, height, width]` in [0, 1] to presences of objects, `[batch, objects]` in [0, 1].
+
+    Raises:
+        ValueError: for sizes below one, and images below 19 pixels.
+    """
+
+    spec = ModelSpec(pose=True, activation="probability", smallest=19, task="discover", loss="likelihood")
+
+    def __init__(
+        self, in_chans: int = 1, img_size: int | tuple[int, int] = 40, *, parts: int = 40, objects: int = 32,
+        clusters: int = 10, channels: int = 128, features: int = 16, template: int = 11, template_gain: float = 1.0,
+        pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "features": features}
+        super().__init__(in_chans, img_size, (19, "four convolutions"), **sizes, template=template)
+        for name, value in (("template_gain", template_gain), ("pixel_scale", pixel_scale)):
+            check_range(name, value, low=1e-3)
+        self.num_parts, self.num_objects = parts, objects
+        self.part_capsules = PartCapsules(
+            in_chans, self.img_size, parts, channels=channels, features=features, template=template,
+            template_gain=template_gain, pixel_scale=pixel_scale,
+        )  # fmt: skip
+        self.object_capsules = ObjectCapsules(POSE + 1 + features + in_chans * template**2, parts, objects)
+        self.num_clusters, self.weights = clusters, dict(weights or {})
+        self.register_buffer("centres", torch.zeros(2, clusters, objects))
+        self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
+
+    def explain(self, images: Float[Tensor, "batch channels height width"], noise: Noise | None = None) -> Explained:
+        """Parts and objects of the images, what they draw, and how likely that makes what is seen."""
+        self._check(images)
+        parts = self.part_capsules(images, None if noise is None else noise.parts)
+        objects = self._objects(parts, noise)
+        with without_autocast(images):
+            drawn, share = self.part_capsules.draw(parts)
+            seen = self.part_capsules.log_likelihood(images, drawn, share)
+            each, posterior = pose_likelihood(parts.pose.detach(), objects)
+            told = (parts.logit.detach().sigmoid() * each).sum(dim=1)
+        return Explained(parts, objects, drawn, share, seen, told, posterior)
+
+    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+        """Object capsules: pose `[batch, objects, 6]`, presence `[batch, objects]` in [0, 1]."""
+        self._check(images)
+        objects = self._objects(self.part_capsules(images, None), None)
+        return Capsules(objects.pose, objects.presence)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch objects"]:
+        """Presences of object capsules, in [0, 1]."""
+        return self.capsules(images).activation
+
+    def templates(self) -> Float[Tensor, "parts channels side side"]:
+        """The learned templates, in (0, 1)."""
+        return self.part_capsules.templates().detach()
+
+    def _objects(self, parts: Parts, noise: Noise | None) -> Objects:
+        """The objects that explain the parts, from which nothing flows back but through features."""
+        pose, logit, feature = parts
+        logit = logit.detach()
+        templates = self.templates().flatten(1).expand(len(pose), -1, -1)
+        absent = (-logit).sigmoid().unsqueeze(-1)
+        objects: Objects = self.object_capsules(torch.cat([pose.detach(), absent, feature, templates], -1), logit, noise)
+        return objects
+
+
+@register_model(
+    Passport(
+        title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
+        num_classes=0, parameters=0, published="98.7 % unsupervised accuracy on MNIST",
+    )
+)  # fmt: skip
+def scae(*, num_classes: int = 0, **options: Any) -> SCAE:
+    """The auto-encoder of 2019. Labels have no part in it: `num_classes` is not looked at."""
+    del num_classes
+    return SCAE(**options)
