@@ -11,7 +11,8 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +28,10 @@ from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import Capsules, ModelSpec
 
 POSE = 6  # numbers of an affine pose: the upper two rows of a matrix, row-major
-STRIDES = (2, 2, 1, 1)  # of the 3x3 convolutions
 SMALLEST_SCALE, SHIFT_GAIN, NOISE = 0.01, 5.0, 4.0  # of poses; range of the noise
 VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
 NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part that no object explains
-COLOUR_UNITS, BLOCKS, SET_UNITS, SEED_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 256, 128, 32
+COLOUR_UNITS, BLOCKS, SET_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 128, 32
 TWO_PI = 2 * math.pi
 
 
@@ -129,14 +129,14 @@ class PartCapsules(nn.Module):
 
     def __init__(
         self, in_chans: int, img_size: tuple[int, int], parts: int, *, channels: int, features: int, template: int,
-        template_gain: float, pixel_scale: float,
+        strides: Sequence[int], template_gain: float, pixel_scale: float,
     ) -> None:  # fmt: skip
         super().__init__()
         self.sizes, self.features = (in_chans, *img_size), features
         self.template_gain, self.pixel_scale = template_gain, pixel_scale
         layers: list[nn.Module] = []
         sides, taken = list(img_size), in_chans
-        for stride in STRIDES:
+        for stride in strides:
             layers += [nn.Conv2d(taken, channels, 3, stride), nn.ReLU()]
             sides, taken = [(side - 3) // stride + 1 for side in sides], channels
         self.see = nn.Sequential(*layers)
@@ -181,9 +181,10 @@ class PartCapsules(nn.Module):
 
     def log_likelihood(self, images: Tensor, drawn: Tensor, share: Tensor) -> Float[Tensor, " batch"]:
         """`sum over pixels of log sum_m share_m N(x; drawn_m, scale)`."""
-        normal = log_normal(full_precision(images).unsqueeze(1), drawn, self.pixel_scale)
-        pixels = (share + normal).logsumexp(dim=1) - share.logsumexp(dim=1)
-        return pixels.flatten(1).sum(dim=1)
+        off = full_precision(images).unsqueeze(1) - drawn
+        both = torch.addcmul(share, off, off, value=-0.5 / self.pixel_scale**2)  # one pass over the largest tensor
+        pixels = both.logsumexp(dim=1) - share.logsumexp(dim=1)
+        return (pixels - math.log(self.pixel_scale) - 0.5 * math.log(TWO_PI)).flatten(1).sum(dim=1)
 
 
 def log_normal(x: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
@@ -218,15 +219,15 @@ def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor
 class ObjectCapsules(nn.Module):
     """Objects by a set transformer over parts; each votes for the pose of every part."""
 
-    def __init__(self, numbers: int, parts: int, objects: int) -> None:
+    def __init__(self, numbers: int, parts: int, objects: int, units: int) -> None:
         super().__init__()
         self.parts, self.embed = parts, nn.Linear(numbers, SET_UNITS)
         self.blocks = nn.ModuleList(_Block(SET_UNITS) for _ in range(BLOCKS))
-        self.widen = nn.Linear(SET_UNITS, SEED_UNITS)
-        self.key, self.value = nn.Linear(SEED_UNITS, SEED_UNITS), nn.Linear(SEED_UNITS, SEED_UNITS)
-        self.seeds = nn.Parameter(torch.randn(objects, SEED_UNITS) / math.sqrt(SEED_UNITS))
+        self.widen = nn.Linear(SET_UNITS, units)
+        self.key, self.value = nn.Linear(units, units), nn.Linear(units, units)
+        self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
         out = parts * (POSE + 2) + POSE + 1
-        shapes = ((SEED_UNITS, CAPSULE_UNITS), (CAPSULE_UNITS, CAPSULE_DIM), (CAPSULE_DIM, CAPSULE_UNITS))
+        shapes = ((units, CAPSULE_UNITS), (CAPSULE_UNITS, CAPSULE_DIM), (CAPSULE_DIM, CAPSULE_UNITS))
         self.weight = nn.ParameterList(
             torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in (*shapes, (CAPSULE_UNITS, out))
         )
@@ -278,8 +279,10 @@ class SCAE(ImageModel):
         parts: part capsules; 40 in the paper's experiment with MNIST.
         objects: object capsules; 32 there.
         clusters: that images are divided into by their objects, after the training; as many as there are classes.
-        channels: of the convolutions; 128 there.
+        channels: of the 3x3 convolutions; 128 there.
+        strides: of the convolutions, one each.
         features: numbers of a part beside its pose and presence; 16 there.
+        units: of the learned seeds that look for objects; 256 there.
         template: side of a template in pixels; 11 there.
         template_gain: factor of the numbers that templates are the sigmoid of; 1 there.
         pixel_scale: standard deviation of a pixel; 1 there.
@@ -288,26 +291,28 @@ class SCAE(ImageModel):
         images `[batch, in_chans, height, width]` in [0, 1] to presences of objects, `[batch, objects]` in [0, 1].
 
     Raises:
-        ValueError: for sizes below one, and images below 19 pixels.
+        ValueError: for sizes below one, and images that the convolutions leave nothing of.
     """
 
-    spec = ModelSpec(pose=True, activation="probability", smallest=19, task="discover", loss="likelihood")
+    spec = ModelSpec(pose=True, activation="probability", task="discover", loss="likelihood")
 
     def __init__(
         self, in_chans: int = 1, img_size: int | tuple[int, int] = 40, *, parts: int = 40, objects: int = 32,
-        clusters: int = 10, channels: int = 128, features: int = 16, template: int = 11, template_gain: float = 1.0,
-        pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
+        clusters: int = 10, channels: int = 128, strides: Sequence[int] = (2, 2, 1, 1), features: int = 16,
+        units: int = 256, template: int = 11, template_gain: float = 1.0, pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "features": features}
-        super().__init__(in_chans, img_size, (19, "four convolutions"), **sizes, template=template)
+        smallest = _smallest(strides)
+        super().__init__(in_chans, img_size, (smallest, f"{len(strides)} convolutions"), **sizes, template=template)
+        self.spec = replace(self.spec, smallest=smallest)
         for name, value in (("template_gain", template_gain), ("pixel_scale", pixel_scale)):
             check_range(name, value, low=1e-3)
         self.num_parts, self.num_objects = parts, objects
         self.part_capsules = PartCapsules(
-            in_chans, self.img_size, parts, channels=channels, features=features, template=template,
-            template_gain=template_gain, pixel_scale=pixel_scale,
+            in_chans, self.img_size, parts, channels=channels, strides=strides, features=features,
+            template=template, template_gain=template_gain, pixel_scale=pixel_scale,
         )  # fmt: skip
-        self.object_capsules = ObjectCapsules(POSE + 1 + features + in_chans * template**2, parts, objects)
+        self.object_capsules = ObjectCapsules(POSE + 1 + features + in_chans * template**2, parts, objects, units)
         self.num_clusters, self.weights = clusters, dict(weights or {})
         self.register_buffer("centres", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
@@ -346,6 +351,15 @@ class SCAE(ImageModel):
         absent = (-logit).sigmoid().unsqueeze(-1)
         objects: Objects = self.object_capsules(torch.cat([pose.detach(), absent, feature, templates], -1), logit, noise)
         return objects
+
+
+def _smallest(strides: Sequence[int]) -> int:
+    """Side of the smallest image of which 3x3 convolutions with these strides leave a pixel."""
+    side = 1
+    for stride in reversed(strides):
+        check_range("strides", stride, low=1)
+        side = (side - 1) * stride + 3
+    return side
 
 
 @register_model(
