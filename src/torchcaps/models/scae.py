@@ -2,8 +2,8 @@
 
 Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, NeurIPS 2019, arXiv 1906.06818. Part capsules draw an image
 by templates that are turned, sized and placed; object capsules explain the poses of the parts. Differs from the paper's
-code in: a part that may be absent gets the log of its presence on the logits of attention, in place of a mask that
-soft presences make all or nothing; no noise without training; likelihoods in float32.
+code in: attention adds the log of a part's presence to its logits, in place of a mask that soft presences make all or
+nothing; no noise without training; likelihoods in float32; templates start around 1/2 and learn ten times as fast.
 
 Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a template.
 """
@@ -20,17 +20,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import Capsules, ModelSpec
 
-POSE = 6  # numbers of an affine pose: the upper two rows of a matrix, row-major
-SMALLEST_SCALE, SHIFT_GAIN, NOISE = 0.01, 5.0, 4.0  # of poses; range of the noise
+POSE, FEATURES, TEMPLATE = 6, 16, 11  # numbers of a pose, and beside it; side of a template in pixels
+GAIN, START = 10.0, 0.2  # of templates: what makes their pixels learn as fast as other weights; where they start
+NOISE = 4.0  # the range of what is added to logits of presence in training
 VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
 NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part that no object explains
+# Of the parts of the loss, with MNIST; see `tasks.discover.losses`.
+WEIGHTS = {
+    "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
+}  # fmt: skip
 COLOUR_UNITS, BLOCKS, SET_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 128, 32
 TWO_PI = 2 * math.pi
 
@@ -96,44 +102,15 @@ class Explained(NamedTuple):
     posterior: Float[Tensor, "batch parts objects"]
 
 
-def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
-    """Any six numbers (widths, angle, shear, place) as the upper two rows of an affine matrix, row-major.
-
-    Widths are `sigmoid + 0.01`, the angle is in turns, shear and place are `tanh(5 x)`.
-    """
-    sx, sy, turn, shear, tx, ty = full_precision(raw).unbind(-1)
-    sx, sy = sx.sigmoid() + SMALLEST_SCALE, sy.sigmoid() + SMALLEST_SCALE
-    cos, sin = (TWO_PI * turn).cos(), (TWO_PI * turn).sin()
-    shear, tx, ty = ((SHIFT_GAIN * value).tanh() for value in (shear, tx, ty))
-    rows = (sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, tx, sy * sin, sy * cos, ty)
-    return torch.stack(rows, dim=-1)
-
-
-def composed(outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
-    """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
-    a, b = outer.unflatten(-1, (2, 3)), inner.unflatten(-1, (2, 3))
-    product = a[..., :2] @ b
-    return torch.cat([product[..., :2], product[..., 2:] + a[..., 2:]], dim=-1).flatten(-2)
-
-
-def inverse(pose: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
-    """The affine pose that undoes this one, whose determinant is not zero."""
-    a, b, x, c, d, y = pose.unbind(-1)
-    determinant = a * d - b * c
-    a, b, c, d = d / determinant, -b / determinant, -c / determinant, a / determinant
-    return torch.stack([a, b, -(a * x + b * y), c, d, -(c * x + d * y)], dim=-1)
-
-
 class PartCapsules(nn.Module):
     """Parts of an image by attention over a convolutional map, and the image by their templates."""
 
     def __init__(
-        self, in_chans: int, img_size: tuple[int, int], parts: int, *, channels: int, features: int, template: int,
-        strides: Sequence[int], template_gain: float, pixel_scale: float,
+        self, in_chans: int, img_size: tuple[int, int], parts: int, *, channels: int, strides: Sequence[int],
+        pixel_scale: float,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.sizes, self.features = (in_chans, *img_size), features
-        self.template_gain, self.pixel_scale = template_gain, pixel_scale
+        self.sizes, self.pixel_scale = (in_chans, *img_size), pixel_scale
         layers: list[nn.Module] = []
         sides, taken = list(img_size), in_chans
         for stride in strides:
@@ -141,18 +118,19 @@ class PartCapsules(nn.Module):
             sides, taken = [(side - 3) // stride + 1 for side in sides], channels
         self.see = nn.Sequential(*layers)
         self.place = nn.Parameter(torch.zeros(channels, *sides))
-        self.tell = nn.Conv2d(channels, parts * (POSE + features + 2), 1)
-        start = torch.empty(parts, in_chans * template**2)
+        self.tell = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
+        start = torch.empty(parts, in_chans * TEMPLATE**2)
         nn.init.orthogonal_(start)
         low, high = start.amin(dim=1, keepdim=True), start.amax(dim=1, keepdim=True)
-        self.template = nn.Parameter(((start - low) / (high - low)).unflatten(1, (in_chans, template, template)))
-        self.alpha = nn.Parameter(torch.zeros(parts, 1, template, template))
-        self.colour = nn.Sequential(nn.Linear(features, COLOUR_UNITS), nn.ReLU(), nn.Linear(COLOUR_UNITS, in_chans))
+        start = START * (2 * (start - low) / (high - low) - 1)
+        self.template = nn.Parameter(start.unflatten(1, (in_chans, TEMPLATE, TEMPLATE)))
+        self.alpha = nn.Parameter(torch.zeros(parts, 1, TEMPLATE, TEMPLATE))
+        self.colour = nn.Sequential(nn.Linear(FEATURES, COLOUR_UNITS), nn.ReLU(), nn.Linear(COLOUR_UNITS, in_chans))
         self.ground, self.ground_share = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def templates(self) -> Float[Tensor, "parts channels side side"]:
         """The learned templates, in (0, 1)."""
-        return (self.template_gain * full_precision(self.template)).sigmoid()
+        return (GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
         """The parts that attention over places finds."""
@@ -224,7 +202,7 @@ class ObjectCapsules(nn.Module):
         self.parts, self.embed = parts, nn.Linear(numbers, SET_UNITS)
         self.blocks = nn.ModuleList(_Block(SET_UNITS) for _ in range(BLOCKS))
         self.widen = nn.Linear(SET_UNITS, units)
-        self.key, self.value = nn.Linear(units, units), nn.Linear(units, units)
+        self.key, self.value = nn.Linear(units, units, bias=False), nn.Linear(units, units)
         self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
         out = parts * (POSE + 2) + POSE + 1
         shapes = ((units, CAPSULE_UNITS), (CAPSULE_UNITS, CAPSULE_DIM), (CAPSULE_DIM, CAPSULE_UNITS))
@@ -246,6 +224,7 @@ class ObjectCapsules(nn.Module):
     def decode(self, x: Tensor, noise: Noise | None) -> Objects:
         """What capsules `[b, k, 256]` say."""
         with without_autocast(x):  # likelihoods are of small differences
+            x = full_precision(x)
             for layer, (weight, bias) in enumerate(zip(self.weight[:3], self.bias, strict=True)):
                 x = torch.einsum("bki,kio->bko", x, weight) + bias
                 x = x if layer == 1 else x.relu()
@@ -281,11 +260,9 @@ class SCAE(ImageModel):
         clusters: that images are divided into by their objects, after the training; as many as there are classes.
         channels: of the 3x3 convolutions; 128 there.
         strides: of the convolutions, one each.
-        features: numbers of a part beside its pose and presence; 16 there.
         units: of the learned seeds that look for objects; 256 there.
-        template: side of a template in pixels; 11 there.
-        template_gain: factor of the numbers that templates are the sigmoid of; 1 there.
-        pixel_scale: standard deviation of a pixel; 1 there.
+        pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
+        weights: of parts of the loss, those that differ from `WEIGHTS`.
 
     Shapes:
         images `[batch, in_chans, height, width]` in [0, 1] to presences of objects, `[batch, objects]` in [0, 1].
@@ -298,22 +275,24 @@ class SCAE(ImageModel):
 
     def __init__(
         self, in_chans: int = 1, img_size: int | tuple[int, int] = 40, *, parts: int = 40, objects: int = 32,
-        clusters: int = 10, channels: int = 128, strides: Sequence[int] = (2, 2, 1, 1), features: int = 16,
-        units: int = 256, template: int = 11, template_gain: float = 1.0, pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
+        clusters: int = 10, channels: int = 128, strides: Sequence[int] = (2, 2, 1, 1), units: int = 256,
+        pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
-        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "features": features}
+        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "units": units}
         smallest = _smallest(strides)
-        super().__init__(in_chans, img_size, (smallest, f"{len(strides)} convolutions"), **sizes, template=template)
+        super().__init__(in_chans, img_size, (smallest, f"{len(strides)} convolutions"), **sizes)
         self.spec = replace(self.spec, smallest=smallest)
-        for name, value in (("template_gain", template_gain), ("pixel_scale", pixel_scale)):
-            check_range(name, value, low=1e-3)
+        check_range("pixel_scale", pixel_scale, low=1e-3)
         self.num_parts, self.num_objects = parts, objects
         self.part_capsules = PartCapsules(
-            in_chans, self.img_size, parts, channels=channels, strides=strides, features=features,
-            template=template, template_gain=template_gain, pixel_scale=pixel_scale,
-        )  # fmt: skip
-        self.object_capsules = ObjectCapsules(POSE + 1 + features + in_chans * template**2, parts, objects, units)
-        self.num_clusters, self.weights = clusters, dict(weights or {})
+            in_chans, self.img_size, parts, channels=channels, strides=strides, pixel_scale=pixel_scale
+        )
+        self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
+        for name, value in (weights or {}).items():
+            if name not in WEIGHTS:
+                raise UnknownNameError("weight", name, WEIGHTS)
+            check_range(name, value, low=0)
+        self.num_clusters, self.weights = clusters, {**WEIGHTS, **(weights or {})}
         self.register_buffer("centres", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
@@ -349,7 +328,9 @@ class SCAE(ImageModel):
         logit = logit.detach()
         templates = self.templates().flatten(1).expand(len(pose), -1, -1)
         absent = (-logit).sigmoid().unsqueeze(-1)
-        objects: Objects = self.object_capsules(torch.cat([pose.detach(), absent, feature, templates], -1), logit, noise)
+        objects: Objects = self.object_capsules(
+            torch.cat([pose.detach(), absent, feature, templates], -1), logit, noise
+        )
         return objects
 
 

@@ -20,13 +20,9 @@ from torchcaps.evaluation.forward import Progress
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import Found, Measured, Outcomes, Task, changed, lit, register_task
 from torchcaps.types import spec_of
 
-# Of the parts of the loss, with MNIST.
-WEIGHTS = {
-    "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
-}  # fmt: skip
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST = 99, 1e-8
 MOST_PRESENT, PART_ROWS, DRAWN = 5, 4, 10
@@ -55,7 +51,7 @@ class Discover(Task):
         if spec_of(model).task != self.name:
             raise ValueError(f"task: {self.name} takes a model of parts and objects, got {type(model).__name__}")
         super().__init__(model, config, images)
-        self.weights = WEIGHTS | dict(model.weights)
+        self.weights = self.model.weights
 
     @property
     def clip(self) -> float:
@@ -142,9 +138,9 @@ def losses(found: Explained, classes: int) -> dict[str, Tensor]:
             object be in B / classes.
 
     Returns:
-        By the names of `WEIGHTS`: minus the likelihoods; half the sum of the squares of dynamic relations, of an image;
-        the entropy of each image's objects, and minus that of all together; squared differences of presences from what
-        they should add up to, over objects and over images.
+        By the names of the model's weights: minus the likelihoods; half the sum of the squares of dynamic relations, of
+        an image; the entropy of each image's objects, and minus that of all together; squared differences of presences
+        from what they should add up to, over objects and over images.
     """
     q, a = explained(found), found.objects.presence
     (b, k), together = a.shape, q.sum(dim=0)
