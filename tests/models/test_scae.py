@@ -147,7 +147,7 @@ def test_votes_are_products_of_poses():
     x, noise = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 4, 1 + m, dtype=torch.float64)
     with torch.no_grad():
         capsules.rest.normal_()
-    found = capsules.decode(x, Noise(noise[0, :, :3].T, noise[..., 0], noise[..., 1:]))
+        found = capsules.decode(x, Noise(noise[0, :, :3].T, noise[..., 0], noise[..., 1:]))
     weight, bias = ([p.detach().numpy() for p in group] for group in (capsules.weight, capsules.bias))
     rest, static = capsules.rest.detach().numpy(), capsules.static.detach().numpy()
     for b in range(2):

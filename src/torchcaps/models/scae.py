@@ -322,6 +322,10 @@ class SCAE(ImageModel):
         """The learned templates, in (0, 1)."""
         return self.part_capsules.templates().detach()
 
+    def covers(self) -> Float[Tensor, "parts 1 side side"]:
+        """How much each pixel of a template has to say, in (0, 1), beside a part of the same presence that is grey."""
+        return self.part_capsules.alpha.detach().sigmoid()
+
     def _objects(self, parts: Parts, noise: Noise | None) -> Objects:
         """The objects that explain the parts, from which nothing flows back but through features."""
         pose, logit, feature = parts
@@ -346,10 +350,17 @@ def _smallest(strides: Sequence[int]) -> int:
 @register_model(
     Passport(
         title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
-        num_classes=0, parameters=0, published="98.7 % unsupervised accuracy on MNIST",
+        num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
     )
 )  # fmt: skip
-def scae(*, num_classes: int = 0, **options: Any) -> SCAE:
-    """The auto-encoder of 2019. Labels have no part in it: `num_classes` is not looked at."""
+def scae(
+    *, num_classes: int = 0, parts: int = 16, objects: int = 20, channels: int = 32, units: int = 64,
+    pixel_scale: float = 0.2, **options: Any,
+) -> SCAE:  # fmt: skip
+    """The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
+
+    Labels have no part in it: `num_classes` is not looked at.
+    """
     del num_classes
-    return SCAE(**options)
+    sizes = {"parts": parts, "objects": objects, "channels": channels, "units": units}
+    return SCAE(**sizes, pixel_scale=pixel_scale, **options)

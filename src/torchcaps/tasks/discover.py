@@ -11,21 +11,22 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
-from torchcaps.evaluation.forward import Progress
+from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Found, Measured, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
 from torchcaps.types import spec_of
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST = 99, 1e-8
-MOST_PRESENT, PART_ROWS, DRAWN = 5, 4, 10
+MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
 
 
 class Seen(NamedTuple):
@@ -111,6 +112,12 @@ class Discover(Task):
         figures = self.eval().figures(self.outcomes(images, progress=progress))
         return Measured(figures, len(images), "accuracy_presence")
 
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """Templates, images drawn by their parts, and what each object explains."""
+        del found
+        with evaluating(self):
+            return [self._templates(), self._drawings(images), self._objects(images)]
+
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The cluster of each picture, the class that it was found to be, and the most present objects."""
@@ -122,6 +129,71 @@ class Discover(Task):
             objects = [{"object": k, "presence": float(presence[k])} for k in order]
             found.append({"cluster": cluster, "class": int(self.model.names[1, cluster]), "objects": objects})
         return found
+
+    def _templates(self) -> Exhibit:
+        from torchcaps import viz
+
+        templates = self.model.templates()[:MOST_PARTS].cpu()
+        return Exhibit(
+            "templates", "The parts",
+            "Above: the template of each part. Below: the same as it covers others, white where it covers them wholly. "
+            "A part turns, sizes and places its template, and gives it a colour.",
+            viz.image_rows({"template": templates, "covers": self.model.covers()[:MOST_PARTS].cpu()}),
+            f"{len(templates)} learned templates.",
+        )  # fmt: skip
+
+    def _drawings(self, images: ImageSet) -> Exhibit:
+        from torchcaps import viz
+
+        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
+        shown = images.float_images(some).to(device_of(self.model))
+        found = self.model.explain(shown)
+        layers, taken = layered(found), found.posterior.argmax(dim=-1)
+        colours = F.pad(torch.from_numpy(viz.hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0)  # white for none
+        colours = colours.to(layers)[taken]  # [b, m, 3]
+        ink = layers[:, :-1].mean(dim=2)  # [b, m, h, w]
+        rows = {
+            "image": shown, "drawn": layers.sum(dim=1),
+            "by object": torch.einsum("bmhw,bmc->bchw", ink, colours),
+        }  # fmt: skip
+        return Exhibit(
+            "parts", "Images by their parts",
+            "Test images, what their parts draw together, and the same with a colour for each object: that of the "
+            "object which explains a part best. White parts are explained by none.",
+            viz.image_rows({name: row.cpu() for name, row in rows.items()}),
+            f"{len(some)} test images above what is drawn of them, and the same in colours of objects.",
+        )  # fmt: skip
+
+    def _objects(self, images: ImageSet) -> Exhibit:
+        from torchcaps import viz
+
+        looked = images.subset(torch.arange(min(LOOKED_AT, len(images))))
+        outcomes, place = self.outcomes(looked), device_of(self.model)
+        presence, labels = outcomes["presence"], outcomes["labels"]
+        count = min(EXAMPLES, len(looked))
+        rows, table = {}, []
+        for k in presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS].tolist():
+            most = presence[:, k].argsort(descending=True, stable=True)[:count]
+            shown = looked.float_images(most).to(place)
+            found = self.model.explain(shown)
+            alone = (layered(found)[:, :-1] * found.posterior[..., k, None, None, None]).sum(dim=1)
+            rows[str(k)] = torch.stack([shown, alone], dim=1).flatten(0, 1).cpu()
+            present = presence[:, k] > 0.5
+            usual = labels[present].bincount(minlength=1).argsort(descending=True)[:3].tolist() if present.any() else []
+            means = (float(values[:, k].mean()) for values in (presence, outcomes["posterior"]))
+            table.append((str(k), *(f"{mean:.3f}" for mean in means), ", ".join(images.classes[c] for c in usual)))
+        return Exhibit(
+            "objects", "What each object explains",
+            "A row for each of the objects most often present: the images in which it is most present, each beside "
+            "those of its parts that this object explains.",
+            viz.image_rows(rows), f"For {len(rows)} objects, {count} images and what the object explains of them.",
+            ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"), tuple(table),
+        )  # fmt: skip
+
+
+def layered(found: Explained) -> Float[Tensor, "batch layers channels height width"]:
+    """What each part, and last the background, adds to the image that all draw together."""
+    return found.drawn * found.share.softmax(dim=1)
 
 
 def explained(found: Explained) -> Float[Tensor, "batch objects"]:
