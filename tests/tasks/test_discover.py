@@ -13,7 +13,11 @@ import torch
 import torchcaps as tc
 from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import (
-    assignment, kmeans, linear_accuracy, match_clusters, nearest,
+    assignment,
+    kmeans,
+    linear_accuracy,
+    match_clusters,
+    nearest,
 )  # fmt: skip
 from torchcaps.models import SCAE
 from torchcaps.report import finish_run
@@ -35,7 +39,9 @@ def task_of(**settings):
 
 def some(count=12, size=20):
     """Images of noise."""
-    return ImageSet(torch.rand(count, 1, size, size, generator=generator()), torch.arange(count) % 2, ("a", "b"), "noise")
+    return ImageSet(
+        torch.rand(count, 1, size, size, generator=generator()), torch.arange(count) % 2, ("a", "b"), "noise"
+    )
 
 
 @pytest.fixture

@@ -131,25 +131,26 @@ class Discover(Task):
         return found
 
     def _templates(self) -> Exhibit:
-        from torchcaps import viz
+        from torchcaps.viz.tiles import image_rows
 
         templates = self.model.templates()[:MOST_PARTS].cpu()
         return Exhibit(
             "templates", "The parts",
             "Above: the template of each part. Below: the same as it covers others, white where it covers them wholly. "
             "A part turns, sizes and places its template, and gives it a colour.",
-            viz.image_rows({"template": templates, "covers": self.model.covers()[:MOST_PARTS].cpu()}),
+            image_rows({"template": templates, "covers": self.model.covers()[:MOST_PARTS].cpu()}),
             f"{len(templates)} learned templates.",
         )  # fmt: skip
 
     def _drawings(self, images: ImageSet) -> Exhibit:
-        from torchcaps import viz
+        from torchcaps.viz.canvas import hues
+        from torchcaps.viz.tiles import image_rows
 
         some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
         shown = images.float_images(some).to(device_of(self.model))
         found = self.model.explain(shown)
         layers, taken = layered(found), found.posterior.argmax(dim=-1)
-        colours = F.pad(torch.from_numpy(viz.hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0)  # white for none
+        colours = F.pad(torch.from_numpy(hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0)  # white for none
         colours = colours.to(layers)[taken]  # [b, m, 3]
         ink = layers[:, :-1].mean(dim=2)  # [b, m, h, w]
         rows = {
@@ -160,12 +161,12 @@ class Discover(Task):
             "parts", "Images by their parts",
             "Test images, what their parts draw together, and the same with a colour for each object: that of the "
             "object which explains a part best. White parts are explained by none.",
-            viz.image_rows({name: row.cpu() for name, row in rows.items()}),
+            image_rows({name: row.cpu() for name, row in rows.items()}),
             f"{len(some)} test images above what is drawn of them, and the same in colours of objects.",
         )  # fmt: skip
 
     def _objects(self, images: ImageSet) -> Exhibit:
-        from torchcaps import viz
+        from torchcaps.viz.tiles import image_rows
 
         looked = images.subset(torch.arange(min(LOOKED_AT, len(images))))
         outcomes, place = self.outcomes(looked), device_of(self.model)
@@ -186,7 +187,7 @@ class Discover(Task):
             "objects", "What each object explains",
             "A row for each of the objects most often present: the images in which it is most present, each beside "
             "those of its parts that this object explains.",
-            viz.image_rows(rows), f"For {len(rows)} objects, {count} images and what the object explains of them.",
+            image_rows(rows), f"For {len(rows)} objects, {count} images and what the object explains of them.",
             ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"), tuple(table),
         )  # fmt: skip
 

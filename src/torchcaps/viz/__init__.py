@@ -12,7 +12,6 @@ from torchcaps.viz.bench import memory_bars as memory_bars
 from torchcaps.viz.bench import scaling_curves as scaling_curves
 from torchcaps.viz.bench import throughput_bars as throughput_bars
 from torchcaps.viz.calibration import calibration as calibration
-from torchcaps.viz.canvas import hues as hues
 from torchcaps.viz.classes import activation_bars as activation_bars
 from torchcaps.viz.classes import confusion_matrix as confusion_matrix
 from torchcaps.viz.classes import per_class_bars as per_class_bars
@@ -22,7 +21,6 @@ from torchcaps.viz.history import overlaid_curves as overlaid_curves
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
 from torchcaps.viz.tiles import coupling_map as coupling_map
-from torchcaps.viz.tiles import image_rows as image_rows
 from torchcaps.viz.tiles import overlaps as overlaps
 from torchcaps.viz.tiles import perturbations as perturbations
 from torchcaps.viz.tiles import reconstructions as reconstructions
