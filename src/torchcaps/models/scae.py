@@ -145,7 +145,7 @@ class PartCapsules(nn.Module):
         """What each part and the background draw at each pixel, and the logits of their shares there."""
         pose, logit, feature = parts
         (b, m), (c, h, w) = pose.shape[:2], self.sizes
-        colour = self.colour(feature).float().sigmoid()[..., None, None]
+        colour = full_precision(self.colour(feature.to(self.colour[0].weight.dtype))).sigmoid()[..., None, None]
         both = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
         grid = F.affine_grid(inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True)
         # One sampling a part, of the batch beside each other: a template is not copied for each image.
@@ -183,15 +183,16 @@ class _Block(nn.Module):
     def forward(self, x: Tensor, logit: Tensor) -> Tensor:
         q, k, v = self.mix(x).chunk(3, dim=-1)
         x = x + self.out(attended(q, k, v, logit))
-        x = self.first(x * logit.sigmoid().unsqueeze(-1))
+        x = self.first(x * logit.sigmoid().unsqueeze(-1).to(x))
         return self.second(x + self.each(x))
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:
     """One head of attention over a set whose members have logits of presence: logs of presence on its logits."""
-    query, key, value = (full_precision(x) for x in (query, key, value))
+    kind, (query, key, value) = value.dtype, (full_precision(x) for x in (query, key, value))
     scores = query @ key.mT / math.sqrt(key.shape[-1]) + F.logsigmoid(logit).unsqueeze(-2)
-    return scores.softmax(dim=-1) @ value
+    with without_autocast(scores):
+        return (scores.softmax(dim=-1) @ value).to(kind)
 
 
 class ObjectCapsules(nn.Module):
@@ -215,7 +216,7 @@ class ObjectCapsules(nn.Module):
 
     def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
         """Objects of a set: `[b, m, numbers]` with logits of presence `[b, m]`."""
-        x = self.embed(members)
+        x = self.embed(members.to(self.embed.weight.dtype))
         for block in self.blocks:
             x = block(x, logit)
         x = self.widen(x)
@@ -226,16 +227,18 @@ class ObjectCapsules(nn.Module):
         with without_autocast(x):  # likelihoods are of small differences
             x = full_precision(x)
             for layer, (weight, bias) in enumerate(zip(self.weight[:3], self.bias, strict=True)):
-                x = torch.einsum("bki,kio->bko", x, weight) + bias
+                x = torch.einsum("bki,kio->bko", x, full_precision(weight)) + full_precision(bias)
                 x = x if layer == 1 else x.relu()
-            x = torch.einsum("bki,kio->bko", x, self.weight[3])
+            x = torch.einsum("bki,kio->bko", x, full_precision(self.weight[3]))
             m = self.parts
             dynamic = x[..., : m * POSE].unflatten(-1, (m, POSE))
-            pose, present, part, spread = (x[..., m * POSE :] + self.rest).split([POSE, 1, m, m], dim=-1)
+            pose, present, part, spread = (x[..., m * POSE :] + full_precision(self.rest)).split(
+                [POSE, 1, m, m], dim=-1
+            )
             if noise is not None:
                 present, part = present + noise.objects.unsqueeze(-1), part + noise.votes
             pose = affine_pose(pose)
-            vote = composed(pose.unsqueeze(2), affine_pose(dynamic + self.static))
+            vote = composed(pose.unsqueeze(2), affine_pose(dynamic + full_precision(self.static)))
             spread = F.softplus(spread + VOTE_SCALE) + SMALLEST_SPREAD
             return Objects(pose, vote, spread, F.logsigmoid(present) + F.logsigmoid(part), dynamic)
 

@@ -21,7 +21,9 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import (
+    BATCH, Exhibit, Found, Measured, Outcomes, Task, changed, lit, mapped, register_task,
+)  # fmt: skip
 from torchcaps.types import spec_of
 
 KINDS = ("posterior", "presence")  # what is clustered
@@ -168,9 +170,14 @@ class Discover(Task):
     def _objects(self, images: ImageSet) -> Exhibit:
         from torchcaps.viz.tiles import image_rows
 
-        looked = images.subset(torch.arange(min(LOOKED_AT, len(images))))
-        outcomes, place = self.outcomes(looked), device_of(self.model)
-        presence, labels = outcomes["presence"], outcomes["labels"]
+        looked, place = images.subset(torch.arange(min(LOOKED_AT, len(images)))), device_of(self.model)
+        each = [  # not `outcomes`, which waits for all processes: one of them draws
+            self.outcome(mapped(self.batch(looked, rows, Generator()), lambda x: x.to(place)))
+            for rows in torch.arange(len(looked), device=images.images.device).split(BATCH)
+        ]
+        presence, posterior, labels = (
+            torch.cat([outcome[name] for outcome in each]).cpu() for name in ("presence", "posterior", "labels")
+        )
         count = min(EXAMPLES, len(looked))
         rows, table = {}, []
         for k in presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS].tolist():
@@ -181,7 +188,7 @@ class Discover(Task):
             rows[str(k)] = torch.stack([shown, alone], dim=1).flatten(0, 1).cpu()
             present = presence[:, k] > 0.5
             usual = labels[present].bincount(minlength=1).argsort(descending=True)[:3].tolist() if present.any() else []
-            means = (float(values[:, k].mean()) for values in (presence, outcomes["posterior"]))
+            means = (float(values[:, k].mean()) for values in (presence, posterior))
             table.append((str(k), *(f"{mean:.3f}" for mean in means), ", ".join(images.classes[c] for c in usual)))
         return Exhibit(
             "objects", "What each object explains",
