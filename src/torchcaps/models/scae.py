@@ -145,7 +145,7 @@ class PartCapsules(nn.Module):
         """What each part and the background draw at each pixel, and the logits of their shares there."""
         pose, logit, feature = parts
         (b, m), (c, h, w) = pose.shape[:2], self.sizes
-        colour = full_precision(self.colour(feature.to(self.colour[0].weight.dtype))).sigmoid()[..., None, None]
+        colour = full_precision(self.colour(feature.to(self.template))).sigmoid()[..., None, None]
         both = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
         grid = F.affine_grid(inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True)
         # One sampling a part, of the batch beside each other: a template is not copied for each image.
@@ -365,5 +365,5 @@ def scae(
     Labels have no part in it: `num_classes` is not looked at.
     """
     del num_classes
-    sizes = {"parts": parts, "objects": objects, "channels": channels, "units": units}
-    return SCAE(**sizes, pixel_scale=pixel_scale, **options)
+    options |= {"parts": parts, "objects": objects, "channels": channels, "units": units}
+    return SCAE(pixel_scale=pixel_scale, **options)

@@ -22,7 +22,16 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import (
-    BATCH, Exhibit, Found, Measured, Outcomes, Task, changed, lit, mapped, register_task,
+    BATCH,
+    Exhibit,
+    Found,
+    Measured,
+    Outcomes,
+    Task,
+    changed,
+    lit,
+    mapped,
+    register_task,
 )  # fmt: skip
 from torchcaps.types import spec_of
 
@@ -72,9 +81,12 @@ class Discover(Task):
         return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
 
     def forward(self, batch: Seen, share: float) -> Outcomes:
-        """The loss of the sheet's section B3 by its parts, each of them before it is weighted."""
+        """The loss by its parts, each of them before it is weighted."""
         del share
-        noise = None if batch.parts is None else Noise(batch.parts, batch.objects, batch.votes)
+        of_parts, of_objects, of_votes = batch[2:]
+        noise = None
+        if of_parts is not None and of_objects is not None and of_votes is not None:
+            noise = Noise(of_parts, of_objects, of_votes)
         found = self.model.explain(batch.images, noise)
         with without_autocast(batch.images):
             parts = losses(found, self.model.num_clusters)
