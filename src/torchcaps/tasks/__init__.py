@@ -14,6 +14,7 @@ from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify
 from torchcaps.tasks.classify import Scores as Scores
 from torchcaps.tasks.classify import register_loss as register_loss
+from torchcaps.tasks.discover import Discover as Discover
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming
 from torchcaps.tasks.several import Several as Several

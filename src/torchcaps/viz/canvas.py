@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 try:
     from matplotlib.axes import Axes as Axes
+    from matplotlib.colors import hsv_to_rgb
     from matplotlib.figure import Figure as Figure
 except ImportError as error:
     raise ImportError("plots need matplotlib; install it with: pip install 'torchcaps[plots]'") from error
@@ -51,6 +52,12 @@ def plain(axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", gr
     if grid:
         axes.grid(True, color="#E5E5E5", lw=0.6)
     return axes
+
+
+def hues(count: int) -> NDArray[np.float64]:
+    """`[count, 3]` bright colours around the circle, red, green and blue in [0, 1]."""
+    turns = np.arange(count) * 0.618034 % 1  # neighbours are far from each other
+    return np.asarray(hsv_to_rgb(np.stack([turns, np.full(count, 0.75), np.ones(count)], axis=1)))
 
 
 def line(axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: str, **options: Any) -> None:

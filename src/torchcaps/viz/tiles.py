@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,27 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     if "0" in texts:
         axes.add_patch(_frame(texts.index("0"), 0, 1, dims, BLUE))
     return figure
+
+
+def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
+    """Rows of images beside each other, each with its name on the left.
+
+    Args:
+        rows: by name, `[n, channels, height, width]` in [0, 1] (integers: 0-255), the same n and size in all.
+        title: a line above.
+
+    Raises:
+        ValueError: for no rows, rows that do not fit each other, or more than 1024 images.
+    """
+    tiles = [pictures(name, images) for name, images in rows.items()]
+    check_range("number of rows", len(tiles), low=1)
+    for name, row in zip(rows, tiles, strict=True):
+        if row.shape != tiles[0].shape:
+            axes = ("n", "height", "width", "colours")
+            want, came = named_shape(axes, tiles[0].shape), named_shape(axes, row.shape)
+            raise ValueError(f"{name}: expected the shape of the first row, {want}, got {came}")
+    check_range("number of images", sum(map(len, tiles)), high=MOST_TILES)
+    return tile_grid(np.concatenate(tiles), list(rows), title)
 
 
 def draw_pairs(

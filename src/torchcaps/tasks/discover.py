@@ -1,0 +1,250 @@
+"""Objects without labels: images are drawn by parts, and the parts explained by objects.
+
+Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, "Stacked Capsule Autoencoders", NeurIPS 2019, sections 2.3
+and 2.4. Labels have no part in a training, nor in the score by which the epoch is chosen; figures ask them whether
+clusters of objects are classes.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Generator, Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
+from torchcaps.evaluation.forward import Progress, device_of, evaluating
+from torchcaps.functional.bounds import without_autocast
+from torchcaps.models.scae import NOISE, Explained, Noise
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks._base import (
+    BATCH,
+    Exhibit,
+    Found,
+    Measured,
+    Outcomes,
+    Task,
+    changed,
+    lit,
+    mapped,
+    register_task,
+)  # fmt: skip
+from torchcaps.types import spec_of
+
+KINDS = ("posterior", "presence")  # what is clustered
+SEED, LEAST = 99, 1e-8
+MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
+
+
+class Seen(NamedTuple):
+    """A batch: images, the classes that figures are told of, and noise, of which there is none without training."""
+
+    images: Float[Tensor, "batch channels height width"]
+    labels: Int64[Tensor, " batch"]
+    parts: Float[Tensor, "batch parts"] | None = None
+    objects: Float[Tensor, "batch objects"] | None = None
+    votes: Float[Tensor, "batch objects parts"] | None = None
+
+
+@register_task("discover")
+class Discover(Task):
+    """Parts that draw an image, and objects that explain where the parts are; no labels."""
+
+    score = "log_likelihood"
+    losses = ("likelihood",)
+    defaults = MappingProxyType({"lr": 1e-3, "schedule": "short"})
+    labelled = False
+
+    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+        if spec_of(model).task != self.name:
+            raise ValueError(f"task: {self.name} takes a model of parts and objects, got {type(model).__name__}")
+        super().__init__(model, config, images)
+        self.weights = self.model.weights
+
+    @property
+    def clip(self) -> float:
+        """None: the loss is a sum over pixels, and so are its gradients."""
+        return 0.0
+
+    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
+        """Images, changed at random in training, and noise for presences."""
+        if not self.training:
+            return Seen(images.float_images(indices), images.labels[indices])
+        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
+        pictures = lit(changed(drawn.images, how, self.config.data.crop, generator), how, generator)
+        b, m, k = len(indices), self.model.num_parts, self.model.num_objects
+        noise = (NOISE * (torch.rand(b, *n, generator=generator) - 0.5) for n in ((m,), (k,), (k, m)))
+        return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
+
+    def forward(self, batch: Seen, share: float) -> Outcomes:
+        """The loss by its parts, each of them before it is weighted."""
+        del share
+        of_parts, of_objects, of_votes = batch[2:]
+        noise = None
+        if of_parts is not None and of_objects is not None and of_votes is not None:
+            noise = Noise(of_parts, of_objects, of_votes)
+        found = self.model.explain(batch.images, noise)
+        with without_autocast(batch.images):
+            parts = losses(found, self.model.num_clusters)
+        return {"loss": sum(self.weights[name] * value for name, value in parts.items()), **parts}
+
+    def outcome(self, batch: Seen) -> Outcomes:
+        """For each image how unlikely its pixels and poses are, presences of its objects, and what they explain."""
+        found: Explained = self.model.explain(batch.images)
+        return {
+            "pixels": -found.log_likelihood, "poses": -found.part_log_likelihood, "labels": batch.labels,
+            "presence": found.objects.presence, "posterior": explained(found),
+        }  # fmt: skip
+
+    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Likelihoods, and how well classes can be told; in training, clusters are found and named by these images."""
+        if self.training:
+            generator = Generator().manual_seed(SEED)
+            for row, kind in enumerate(KINDS):
+                centres = kmeans(outcomes[kind], self.model.num_clusters, generator=generator)
+                taken = nearest(outcomes[kind], centres)
+                self.model.centres[row] = centres
+                self.model.names[row] = match_clusters(taken, outcomes["labels"], len(centres))
+        pixels, poses = (float(outcomes[name].double().mean()) for name in ("pixels", "poses"))
+        weighted = self.weights["pixels"] * pixels + self.weights["poses"] * poses
+        found = {"loss": weighted, "log_likelihood": -weighted, "pixels": pixels, "poses": poses}
+        for row, kind in enumerate(KINDS):
+            taken = nearest(outcomes[kind], self.model.centres[row].cpu())
+            right = self.model.names[row].cpu()[taken] == outcomes["labels"]
+            found |= {
+                f"accuracy_{kind}": float(right.double().mean()),
+                f"linear_{kind}": linear_accuracy(outcomes[kind], outcomes["labels"]),
+            }  # fmt: skip
+        return found
+
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+        """The figures on test images, by the clusters that held-out images were divided into."""
+        figures = self.eval().figures(self.outcomes(images, progress=progress))
+        return Measured(figures, len(images), "accuracy_presence")
+
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+        """Templates, images drawn by their parts, and what each object explains."""
+        del found
+        with evaluating(self):
+            return [self._templates(), self._drawings(images), self._objects(images)]
+
+    @torch.inference_mode()
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+        """The cluster of each picture, the class that it was found to be, and the most present objects."""
+        presences = self.model(pictures).float().cpu()
+        clusters = nearest(presences, self.model.centres[1].cpu())
+        found = []
+        for presence, cluster in zip(presences, clusters.tolist(), strict=True):
+            order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
+            objects = [{"object": k, "presence": float(presence[k])} for k in order]
+            found.append({"cluster": cluster, "class": int(self.model.names[1, cluster]), "objects": objects})
+        return found
+
+    def _templates(self) -> Exhibit:
+        from torchcaps.viz.tiles import image_rows
+
+        templates = self.model.templates()[:MOST_PARTS].cpu()
+        return Exhibit(
+            "templates", "The parts",
+            "Above: the template of each part. Below: the same as it covers others, white where it covers them wholly. "
+            "A part turns, sizes and places its template, and gives it a colour.",
+            image_rows({"template": templates, "covers": self.model.covers()[:MOST_PARTS].cpu()}),
+            f"{len(templates)} learned templates.",
+        )  # fmt: skip
+
+    def _drawings(self, images: ImageSet) -> Exhibit:
+        from torchcaps.viz.canvas import hues
+        from torchcaps.viz.tiles import image_rows
+
+        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
+        shown = images.float_images(some).to(device_of(self.model))
+        found = self.model.explain(shown)
+        layers, taken = layered(found), found.posterior.argmax(dim=-1)
+        colours = F.pad(torch.from_numpy(hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0)  # white for none
+        colours = colours.to(layers)[taken]  # [b, m, 3]
+        ink = layers[:, :-1].mean(dim=2)  # [b, m, h, w]
+        rows = {
+            "image": shown, "drawn": layers.sum(dim=1),
+            "by object": torch.einsum("bmhw,bmc->bchw", ink, colours),
+        }  # fmt: skip
+        return Exhibit(
+            "parts", "Images by their parts",
+            "Test images, what their parts draw together, and the same with a colour for each object: that of the "
+            "object which explains a part best. White parts are explained by none.",
+            image_rows({name: row.cpu() for name, row in rows.items()}),
+            f"{len(some)} test images above what is drawn of them, and the same in colours of objects.",
+        )  # fmt: skip
+
+    def _objects(self, images: ImageSet) -> Exhibit:
+        from torchcaps.viz.tiles import image_rows
+
+        looked, place = images.subset(torch.arange(min(LOOKED_AT, len(images)))), device_of(self.model)
+        each = [  # not `outcomes`, which waits for all processes: one of them draws
+            self.outcome(mapped(self.batch(looked, rows, Generator()), lambda x: x.to(place)))
+            for rows in torch.arange(len(looked), device=images.images.device).split(BATCH)
+        ]
+        presence, posterior, labels = (
+            torch.cat([outcome[name] for outcome in each]).cpu() for name in ("presence", "posterior", "labels")
+        )
+        count = min(EXAMPLES, len(looked))
+        rows, table = {}, []
+        for k in presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS].tolist():
+            most = presence[:, k].argsort(descending=True, stable=True)[:count]
+            shown = looked.float_images(most).to(place)
+            found = self.model.explain(shown)
+            alone = (layered(found)[:, :-1] * found.posterior[..., k, None, None, None]).sum(dim=1)
+            rows[str(k)] = torch.stack([shown, alone], dim=1).flatten(0, 1).cpu()
+            present = presence[:, k] > 0.5
+            usual = labels[present].bincount(minlength=1).argsort(descending=True)[:3].tolist() if present.any() else []
+            means = (float(values[:, k].mean()) for values in (presence, posterior))
+            table.append((str(k), *(f"{mean:.3f}" for mean in means), ", ".join(images.classes[c] for c in usual)))
+        return Exhibit(
+            "objects", "What each object explains",
+            "A row for each of the objects most often present: the images in which it is most present, each beside "
+            "those of its parts that this object explains.",
+            image_rows(rows), f"For {len(rows)} objects, {count} images and what the object explains of them.",
+            ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"), tuple(table),
+        )  # fmt: skip
+
+
+def layered(found: Explained) -> Float[Tensor, "batch layers channels height width"]:
+    """What each part, and last the background, adds to the image that all draw together."""
+    return found.drawn * found.share.softmax(dim=1)
+
+
+def explained(found: Explained) -> Float[Tensor, "batch objects"]:
+    """q_k: the share of all parts that each object explains; they add up to one at most."""
+    return found.posterior[..., :-1].mean(dim=1)
+
+
+def losses(found: Explained, classes: int) -> dict[str, Tensor]:
+    """The parts of the loss of a batch, before they are weighted.
+
+    Args:
+        found: of images.
+        classes: how many there may be: with K objects each image should have K / classes of them, and of B images each
+            object be in B / classes.
+
+    Returns:
+        By the names of the model's weights: minus the likelihoods; half the sum of the squares of dynamic relations, of
+        an image; the entropy of each image's objects, and minus that of all together; squared differences of presences
+        from what they should add up to, over objects and over images.
+    """
+    q, a = explained(found), found.objects.presence
+    (b, k), together = a.shape, q.sum(dim=0)
+    return {
+        "pixels": -found.log_likelihood.mean(), "poses": -found.part_log_likelihood.mean(),
+        "dynamic": 0.5 * found.objects.dynamic.square().sum() / b, "within": entropy(q).mean(),
+        "between": -entropy(together), "objects": (a.sum(dim=1) - k / classes).square().mean(),
+        "examples": (a.sum(dim=0) - b / classes).square().mean(),
+    }  # fmt: skip
+
+
+def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """The entropy, in nats, of shares that need not add up to one; zero for none."""
+    p = shares / shares.sum(dim=-1, keepdim=True).clamp(min=LEAST)
+    return -(p * p.clamp(min=LEAST).log()).sum(dim=-1)
