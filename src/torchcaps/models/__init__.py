@@ -19,7 +19,9 @@ from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.inverted_attention import InvertedAttentionCaps as InvertedAttentionCaps
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
+from torchcaps.models.segcaps import SegCaps as SegCaps
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
+from torchcaps.models.unet import UNet as UNet
 from torchcaps.models.vb_caps import VBCaps as VBCaps
