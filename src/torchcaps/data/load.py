@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from torchcaps import plugins
@@ -10,7 +9,7 @@ from torchcaps.data._registry import _formats, dataset_reader, list_datasets, or
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
-from torchcaps.data.pixels import Size, fit_images
+from torchcaps.data.pixels import Size
 from torchcaps.errors import AbsentError, DataError
 
 SPLITS = ("train", "test")
@@ -32,8 +31,8 @@ def load_dataset(
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
             train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files, of CIFAR-10 batches, of
             smallNORB's, SVHN's or affNIST's `.mat` files or of GTSRB's tracks, an `.npz`, an `.npy` beside its labels,
-            a `.csv` of files and labels, or of a format added by `register_format`. A name wins over a path of the
-            same spelling; write `./mnist` for the path.
+            a `.csv` of files and labels, a folder of images beside one of masks, or of a format added by
+            `register_format`. A name wins over a path of the same spelling; write `./mnist` for the path.
         split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
             same way (see `holdout`).
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
@@ -63,7 +62,7 @@ def load_dataset(
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
             raise plugins.unknown("data set", text, list_datasets())
-        return replace(found, images=fit_images(found.images, img_size, in_chans))
+        return found.fitted(img_size, in_chans)
 
 
 def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> ImageSet:

@@ -11,6 +11,7 @@ from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
+from torchcaps.data.masks import read_mask_table
 from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError
 
@@ -23,7 +24,8 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
     "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
-    UTF-8, comma-separated, with a header; its name without the ending becomes the set's.
+    UTF-8, comma-separated, with a header; its name without the ending becomes the set's. With the columns `image` and
+    `mask` in place of these it gives a `MaskedSet`, as `read_masks` does; a table of classes may lie beside it.
 
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
@@ -31,7 +33,10 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
     """
     path = Path(path)
     with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
-        entries = list(_entries(path, csv.DictReader(text_lines(source))))
+        rows = csv.DictReader(text_lines(source))
+        if {"image", "mask"} <= {*(rows.fieldnames or ())}:
+            return read_mask_table(path, rows, split, img_size, in_chans)
+        entries = list(_entries(path, rows))
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 

@@ -9,6 +9,7 @@ transposed layers drawn by the numbers that a vote is made of, windows centred o
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ def _joined(one: Capsules, other: Tensor) -> Tensor:
 
 def _decoder(*widths: int) -> nn.Sequential:
     """1x1 convolutions: ReLU, ReLU, sigmoid."""
-    first, second, third = (nn.Conv2d(a, b, 1) for a, b in zip(widths, widths[1:], strict=False))
+    first, second, third = (nn.Conv2d(a, b, 1) for a, b in pairwise(widths))
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
 
 

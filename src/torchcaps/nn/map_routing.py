@@ -20,7 +20,7 @@ from torchcaps import ops
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Convention, Everything
-from torchcaps.functional.squash import full_precision, squash
+from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
@@ -58,14 +58,15 @@ class MapRouting(Router):
         for left in reversed(range(self.passes)):
             S = votes.weighted(k) if bias is None else votes.weighted(k) + full_precision(bias)
             if self.local:
-                v = squash(S)
+                v, length = squash_with_length(S)
             else:
                 maps = S.movedim(-2, 1)  # [batch, j, *positions, d]
                 v = squash(maps.flatten(2)).view(maps.shape).movedim(1, -2)
+                length = torch.linalg.vector_norm(v, dim=-1)
             if left:
                 b = b + votes.agreement(v)
                 k = votes.share(b)
-        return Routed(v, torch.linalg.vector_norm(v, dim=-1), k)
+        return Routed(v, length, k)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,15 @@ class Together(Everything):
 def together(height: int, width: int) -> Together:
     """Of a map."""
     return Together(positions=(height, width))
+
+
+@dataclass(frozen=True)
+class Places(Everything):
+    """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
+
+    def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
+        """As of any field, along rows of a map."""
+        return super().share(log_weight, leaky) if leaky else _last(_first(log_weight).softmax(dim=2))
 
 
 def apart(height: int, width: int) -> Everything:
@@ -132,7 +142,7 @@ class KernelVotes(nn.Module):
     def positions(self, height: int, width: int) -> Everything:
         """The field of the parents of a map of this size."""
         down, across = (n * self.stride if self.transposed else -(-n // self.stride) for n in (height, width))
-        return Everything(positions=(down, across))
+        return Places(positions=(down, across))
 
     def convolved(self, maps: Tensor) -> Tensor:
         """`[n, in_dim, height, width]` -> `[n, parents * dim, rows, columns]`."""

@@ -9,6 +9,7 @@ from torchcaps.data.sets import (
     mnist,
     multi,
     placed,
+    shapes,
     smallnorb,
     svhn,
     synthnorb,
