@@ -1,7 +1,7 @@
 """A class for each pixel: masks as data, as figures and as predictions.
 
-Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), where each class but the background is judged by itself;
-its soft Dice takes logits for probabilities there, and not here.
+Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), which knows one class; its soft Dice takes logits for
+probabilities there, and not here.
 """
 
 from __future__ import annotations
@@ -51,13 +51,18 @@ class Said(NamedTuple):
 
 
 def cross_entropy(said: Said, target: Scores, weight: Tensor) -> Tensor:
-    """Cross-entropy of each class against all others, summed over classes; `weight` `[classes, 1, 1]` of its pixels."""
-    if said.logits is not None:
-        found = F.binary_cross_entropy_with_logits(said.logits, target, pos_weight=weight, reduction="none")
-    else:
+    """Cross-entropy of one class a pixel, by odds `p / (1 - p)`, those of the background being 1.
+
+    Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes that look alike would
+    all stay below one half, and a network would find nothing.
+    """
+    logits = said.logits
+    if logits is None:
         p = said.share.clamp(1e-7, 1 - 1e-7)
-        found = -(weight * target * p.log() + (1 - target) * (1 - p).log())
-    return found.sum(dim=1).mean()
+        logits = p.log() - (1 - p).log()
+    log_share = F.log_softmax(F.pad(logits, (0, 0, 0, 0, 1, 0)), dim=1)
+    ground = 1 - target.sum(dim=1)
+    return -(ground * log_share[:, 0] + (weight * target * log_share[:, 1:]).sum(dim=1)).mean()
 
 
 def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
