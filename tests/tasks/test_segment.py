@@ -13,6 +13,8 @@ from torchcaps.data import ImageSet, MaskedSet, load_dataset, render_shapes
 from torchcaps.data.masks import palette, write_mask
 from torchcaps.errors import DataError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
+from torchcaps.explorer.session import Session
+from torchcaps.explorer.transform import Motion
 from torchcaps.tasks import create_task, predict
 from torchcaps.tasks.segment import LOSSES, Said
 from torchcaps.training import Interrupted, TrainConfig, train
@@ -342,3 +344,18 @@ def test_masks_of_overlapping_digits():
             first, second = singles[n, :, y, x]
             label = pairs.labels[n, 0 if first >= second else 1].item() + 1
             assert found.masks[n, y, x] == (label if max(first, second) >= 128 else 0)
+
+
+def test_the_page_shows_what_was_found():
+    images = shapes(6)
+    model = model_of("segcaps")
+    model.classes, model.preprocess = images.classes, tc.data.Preprocess((16, 16), 1)
+    session = Session(create_task(model, TrainConfig(), images), "masks", images)
+    picture, labels = session.example(2)
+    look = session.look(picture)
+    assert look.activation.sum().item() == pytest.approx(1)
+    assert look.reconstructions.shape == (1, 3, 16, 16)
+    assert labels == (images.labels[2].item(),)
+    about = session.describe()
+    assert (about["classes"], about["pixels"], about["capsules"]) == (list(images.classes), True, False)
+    assert session.sweep(picture, Motion(), [0.0, 10.0], 1).activation.shape == (2, 4)

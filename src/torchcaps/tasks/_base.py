@@ -246,6 +246,14 @@ class Task(nn.Module):
         del pictures
         raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
 
+    def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels.
+
+        Returns:
+            The share of each class `[n, classes]`, and what was found drawn over them, `[n, 3, height, width]`.
+        """
+        raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
+
     def predict_files(
         self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
     ) -> list[dict[str, Any]]:

@@ -97,6 +97,7 @@ class Segment(Task):
 
     score = "dice"
     losses = LOSSES
+    offers = frozenset({"sweep"})
     pixels = True
 
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
@@ -244,6 +245,15 @@ class Segment(Task):
                 row |= {what: str(path) for what, path in paths.items()}
             rows.append(row)
         return rows
+
+    def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Share of the pixels of each class, and images with the masks that the model finds over them."""
+        said = self.said(images).share
+        found, count = _classes(said).cpu(), 1 + said.shape[1]
+        shares = torch.stack([(found == k).flatten(1).float().mean(dim=1) for k in range(count)], dim=1)
+        pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
+        drawn = [overlaid(image, mask, count) for image, mask in zip(pixels, found.numpy(), strict=True)]
+        return shares, torch.from_numpy(np.stack(drawn)).movedim(-1, 1).float() / 255
 
     @torch.inference_mode()
     def masked(self, pixels: Tensor, preprocess: Preprocess) -> Tensor:
