@@ -58,6 +58,8 @@ def test_it_is_a_classifier_that_opens_up(model, images):
     lengths, capsules = model(images), model.capsules(images)
     torch.testing.assert_close(lengths, capsules.activation.movedim(-1, 1))
     assert capsules.pose.movedim(-2, 1).shape[:-1] == lengths.shape == shape
+    if pixels:
+        return  # drawn by the class of each pixel: see its own tests
     if not model.spec.decoder:
         with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
             model.reconstruct(capsules)

@@ -172,7 +172,7 @@ def read_mask_table(
         part = (row["split"] or "").strip().lower() if "split" in (rows.fieldnames or ()) else None
         if part not in (None, "train", "test"):
             raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {part!r}")
-        pairs.append(Pair(*files, part))
+        pairs.append(Pair(files[0], files[1], part))
     return _read(path.stem, pairs, path.parent, split, img_size, in_chans)
 
 

@@ -9,6 +9,7 @@ transposed layers drawn by the numbers that a vote is made of, windows centred o
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -64,12 +65,12 @@ class SegCaps(ImageModel):
         self.caps3_1 = KernelCaps(4, b, 8, b, iterations=kept)
         self.caps3_2 = KernelCaps(8, b, 8, c, stride=2, iterations=changed)
         self.caps4_1 = KernelCaps(8, c, 8, b, iterations=kept)
-        up = {"kernel_size": 4, "stride": 2, "transposed": True, "iterations": changed}
-        self.up1_1 = KernelCaps(8, b, 8, b, **up)
+        larger = partial(KernelCaps, kernel_size=4, stride=2, transposed=True, iterations=changed)
+        self.up1_1 = larger(8, b, 8, b)
         self.up1_2 = KernelCaps(16, b, 4, b, iterations=kept)
-        self.up2_1 = KernelCaps(4, b, 4, a, **up)
+        self.up2_1 = larger(4, b, 4, a)
         self.up2_2 = KernelCaps(8, a, 4, a, iterations=kept)
-        self.up3_1 = KernelCaps(4, a, 2, a, **up)
+        self.up3_1 = larger(4, a, 2, a)
         self.seg_caps = KernelCaps(3, a, num_classes - 1, a, kernel_size=1, iterations=kept)
         hidden = (a * (num_classes - 1), 64, 128, in_chans)
         self.decoder = _decoder(*hidden) if decoder else None

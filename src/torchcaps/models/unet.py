@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_range
+from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import ModelSpec
+
+Images, Scores = Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes height width"]
 
 
 class UNet(ImageModel):
@@ -32,15 +35,15 @@ class UNet(ImageModel):
 
     Shapes:
         input: images `[batch, in_chans, height, width]` in [0, 1], to which zeros are added up to a multiple of
-        `2 ** (levels - 1)`; output: logits `[batch, num_classes - 1, height, width]`, whose sigmoid is the probability
-        of a class. Where all are below 0 there is background.
+        `2 ** (levels - 1)`; output: probabilities `[batch, num_classes - 1, height, width]`, of each class by itself.
+        Where all are below 0.5 there is background.
 
     Raises:
         ValueError: for fewer than two classes, or sizes below one.
     """
 
     has_capsules, decoder = False, None
-    spec = ModelSpec(activation="logit", pixels=True, task="segment", loss="weighted_cross_entropy")
+    spec = ModelSpec(activation="probability", logits=True, pixels=True, task="segment", loss="weighted_cross_entropy")
 
     def __init__(
         self, num_classes: int = 2, in_chans: int = 1, img_size: int | tuple[int, int] = 512, *, channels: int = 64,
@@ -58,12 +61,17 @@ class UNet(ImageModel):
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d) and layer is not self.last:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes height width"]:
-        """Logits of each class at each pixel."""
+    def forward(self, images: Images) -> Scores:
+        """Probabilities of each class at each pixel, in [0, 1]; not logits."""
+        return self.probabilities(self.logits(images))
+
+    def probabilities(self, logits: Scores) -> Scores:
+        """A sigmoid for each class and pixel; half precision gives float32."""
+        return full_precision(logits).sigmoid()
+
+    def logits(self, images: Images) -> Scores:
+        """What the sigmoids are taken of: any numbers."""
         self._check(images)
         height, width = self.img_size
         first, *others = self.down

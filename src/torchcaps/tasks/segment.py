@@ -142,6 +142,9 @@ class Segment(Task):
 
     def said(self, images: Tensor) -> Said:
         """What the model says of images, in full precision."""
+        if self.spec.logits:
+            logits = full_precision(self.model.logits(images))
+            return Said(self.model.probabilities(logits), logits)
         found = full_precision(self.model(images))
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 

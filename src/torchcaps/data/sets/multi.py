@@ -35,7 +35,8 @@ def _masked(source: ImageSet, split: str) -> MaskedSet:
     pairs, masks = _make(source, split), []
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, which = pairs.singles(index).amax(dim=2).max(dim=1)
-        found = 1 + torch.where(which == 0, *(k.view(-1, 1, 1) for k in pairs.labels[index].unbind(dim=1)))
+        first, second = pairs.labels[index].view(-1, 2, 1, 1).unbind(dim=1)
+        found = 1 + torch.where(which == 0, first, second)
         masks.append((found * (ink >= INK)).to(torch.uint8))
     return MaskedSet.of(pairs.images, torch.cat(masks), ("background", *source.classes), pairs.name)
 
