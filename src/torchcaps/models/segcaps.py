@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_range
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.nn.map_routing import KernelCaps
@@ -83,9 +83,10 @@ class SegCaps(ImageModel):
         self._check(images)
         height, width = self.img_size
         x = F.relu(self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP))))  # [batch, 16, 512, 512]
-        first = full_precision(x).permute(0, 2, 3, 1).unsqueeze(3)  # one capsule a pixel
-        second = self.caps2_1(self.primary(first)).pose  # 4 types at 256x256
-        third = self.caps3_1(self.caps2_2(second)).pose  # 8 at 128x128
+        pose = full_precision(x).permute(0, 2, 3, 1).unsqueeze(3)
+        first = Capsules(pose, safe_norm(pose))  # one capsule a pixel
+        second = self.caps2_1(self.primary(first))  # 4 types at 256x256
+        third = self.caps3_1(self.caps2_2(second))  # 8 at 128x128
         u = self.up1_1(self.caps4_1(self.caps3_2(third)))  # 64x64, and back to 128x128
         u = self.up2_1(self.up1_2(_joined(u, third)))
         u = self.up3_1(self.up2_2(_joined(u, second)))
@@ -115,10 +116,10 @@ class SegCaps(ImageModel):
         return drawn
 
 
-def _joined(one: Capsules, other: Tensor) -> Tensor:
+def _joined(one: Capsules, other: Capsules) -> Capsules:
     """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
-    both = [x.permute(0, 3, 4, 1, 2) for x in (one.pose, other)]
-    return torch.cat(both, dim=1).permute(0, 3, 4, 1, 2)
+    pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(0, 3, 4, 1, 2)
+    return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
 
 
 def _decoder(*widths: int) -> nn.Sequential:
