@@ -1,6 +1,7 @@
 """Masks as data, as losses, as figures and as predictions."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, MaskedSet, load_dataset, render_shapes
+from torchcaps.data import ImageSet, MaskedSet, _registry, load_dataset, render_shapes
 from torchcaps.data.masks import palette, write_mask
+from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer.session import Session
@@ -359,3 +361,17 @@ def test_the_page_shows_what_was_found():
     about = session.describe()
     assert (about["classes"], about["pixels"], about["capsules"]) == (list(images.classes), True, False)
     assert session.sweep(picture, Motion(), [0.0, 10.0], 1).activation.shape == (2, 4)
+
+
+def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
+    monkeypatch.setitem(
+        _registry._sets, "shapes",
+        (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry._sets["shapes"][1]),
+    )  # fmt: skip
+    assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
+    assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
+    found = load_dataset("shapes", root=tmp_path)
+    assert torch.equal(found.masks, render_shapes(4).masks)
+    assert torch.equal(found.images, render_shapes(4).images)
+    assert (found.classes, found.name) == (tc.data.dataset_info("shapes").classes, "shapes")
