@@ -212,7 +212,7 @@ def test_a_large_image_is_taken_in_tiles(tmp_path):
                 layer.weight[:, :, [0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 2, 0, 2, 0, 1, 2]] = 0
     task = create_task(model, TrainConfig())
     seen = []
-    model.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
+    model.down[0].register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
     for size in ((70, 45), (9, 30)):
         image = torch.rand(1, *size, generator=torch.Generator().manual_seed(0))
         whole = model_of(size=size, levels=1)

@@ -22,7 +22,7 @@ from torchcaps.data._registry import register_format
 from torchcaps.data.augment import centre_crop
 from torchcaps.data.budget import Source, door, reading, spend, text_lines
 from torchcaps.data.dataset import Drawn, ImageSet
-from torchcaps.data.entries import natural
+from torchcaps.data.entries import check_sizes, natural
 from torchcaps.data.images import decode_image, is_grey, is_image_name, opened
 from torchcaps.data.pixels import Size, fit_images, size_pair, to_channels
 from torchcaps.data.split import default_split
@@ -225,7 +225,8 @@ def _read(
         raise DataError(f"{name}: no image of the {split!r} split in it")
     channels = in_chans or (1 if all(is_grey(pair.image) for pair in pairs) else 3)
     found = [_fitted(pairs[i], masks[i], img_size, channels) for i in chosen]
-    _check_sizes(name, [pairs[i].image for i in chosen], [image for image, _ in found])
+    files = [str(pairs[i].image) for i in chosen]
+    check_sizes(name, files[0], dict(zip(files, (image for image, _ in found), strict=True)))
     images, fitted = (torch.stack(parts) for parts in zip(*found, strict=True))
     return MaskedSet(images, labels[chosen], table.names, name, masks=fitted)
 
@@ -241,16 +242,6 @@ def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Te
 
 def _resized(masks: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
-
-
-def _check_sizes(name: str, files: Sequence[Path], images: Sequence[Tensor]) -> None:
-    first = images[0].shape[1:]
-    for file, image in zip(files, images, strict=True):
-        if image.shape[1:] != first:
-            raise DataError(
-                f"{name}: images differ in size ({files[0].name} is {first[0]} × {first[1]}, {file.name} is "
-                f"{image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
-            )
 
 
 @dataclass(frozen=True)
