@@ -20,7 +20,8 @@ from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.types import ModelSpec
 
-Images, Scores = Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes height width"]
+Images = Float[Tensor, "batch channels height width"]
+Scores = Float[Tensor, "batch classes height width"]
 
 
 class UNet(ImageModel):
