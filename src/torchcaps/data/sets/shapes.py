@@ -21,7 +21,7 @@ from torchcaps.errors import check_range
 CLASSES = ("background", "disc", "square", "triangle")
 SIDE, COUNTS = 64, {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
-NOISE, STEP = 12, 40  # of 255: deviation of the noise, and least contrast of a shape with what it lies on
+NOISE, TRIES = 12, 8  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
 TABLE = "classes.txt"
 
 
@@ -47,13 +47,12 @@ def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8],
     y, x = np.meshgrid(along, along, indexing="ij")
     slope = random.uniform(-30, 30, 2)
     light = 128 + random.uniform(-60, 60) + slope[0] * (x - 0.5) + slope[1] * (y - 0.5)
-    mask = np.zeros(light.shape, dtype=np.uint8)
+    mask, levels = np.zeros(light.shape, dtype=np.uint8), [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(CLASSES))
         inside = _shape(kind, x, y, random)
-        under = light[inside].mean() if inside.any() else 128.0
-        free = [level for level in range(10, 246) if abs(level - under) > STEP]
-        light[inside], mask[inside] = free[random.randint(len(free))], kind
+        levels.append(max(random.uniform(10, 245, TRIES), key=lambda new: min(abs(new - old) for old in levels)))
+        light[inside], mask[inside] = levels[-1], kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3)) + random.normal(0, NOISE, (size, size))
     return pixels.round().clip(0, 255).astype(np.uint8), mask[FINE // 2 :: FINE, FINE // 2 :: FINE].copy()
 
