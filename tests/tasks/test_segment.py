@@ -143,7 +143,7 @@ def test_a_network_of_ones_own_learns_masks():
     _, history = tc.fit(
         plain, images, validation=images, task="segment", loss="weighted_cross_entropy", epochs=12, lr=0.05
     )
-    assert history[-1]["val_dice"] > 0.1
+    assert history[-1]["val_loss"] < history[0]["val_loss"]
     with pytest.raises(ValueError, match=r"expected \[batch, 3, 16, 16\], a map for each class but the background"):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
