@@ -2,7 +2,7 @@
 
     python tools/make_segcaps.py RUN
 
-RUN is a run folder of `torchcaps train segcaps_small --data shapes`.
+RUN is a run folder of `torchcaps train segcaps_small` on images with masks.
 """
 
 from __future__ import annotations

@@ -86,6 +86,8 @@ def test_bias_and_kernels_at_the_start():
     assert votes.weight.std().item() == pytest.approx(
         (2 / (16 * 4)) ** 0.5, rel=0.05
     )  # 4 places of 16 numbers reach it
+    layer = KernelCaps(8, 16, 4, 16)  # sums are twice as long as children: 2 J / sqrt(I D K K)
+    assert layer.weight.std().item() == pytest.approx(2 * 4 / (8 * 16 * 25) ** 0.5, rel=0.05)
     for options, message in (
         ({"kernel_size": 4}, "an odd number, got 4"), ({"kernel_size": 3, "stride": 2, "transposed": True}, "an even"),
         ({"kernel_size": 2, "stride": 3, "transposed": True}, "at least 3"), ({"stride": 0}, "stride: expected at"),

@@ -3,8 +3,8 @@
 Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv 1804.04241, and the authors' code. A
 U-Net of capsules: child types vote by one shared kernel, and are routed among the types of each position. Differs from
 the code in: any batch (theirs mixes images and types), several classes (a capsule type for each, and only the pixels of
-a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), kernels of
-transposed layers drawn by the numbers that a vote is made of, windows centred on a pixel where the map is halved.
+a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), larger
+kernels at the start (see `KernelCaps`), windows centred on a pixel where the map is halved.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ class KernelVotes(nn.Module):
         stride: positions from one window to the next.
         transposed: make the map `stride` times larger instead, by a transposed convolution; K is then as even or odd as
             the stride, and at least as large.
+        gain: of the kernel at the start, times what He's rule gives for the numbers that a vote is made of.
 
     Shapes:
         `weight` is `[parents * dim, in_dim, K, K]` (transposed: `[in_dim, parents * dim, K, K]`), `bias`
@@ -120,23 +121,25 @@ class KernelVotes(nn.Module):
         ValueError: for sizes below one, or a kernel that cannot be centred.
     """
 
-    def __init__(self, sizes: LayerSizes, kernel_size: int = 3, stride: int = 1, *, transposed: bool = False) -> None:
+    def __init__(
+        self, sizes: LayerSizes, kernel_size: int = 3, stride: int = 1, *, transposed: bool = False, gain: float = 1.0
+    ) -> None:
         super().__init__()
         check_range("stride", stride, low=1)
         check_range("kernel_size", kernel_size, low=stride if transposed else 1)
         if (kernel_size - stride if transposed else kernel_size - 1) % 2:
             raise ValueError(f"kernel_size: expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
                              f"got {kernel_size}")  # fmt: skip
-        self.sizes, self.stride, self.transposed = checked(sizes), stride, transposed
+        self.sizes, self.stride, self.transposed, self.gain = checked(sizes), stride, transposed, gain
         channels = (sizes.in_dim, sizes.parents * sizes.dim)
         self.weight = nn.Parameter(torch.empty(*(channels if transposed else channels[::-1]), kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the kernel anew, by He's rule for the numbers that a vote is made of; the bias becomes 0.1."""
+        """Draw the kernel anew; the bias becomes 0.1."""
         taps = (self.weight.shape[-1] / (self.stride if self.transposed else 1)) ** 2
-        nn.init.normal_(self.weight, std=(2.0 / (self.sizes.in_dim * taps)) ** 0.5)
+        nn.init.normal_(self.weight, std=self.gain * (2.0 / (self.sizes.in_dim * taps)) ** 0.5)
         nn.init.constant_(self.bias, 0.1)
 
     def positions(self, height: int, width: int) -> Everything:
@@ -205,6 +208,9 @@ class _Convolved(Votes):
 class KernelCaps(RoutedLayer):
     """Convolutional capsules whose child types share one kernel and vote once a position (SegCaps, 1804.04241).
 
+    Kernels start such that a parent's sum is about twice as long as its children are; by He's rule alone, what poses
+    say of places fades to a few thousandths within a few layers, as squash shortens what is short.
+
     Args:
         in_types: capsule types of the map.
         in_dim: dimensions of their poses.
@@ -226,7 +232,8 @@ class KernelCaps(RoutedLayer):
         transposed: bool = False, iterations: int = 3,
     ) -> None:  # fmt: skip
         sizes = LayerSizes(in_types, in_dim, out_types, out_dim)
-        votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed)
+        gain = 2 * out_types / (2 * in_types) ** 0.5  # of in_types votes, each counts 1 / out_types
+        votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed, gain=gain)
         super().__init__(votes, MapRouting(iterations, local=True), votes.positions)
 
     def check(self, children: Capsules) -> None:

@@ -21,7 +21,7 @@ from torchcaps.errors import check_range
 CLASSES = ("background", "disc", "square", "triangle")
 SIDE, COUNTS = 64, {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
-NOISE, TRIES = 12, 8  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
+NOISE, TRIES = 12, 32  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
 TABLE = "classes.txt"
 
 
