@@ -209,7 +209,7 @@ class Segment(Task):
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         """Images under true and predicted masks, and the figures by class."""
-        from torchcaps import viz
+        from torchcaps.viz.tiles import masks
 
         assert isinstance(found, MaskFigures)
         assert isinstance(images, MaskedSet)
@@ -219,7 +219,7 @@ class Segment(Task):
         predicted = _classes(torch.cat(shares)).cpu()
         shown = images.subset(some).to("cpu")
         heads, *rows = found.table()
-        figure = viz.masks(shown.float_images(), shown.masks, predicted, classes=images.classes)
+        figure = masks(shown.float_images(), shown.masks, predicted, classes=images.classes)
         about = "Above: test images. Middle: with their true masks. Below: with the masks that the model finds."
         alt = "Test images, and the same with true and with predicted masks as colours over them."
         return [Exhibit("masks", "Masks", about, figure, alt, heads, tuple(rows))]

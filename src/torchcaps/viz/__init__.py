@@ -21,7 +21,6 @@ from torchcaps.viz.history import overlaid_curves as overlaid_curves
 from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
 from torchcaps.viz.robustness import affine_curves as affine_curves
 from torchcaps.viz.tiles import coupling_map as coupling_map
-from torchcaps.viz.tiles import masks as masks
 from torchcaps.viz.tiles import overlaps as overlaps
 from torchcaps.viz.tiles import perturbations as perturbations
 from torchcaps.viz.tiles import reconstructions as reconstructions
