@@ -5,7 +5,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import testing
-from torchcaps.models import CanonicalCapsules, model_passport
+from torchcaps.models import CanonicalCapsules
 from torchcaps.nn import RoutedLayer
 
 from .variants import SMALLER
@@ -32,9 +32,8 @@ def model(name):
 
 
 @pytest.fixture(scope="module")
-def images(name):
-    passport = model_passport(name)
-    return torch.rand(3, passport.in_chans, *passport.img_size, generator=testing.seeded())
+def images(model):
+    return torch.rand(3, model.in_chans, *model.img_size, generator=testing.seeded())
 
 
 def test_rows(model, images):
@@ -60,17 +59,21 @@ def test_parameters(model, images):
 
 
 def test_it_is_a_classifier_that_opens_up(model, images):
+    pixels = model.spec.pixels
+    count = model.num_objects if model.spec.task == "discover" else getattr(model, "num_classes", 0)
+    shape = (len(images), count - 1, *model.img_size) if pixels else (len(images), count)
     if not model.spec.pose:
-        assert model(images).shape == (len(images), model.num_classes)
+        assert model(images).shape == shape
         with pytest.raises(ValueError, match="capsules: expected a capsule network"):
             model.capsules(images)
         return
     if model.spec.task in ("transform", "align"):
         pytest.skip("its capsules stand for no classes, and it draws from all of them")
     lengths, capsules = model(images), model.capsules(images)
-    torch.testing.assert_close(lengths, capsules.activation)
-    count = model.num_objects if model.spec.task == "discover" else model.num_classes
-    assert capsules.pose.shape[:2] == lengths.shape == (len(images), count)
+    torch.testing.assert_close(lengths, capsules.activation.movedim(-1, 1))
+    assert capsules.pose.movedim(-2, 1).shape[:-1] == lengths.shape == shape
+    if pixels:
+        return  # drawn by the class of each pixel: see its own tests
     if not model.spec.decoder:
         with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
             model.reconstruct(capsules)

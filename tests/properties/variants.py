@@ -33,6 +33,8 @@ SMALLER = {
     "deepcaps": {"channels": 16, "types": 4}, "deepcaps_small": {"channels": 8, "types": 4},
     "canonical_capsules": {"capsules": 4, "channels": 8, "decoder": (16,)},
     "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
+    **{name: {"dim": 2, "img_size": 16} for name in ("segcaps", "segcaps_r1", "segcaps_small")},
+    **{name: {"channels": 2, "levels": 3, "img_size": 16} for name in ("unet", "unet_matched")},
     "inverted_attention": {"backbone": "simple", "types": 4}, "heinsen_2019": {"channels": 8, "parts": 4},
 }  # fmt: skip
 

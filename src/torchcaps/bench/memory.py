@@ -106,10 +106,11 @@ def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
 def _loss(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger) -> Tensor:
     """The loss of a step."""
     task = task_of(model)
-    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    places = images.shape[2:] if task.spec.pixels else ()
+    labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        loss: Tensor = functional_call(task, named, (Batch(images, labels), 0.0))["loss"]
+        loss: Tensor = functional_call(task, named, (Batch(images, labels, masks=labels), 0.0))["loss"]
     return loss
 
 

@@ -41,10 +41,12 @@ class Workload:
         return model
 
     def data(self, model: Any) -> tuple[Tensor, Tensor]:
-        """Images `[batch, channels, height, width]` in [0, 1], channels-last in memory, and labels `[batch]`."""
+        """Images `[batch, channels, height, width]` in [0, 1], channels-last in memory, and labels `[batch]` (of a
+        model of pixels those of each pixel)."""
         generator = torch.Generator().manual_seed(1)
         images = torch.rand(self.batch, *image_shape(model), generator=generator)
-        labels = torch.randint(model.num_classes, (self.batch,), generator=generator)
+        places = model.img_size if spec_of(model).pixels else ()
+        labels = torch.randint(model.num_classes, (self.batch, *places), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
 
 
@@ -69,7 +71,7 @@ def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: s
     """
     task = task_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    return _step(optimiser, lambda: task(Batch(images, labels), 0.0)["loss"], precision)
+    return _step(optimiser, lambda: task(Batch(images, labels, masks=labels), 0.0)["loss"], precision)
 
 
 def _step(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], precision: str) -> Callable[[], None]:

@@ -53,6 +53,7 @@ def predict(
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")],
     /,
     device: Device = "auto",
+    output: Path | None = None,
     json: bool = False,
 ) -> int:
     """Say what a trained model makes of image files, or of all images in folders.
@@ -64,6 +65,7 @@ def predict(
     Args:
         paths: A run folder or a model.safetensors file, then image files and folders. Images alone go to a network
             that comes with the package and knows digits.
+        output: Folder for what the model's task draws of each image: masks and overlays of a model of pixels.
         json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
     from torchcaps import tasks
@@ -78,7 +80,7 @@ def predict(
     run, *images = [weights_file(), *paths] if alone or is_image_name(first.name) else [first, *paths[1:]]
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    rows = tasks.predict(load(run, device=resolve_device(device)), images)
+    rows = tasks.predict(load(run, device=resolve_device(device)), images, output=output)
     if json:
         print_json(rows)
         return 0

@@ -30,6 +30,8 @@ from torchcaps.data.idx import read_idx as read_idx
 from torchcaps.data.images import decode_image as decode_image
 from torchcaps.data.load import default_cache_dir as default_cache_dir
 from torchcaps.data.load import load_dataset as load_dataset
+from torchcaps.data.masks import MaskedSet as MaskedSet
+from torchcaps.data.masks import read_masks as read_masks
 from torchcaps.data.mat import read_mat as read_mat
 from torchcaps.data.pairs import PairMaker as PairMaker
 from torchcaps.data.pairs import PairSet as PairSet
@@ -47,6 +49,7 @@ from torchcaps.data.sets.placed import PlacedSet as PlacedSet
 from torchcaps.data.sets.placed import affine_copies as affine_copies
 from torchcaps.data.sets.placed import placed as placed
 from torchcaps.data.sets.planes import make_planes as make_planes
+from torchcaps.data.sets.shapes import render_shapes as render_shapes
 from torchcaps.data.sets.smallnorb import Views as Views
 from torchcaps.data.sets.smallnorb import read_matrix as read_matrix
 from torchcaps.data.sets.smallnorb import read_norb as read_norb

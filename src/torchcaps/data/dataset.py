@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
+from torchcaps.data.augment import centre_crop
 from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
 from torchcaps.data.split import holdout
 from torchcaps.errors import DataError, UnknownNameError, named_shape
@@ -19,13 +20,14 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch: images; the class of each, or the k classes that it shows; and, for several, what each of the k looks
-    like alone. To train on: floats in [0, 1].
+    """A batch: images; the class of each, or the k classes that it shows; for several, what each of the k looks like
+    alone; and the class of each pixel, where that is known. To train on: floats in [0, 1].
     """
 
     images: Shaped[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch *k"]
     singles: Shaped[Tensor, "batch k channels height width"] | None = None
+    masks: Int64[Tensor, "batch height width"] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,9 +117,7 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
-        index = self._index(indices)
-        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
-        return replace(self, images=self.images[index], labels=self.labels[index], factors=factors)
+        return replace(self, **self._taken(self._index(indices)))
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """(what stays, what is held out): the same share of every class, and no `group` on both sides.
@@ -151,12 +151,21 @@ class ImageSet:
         """The set with its images and labels on `device`; factors stay where they are."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
+    def cropped(self, side: int) -> Self:
+        """The middle `side` × `side` pixels of every image."""
+        return replace(self, images=centre_crop(self.images, side).contiguous())
+
     def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
         """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`.
 
         A set of floats gives its own tensor when `indices` is None, not a copy.
         """
         return to_float(self.images if indices is None else self.images[self._index(indices)])
+
+    def _taken(self, index: Tensor) -> dict[str, Any]:
+        """Attributes of a subset."""
+        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
+        return {"images": self.images[index], "labels": self.labels[index], "factors": factors}
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)

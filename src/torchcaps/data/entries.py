@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,12 +85,17 @@ def read_entries(
             channels = 3 if undecided and not is_grey(data, label) else channels
             if file in wanted:
                 decoded[file] = decode_image(data, img_size, in_chans, name=label)
-    first = decoded[chosen[0].file].shape[1:]
-    for file, image in decoded.items():
-        if image.shape[1:] != first:
-            raise DataError(
-                f"{name}: images differ in size ({Path(chosen[0].file).name} is {first[0]} × {first[1]}, "
-                f"{file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
-            )
+    check_sizes(name, chosen[0].file, decoded)
     images = torch.stack([to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen])
     return ImageSet(images, labels, classes, name)
+
+
+def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:
+    """Raise DataError unless all images `[channels, height, width]` by their files have the size of the first one."""
+    height, width = images[first].shape[1:]
+    for file, image in images.items():
+        if image.shape[1:] != (height, width):
+            raise DataError(
+                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
+                f"{file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
+            )

@@ -31,7 +31,8 @@ def load_dataset(
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
             train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files, of CIFAR-10 batches, of
             smallNORB's, SVHN's or affNIST's `.mat` files or of GTSRB's tracks, an `.npz`, an `.npy` beside its labels,
-            a `.csv` of files and labels, an `.npz` or `.csv` of points (`read_points`), or of a format added by
+            a `.csv` of files and labels, a folder of images beside one of masks, an `.npz` or `.csv` of points
+            (`read_points`), or of a format added by
             `register_format`. A name wins over a path of the same spelling; write `./mnist` for the path.
         split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
             same way (see `holdout`).

@@ -11,6 +11,7 @@ from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
+from torchcaps.data.masks import read_mask_table
 from torchcaps.data.pixels import Size
 from torchcaps.data.tree import BETWEEN, checked
 from torchcaps.errors import DataError
@@ -24,7 +25,8 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
 
     Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
     "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
-    UTF-8, comma-separated, with a header; its name without the ending becomes the set's.
+    UTF-8, comma-separated, with a header; its name without the ending becomes the set's. With the columns `image` and
+    `mask` in place of these it gives a `MaskedSet`, as `read_masks` does; a table of classes may lie beside it.
 
     In place of `file` and `label` there may be `image` and the levels of a label tree, coarse to fine: every other
     column but `split`, at least two, such as `image,coarse,fine`. See `label_tree`.
@@ -36,7 +38,10 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
     path = Path(path)
     with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
         rows = csv.DictReader(text_lines(source))
-        files, levels = _columns(path, rows.fieldnames or ())
+        columns = rows.fieldnames or ()
+        if {"image", "mask"} <= {*columns}:
+            return read_mask_table(path, rows, split, img_size, in_chans)
+        files, levels = _columns(path, columns)
         found = _entries(path, rows, files, levels)
         entries = list(checked(path, found) if len(levels) > 1 else found)
     return read_entries(path.stem, entries, split, img_size, in_chans)

@@ -110,15 +110,17 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
-        meaning = "activation" if self.spec.pose and not self.spec.logits else "probability"
+        pixels, capsules = self.spec.pixels, self.spec.pose and not self.spec.pixels
+        meaning = "activation" if pixels or (capsules and not self.spec.logits) else "probability"
+        meaning = "length" if self.spec.activation == "length" and not pixels else meaning
         labels = torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
         several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
         return {
             "name": self.name, "title": type(self.model).__name__, "classes": list(self.names), "channels": channels,
             "height": height, "width": width, "parameters": sum(p.numel() for p in self.model.parameters()),
             "task": self.task.name, "offers": sorted(self.task.offers), "labelled": self.has_labels,
-            "capsules": self.spec.pose, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
-            "activation": "length" if self.spec.activation == "length" else meaning, "dim": self.pose_dim,
+            "capsules": capsules, "pixels": pixels, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
+            "activation": meaning, "dim": self.pose_dim,
             "several": several, "examples": count, "data": "" if self.examples is None else self.examples.name,
             "note": self.note,
         }  # fmt: skip
@@ -183,6 +185,8 @@ class Session:
             check_range("classes", len(wanted), high=MOST_DECODED)
             self._check_class(*wanted)
         check_range("count", count, low=1, high=max(1, len(self.names)))
+        if self.spec.pixels:
+            return [self._overlaid(image, wanted) for image, wanted in zip(images, classes, strict=True)]
         activations, poses = self._encoded(images, routing)
         found = []
         alike = repeat(None, len(images)) if poses is None else poses
@@ -247,12 +251,20 @@ class Session:
         """Activations `[n, capsules]` and poses `[n, capsules, dim]` of images."""
         pixels = self._batch(images)
         with evaluating(self.model), self._routing(routing):
+            if self.spec.pixels:
+                return self.task.overlays(pixels)[0], None
             if self.spec.pose:
                 pose, activation = self.model.capsules(pixels)
                 return activation.float().cpu(), pose.float().cpu()
             if "classes" in self.task.offers:
                 return activations_of(self.model, pixels).cpu(), None
         return torch.zeros(len(images), 0), None
+
+    def _overlaid(self, image: Picture, wanted: Sequence[int]) -> Look:
+        """Shares of the classes, and what was found in the image as one drawing; by default of the largest of them."""
+        with evaluating(self.model):
+            shares, drawn = self.task.overlays(self._batch([image]))
+        return Look(shares[0], None, drawn, tuple(wanted[:1]) or (1 + int(shares[0, 1:].argmax()),))
 
     def _batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         channels, height, width = self.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -116,6 +117,13 @@ class Votes(ABC):
         """What a router has learned for each child, repeated where several children share a matrix."""
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
+
+    def remade(self) -> Callable[[Capsules], Votes] | None:
+        """Makes the same votes of other samples of these children, so that none are stored; None where they are given.
+
+        They add the same bias, which counts as asked for.
+        """
+        return None
 
     def settle(self) -> bool:
         """Whether an ablation asks for equal couplings: the router that asks makes them by itself, in a single pass."""
@@ -260,6 +268,11 @@ class ProductVotes(Votes):
         with self._casting():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
             return full_precision(multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))).flatten(-2)
+
+    def remade(self) -> Callable[[Capsules], Votes]:
+        """As of any votes."""
+        operands = self.field, self.weight, self.shift, self.bias
+        return lambda children: ProductVotes(children, *operands)
 
     def _made(self) -> Tensor:
         with self._casting():

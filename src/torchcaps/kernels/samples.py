@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import Votes
 from torchcaps.types import Capsules
 
 # Votes of one block, in bytes: what fits in a core's share of the last-level cache. A GPU needs more work at a time.
@@ -31,27 +31,28 @@ def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Ten
 
     Args:
         route: `(votes, *others)` of some samples -> tensors of these samples, the couplings last.
-        votes: products of poses and matrices.
+        votes: that can be made anew.
         others: tensors `[batch, ...]` of the same samples, or None.
 
     Returns:
         What `route` gives, for all samples; None for couplings that nobody asked for.
     """
-    if not isinstance(votes, ProductVotes):
-        raise TypeError(f"votes: expected ProductVotes, got {type(votes).__name__}")
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
-    operands, wanted = (votes.field, votes.weight, votes.shift, votes.bias), votes.wanted
-    bound, cast = votes.bound, votes.cast
+    make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast
+    if make is None:
+        raise TypeError(f"votes: expected votes that can be made anew, got {type(votes).__name__}")
 
     def routed(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        part = ProductVotes(Capsules(pose, activation), *operands)
+        part = make(Capsules(pose, activation))
         part.bound, part.cast = bound, cast
         found = tuple(route(part, *others))
         return found if wanted else (*found[:-1], None)
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
-    size = max(1, block_bytes(votes.weight) // max(1, 4 * links * votes.dim))
+    size = max(1, block_bytes(votes.children.pose) // max(1, 4 * links * votes.dim))
     many = [x.split(size) for x in votes.children]
     blocks = zip(*many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True)
     found = [checkpoint(routed, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks]
+    if len(found) == 1:  # as it lies in memory
+        return found[0]
     return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True))

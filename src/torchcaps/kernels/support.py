@@ -70,9 +70,11 @@ def unfit(votes: Votes, types: tuple[torch.dtype, ...], device: torch.device) ->
 def made_anew(votes: Votes) -> Support:
     """Whether blocks of samples can be routed one after the other, and their votes made once more for the gradient."""
     device = votes.children.pose.device
-    reason = watched(votes) or elsewhere(operands(votes), device)
-    if reason is None and not isinstance(votes, ProductVotes):
+    reason = watched(votes)
+    if reason is None and votes.remade() is None:
         reason = "the votes are given, not made of poses and matrices"
+    if reason is None and isinstance(votes, ProductVotes):
+        reason = elsewhere(operands(votes), device)
     return in_blocks(votes, reason)
 
 

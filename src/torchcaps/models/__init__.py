@@ -22,8 +22,10 @@ from torchcaps.models.inverted_attention import InvertedAttentionCaps as Inverte
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
 from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.scae import SCAE as SCAE
+from torchcaps.models.segcaps import SegCaps as SegCaps
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
 from torchcaps.models.tree_capsnet import TreeCapsNet as TreeCapsNet
+from torchcaps.models.unet import UNet as UNet
 from torchcaps.models.vb_caps import VBCaps as VBCaps

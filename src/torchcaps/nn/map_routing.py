@@ -1,6 +1,8 @@
-"""3-D convolutional routing (Rajasegaran et al., "DeepCaps: Going Deeper with Capsule Networks", CVPR 2019).
+"""Routing on maps: kernels that child types share (SegCaps), and the 3-D convolutional routing of DeepCaps.
 
-arXiv 1904.09546, and the authors' code. Letters: i child types, j parent types, p positions of the map, d dimensions.
+LaLonde, Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv 1804.04241. Rajasegaran et al., "DeepCaps: Going
+Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' code. Letters: i child types, j parent
+types, p positions of the map, d dimensions.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.errors import check_range
+from torchcaps import ops
+from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Convention, Everything
-from torchcaps.functional.squash import full_precision, squash
+from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import Votes
+from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import checked
 from torchcaps.types import Capsules, LayerSizes, Routed
@@ -42,20 +46,24 @@ class MapRouting(Router):
         self.iterations, self.local = check_iterations(iterations), local
 
     def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
-        """The steps in turn."""
+        """The steps in turn, for a block of samples at a time."""
+        return Routed(*ops.in_blocks(self._routed, votes))
+
+    def _routed(self, votes: Votes) -> Routed:
         bias, k = votes.bias, votes.share()
         b = torch.zeros_like(k)
         for left in reversed(range(self.passes)):
             S = votes.weighted(k) if bias is None else votes.weighted(k) + full_precision(bias)
             if self.local:
-                v = squash(S)
+                v, length = squash_with_length(S)
             else:
                 maps = S.movedim(-2, 1)  # [batch, j, *positions, d]
                 v = squash(maps.flatten(2)).view(maps.shape).movedim(1, -2)
+                length = torch.linalg.vector_norm(v, dim=-1)
             if left:
                 b = b + votes.agreement(v)
                 k = votes.share(b)
-        return Routed(v, torch.linalg.vector_norm(v, dim=-1), k)
+        return Routed(v, length, k)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,15 @@ def together(height: int, width: int) -> Together:
     return Together(positions=(height, width))
 
 
+@dataclass(frozen=True)
+class Places(Everything):
+    """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
+
+    def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
+        """As of any field, along rows of a map."""
+        return super().share(log_weight, leaky) if leaky else _last(_first(log_weight).softmax(dim=2))
+
+
 def apart(height: int, width: int) -> Everything:
     """Of a map on which only the parents of one position compete."""
     return Everything(positions=(height, width))
@@ -85,24 +102,54 @@ def apart(height: int, width: int) -> Everything:
 class KernelVotes(nn.Module):
     """The K x K window of a child type's map votes as one child, by a kernel that all child types share; K is odd.
 
-    The map keeps its size. `weight` is `[parents * dim, in_dim, K, K]`, `bias` `[parents, dim]`. ValueError for sizes
-    below one, or an even kernel.
+    Args:
+        sizes: of the layer; the children are the types of the map.
+        kernel_size: K, odd; the map keeps its size, or is `stride` times smaller (rounded up).
+        stride: positions from one window to the next.
+        transposed: make the map `stride` times larger instead, by a transposed convolution; K is then as even or odd as
+            the stride, and at least as large.
+        gain: of the kernel at the start, times what He's rule gives for the numbers that a vote is made of.
+
+    Shapes:
+        `weight` is `[parents * dim, in_dim, K, K]` (transposed: `[in_dim, parents * dim, K, K]`), `bias`
+        `[parents, dim]`.
+
+    Raises:
+        ValueError: for sizes below one, or a kernel that cannot be centred.
     """
 
-    def __init__(self, sizes: LayerSizes, kernel_size: int = 3) -> None:
+    def __init__(
+        self, sizes: LayerSizes, kernel_size: int = 3, stride: int = 1, *, transposed: bool = False, gain: float = 1.0
+    ) -> None:
         super().__init__()
-        check_range("kernel_size", kernel_size, low=1)
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size: expected an odd number, got {kernel_size}")
-        self.sizes = checked(sizes)
-        self.weight = nn.Parameter(torch.empty(sizes.parents * sizes.dim, sizes.in_dim, kernel_size, kernel_size))
+        check_range("stride", stride, low=1)
+        check_range("kernel_size", kernel_size, low=stride if transposed else 1)
+        if (kernel_size - stride if transposed else kernel_size - 1) % 2:
+            raise ValueError(f"kernel_size: expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
+                             f"got {kernel_size}")  # fmt: skip
+        self.sizes, self.stride, self.transposed, self.gain = checked(sizes), stride, transposed, gain
+        channels = (sizes.in_dim, sizes.parents * sizes.dim)
+        self.weight = nn.Parameter(torch.empty(*(channels if transposed else channels[::-1]), kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the kernel anew; the bias becomes 0.1."""
-        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+        taps = (self.weight.shape[-1] / (self.stride if self.transposed else 1)) ** 2
+        nn.init.normal_(self.weight, std=self.gain * (2.0 / (self.sizes.in_dim * taps)) ** 0.5)
         nn.init.constant_(self.bias, 0.1)
+
+    def positions(self, height: int, width: int) -> Everything:
+        """The field of the parents of a map of this size."""
+        down, across = (n * self.stride if self.transposed else -(-n // self.stride) for n in (height, width))
+        return Places(positions=(down, across))
+
+    def convolved(self, maps: Tensor) -> Tensor:
+        """`[n, in_dim, height, width]` -> `[n, parents * dim, rows, columns]`."""
+        kernel = self.weight.shape[-1]
+        if self.transposed:
+            return F.conv_transpose2d(maps, self.weight, stride=self.stride, padding=(kernel - self.stride) // 2)
+        return F.conv2d(maps, self.weight, stride=self.stride, padding=kernel // 2)
 
     def forward(self, children: Capsules, field: Everything) -> Votes:
         """The votes of these children in this field."""
@@ -110,14 +157,92 @@ class KernelVotes(nn.Module):
 
 
 class _Convolved(Votes):
-    """`[batch, height, width, types, parents, dim]`, by one convolution in which the types are samples."""
+    """`[batch, rows, columns, types, parents, dim]`, by one convolution in which the types are samples.
+
+    They are kept `[batch, types, parents, dim, rows, columns]`: sums over types and over dimensions then run along rows
+    of a map.
+    """
 
     def __init__(self, children: Capsules, field: Everything, of: KernelVotes) -> None:
         super().__init__(children, field, of.sizes.parents, of.sizes.dim, of.bias)
-        self.weight = of.weight
+        self.of = of
+        self._maps: Tensor | None = None
 
-    def _made(self) -> Float[Tensor, "batch height width i j d"]:
-        maps = bounded(self.pose.to(self.weight.dtype), FACTOR).permute(0, 3, 4, 1, 2)  # [batch, i, in_dim, *space]
-        with self._casting():
-            votes = F.conv2d(maps.flatten(0, 1), self.weight, padding=self.weight.shape[-1] // 2)
-        return votes.view(*maps.shape[:2], self.parents, self.dim, *maps.shape[3:]).permute(0, 4, 5, 1, 2, 3)
+    @property
+    def activation(self) -> Tensor:
+        """Activations of the child types near each position of the parents."""
+        found = full_precision(self.children.activation).movedim(-1, 1)
+        return F.interpolate(found, self.field.positions).movedim(1, -1)
+
+    def remade(self) -> Callable[[Capsules], Votes]:
+        """As of any votes."""
+        field, of, self.bias_seen = self.field, self.of, True
+        return lambda children: _Convolved(children, field, of)  # type: ignore[arg-type]
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        """As of any votes."""
+        return _last((_first(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
+
+    def agreement(self, pose: Tensor) -> Tensor:
+        """As of any votes."""
+        return _last((_first(pose).unsqueeze(1) * self.maps()).sum(dim=3))
+
+    def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
+        """Every vote, stored; in full precision."""
+        if self._maps is None:
+            given = bounded(_first(self.pose).to(self.of.weight.dtype), FACTOR)  # [batch, i, in_dim, *space]
+            with self._casting():
+                votes = full_precision(self.of.convolved(given.flatten(0, 1)))
+            votes = votes.view(*given.shape[:2], self.parents, self.dim, *votes.shape[2:])
+            self._maps = bounded(votes, FACTOR) if self.bound else votes
+        return self._maps
+
+    def _made(self) -> Float[Tensor, "batch rows columns i j d"]:
+        return self.maps().permute(0, 4, 5, 1, 2, 3)
+
+
+class KernelCaps(RoutedLayer):
+    """Convolutional capsules whose child types share one kernel and vote once a position (SegCaps, 1804.04241).
+
+    Kernels start such that a parent's sum is about twice as long as its children are; by He's rule alone, what poses
+    say of places fades to a few thousandths within a few layers, as squash shortens what is short.
+
+    Args:
+        in_types: capsule types of the map.
+        in_dim: dimensions of their poses.
+        out_types: parent types.
+        out_dim: dimensions of theirs.
+        kernel_size, stride, transposed: see `KernelVotes`.
+        iterations: of routing among the types of each position; 1 is equal couplings.
+
+    Shapes:
+        input Capsules with pose `[batch, height, width, in_types, in_dim]`; output Capsules with pose
+        `[batch, rows, columns, out_types, out_dim]`. The coupling is `[batch, rows, columns, in_types, out_types]`.
+
+    Raises:
+        ValueError: for sizes out of range, or input of another shape.
+    """
+
+    def __init__(
+        self, in_types: int, in_dim: int, out_types: int, out_dim: int, kernel_size: int = 5, stride: int = 1, *,
+        transposed: bool = False, iterations: int = 3,
+    ) -> None:  # fmt: skip
+        sizes = LayerSizes(in_types, in_dim, out_types, out_dim)
+        gain = 2 * out_types / (2 * in_types) ** 0.5  # of in_types votes, each counts 1 / out_types
+        votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed, gain=gain)
+        super().__init__(votes, MapRouting(iterations, local=True), votes.positions)
+
+    def check(self, children: Capsules) -> None:
+        """Raise ValueError unless this is a map of these types."""
+        axes, sizes = ("batch", "height", "width", "types", "dim"), self.votes.sizes
+        check_shape("children", children.pose, axes, types=sizes.children, dim=sizes.in_dim)
+
+
+def _first(x: Tensor) -> Tensor:
+    """`[batch, height, width, *rest]` -> `[batch, *rest, height, width]`, a view."""
+    return x.movedim((1, 2), (-2, -1))
+
+
+def _last(x: Tensor) -> Tensor:
+    """The inverse of `_first`."""
+    return x.movedim((-2, -1), (1, 2))

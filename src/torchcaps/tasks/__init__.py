@@ -17,6 +17,7 @@ from torchcaps.tasks.classify import register_loss as register_loss
 from torchcaps.tasks.discover import Discover as Discover
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming
+from torchcaps.tasks.segment import Segment as Segment
 from torchcaps.tasks.several import Several as Several
 from torchcaps.tasks.transform import Transform as Transform
 from torchcaps.tasks.transform import transformed_pairs as transformed_pairs

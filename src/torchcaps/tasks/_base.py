@@ -6,8 +6,9 @@ loop, run folders, the command line, the report, the explorer) knows tasks, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import atan, degrees
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
@@ -114,6 +115,8 @@ class Task(nn.Module):
         defaults: of settings that a run leaves open, beside those of every task.
         offers: what a person may ask of a trained model: "classes", "decode", "routing", "sweep".
         labelled: whether labels have a part in it.
+        pixels: whether its models say something of each pixel.
+        at_once: images in a pass of the model that are not trained with.
     """
 
     name: ClassVar[str]
@@ -122,12 +125,17 @@ class Task(nn.Module):
     defaults: ClassVar[Mapping[str, Any]] = {}
     offers: ClassVar[frozenset[str]] = frozenset()
     labelled: ClassVar[bool] = True
+    pixels: ClassVar[bool] = False
+    at_once: int = BATCH
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
         del images
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
+        if declares(model) and self.spec.pixels != self.pixels:
+            what, kind = "pixels" if self.pixels else "images", type(model).__name__
+            raise ValueError(f"task: {self.name} takes a model whose outputs are of {what}, which {kind} is not")
         if not declares(model):
             model.spec = self.spec  # what it is taken for from here on
         known = self.losses or ("loss",)
@@ -202,17 +210,17 @@ class Task(nn.Module):
 
     def outcomes(self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None) -> Outcomes:
         """The outcomes of all images in their order, computed by all processes together."""
-        count, parts = len(images), []
-        ranks = joined() if count >= joined().world else Ranks()  # a few images are looked at by every process
-        rows = torch.arange(count)[ranks.rows(count)]
+        total, parts = len(images), []
+        ranks = joined() if total >= joined().world else Ranks()  # a few images are looked at by every process
+        rows = torch.arange(total)[ranks.rows(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
-            for indices in rows.split(BATCH):
+            for indices in rows.split(self.at_once):
                 generator = Generator().manual_seed(int(indices[0]))
                 batch = self.batch(images, indices.to(images.images.device), generator)
                 parts.append(self.outcome(mapped(batch, lambda x: x.to(place))))
                 if progress is not None:
-                    progress(int(indices[-1]) + 1, count)
+                    progress(int(indices[-1]) + 1, total)
         return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
 
     def check(self, images: ImageSet) -> Outcomes:
@@ -237,6 +245,27 @@ class Task(nn.Module):
         """
         del pictures
         raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
+
+    def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels.
+
+        Returns:
+            The share of each class `[n, classes]`, and what was found drawn over them, `[n, 3, height, width]`.
+        """
+        raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
+
+    def predict_files(
+        self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
+    ) -> list[dict[str, Any]]:
+        """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
+
+        Raises:
+            ValueError: there is nothing to draw, and `output` is no None.
+        """
+        del names
+        if output is not None:
+            raise ValueError(f"output: the task {self.name} draws nothing of single pictures")
+        return self.predict(torch.stack([preprocess(file) for file in files]).to(device_of(self.model)))
 
 
 def register_task(name: str) -> Callable[[T], T]:
@@ -318,7 +347,9 @@ def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tens
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH) -> list[dict[str, Any]]:
+def predict(
+    model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH, output: str | Path | None = None
+) -> list[dict[str, Any]]:
     """What a trained model says of image files, and of all images in folders; several processes share the work.
 
     Args:
@@ -326,13 +357,14 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
             declares, `.task`.
         paths: image files and folders.
         batch_size: images at a time.
+        output: a folder, made where it is missing, for what the task draws of each image, such as masks.
 
     Returns:
         One dictionary an image, ready for JSON: its "path", and what `Task.predict` of its task gives.
 
     Raises:
         DataError: for a path that is absent, holds no image, or cannot be read as one.
-        ValueError: for a model without `.preprocess`, or a batch size below 1.
+        ValueError: for a model without `.preprocess`, a batch size below 1, or `output` where nothing is drawn.
     """
     check_range("batch_size", batch_size, low=1)
     preprocess = getattr(model, "preprocess", None)
@@ -340,11 +372,23 @@ def predict(model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = 
         raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
     files, ranks, rows = preprocess.files(paths), joined(), []
-    mine = files[ranks.rows(len(files))]
+    names, mine = unlike([file.stem for file in files]), range(len(files))[ranks.rows(len(files))]
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with evaluating(model):
         for start in range(0, len(mine), batch_size):
-            batch = mine[start : start + batch_size]
-            pictures = torch.stack([preprocess(file) for file in batch]).to(device_of(model))
-            found = task.predict(pictures)
-            rows += [{"path": str(file), **row} for file, row in zip(batch, found, strict=True)]
+            some = slice(mine[start : start + batch_size].start, mine[start : start + batch_size].stop)
+            found = task.predict_files(files[some], names[some], preprocess, folder)
+            rows += [{"path": str(file), **row} for file, row in zip(files[some], found, strict=True)]
     return [row for part in ranks.gather(rows) for row in part]
+
+
+def unlike(names: Iterable[str]) -> list[str]:
+    """Names, with a number after one that was there before; some file systems do not tell capitals."""
+    found: dict[str, str] = {}
+    for name in names:
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}").lower() not in found)
+        unique = name if number == 1 else f"{name}-{number}"
+        found[unique.lower()] = unique
+    return list(found.values())

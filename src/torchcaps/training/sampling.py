@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet, centre_crop, few_labels
+from torchcaps.data import ImageSet, few_labels
 from torchcaps.errors import DataError
 from torchcaps.settings import TrainConfig
 
@@ -45,7 +44,7 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:
     """The middle `crop` × `crop` pixels of every image; the set itself where `crop` is None."""
-    return images if crop is None else replace(images, images=centre_crop(images.images, crop).contiguous())
+    return images if crop is None else images.cropped(crop)
 
 
 def on_device(images: ImageSet, device: torch.device) -> ImageSet:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
+from torchcaps.data.masks import overlaid as masked
+from torchcaps.data.masks import palette
 from torchcaps.errors import check_range, check_shape, named_shape
-from torchcaps.viz.canvas import BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
+from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.images import pictures, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
@@ -91,6 +93,34 @@ def overlaps(
         [" + ".join(names[k] for k in both) for both in true], below=below, columns=8, longest=1.15,
         title="above: input; below: decoded alone, magenta and green; *: no label",
     )  # fmt: skip
+
+
+def masks(images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]) -> Figure:
+    """Images, and the same under true and under predicted masks, with the colours of the classes that appear.
+
+    Args:
+        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
+        true, predicted: `[n, height, width]` indices of classes.
+        classes: names, the background first.
+
+    Raises:
+        ValueError: for shapes that do not fit, or more than 40 images.
+    """
+    shown, both = pictures("images", images), [np.asarray(x, dtype=np.uint8) for x in (true, predicted)]
+    count, height, width, _ = shown.shape
+    check_range("number of images", count, high=MOST_MAPS)
+    for name, values in zip(("true", "predicted"), both, strict=True):
+        check_shape(name, values, ("n", "height", "width"), n=count, height=height, width=width)
+    rows = [
+        masked(image.transpose(2, 0, 1), mask, len(classes))
+        for values in both
+        for image, mask in zip(shown, values, strict=True)
+    ]
+    figure = tile_grid(np.stack([*shown, *rows]), ["image", "true", "found"], longest=1.1, below=0.4)
+    appear, colours = np.unique(np.stack(both)), palette(len(classes)) / 255
+    patches = [Patch(color=tuple(colours[k]), label=short_names(classes, 13)[k]) for k in appear if k]
+    figure.legend(handles=patches, ncols=min(6, max(1, len(patches))), **BELOW)
+    return figure
 
 
 def _decoded(

@@ -10,6 +10,7 @@ from torchcaps.data.sets import (
     multi,
     placed,
     planes,
+    shapes,
     smallnorb,
     svhn,
     synthnorb,

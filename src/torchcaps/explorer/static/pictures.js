@@ -14,8 +14,8 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 // Bytes row by row, channels of a pixel together; of two channels the first is shown.
-export function imageData(bytes, { width, height, channels }, tint = null) {
-  const data = new ImageData(width, height);
+export function imageData(bytes, { width, height }, tint = null) {
+  const data = new ImageData(width, height), channels = bytes.length / (width * height); // overlays are in colour
   for (let k = 0; k < width * height; k++) {
     for (let c = 0; c < 3; c++) {
       const value = channels === 3 ? bytes[3 * k + c] : bytes[channels * k];

@@ -15,7 +15,7 @@ const sweep = latest("sweep", draw);
 const moved = latest("look", (found) => {
   show(parts.moved.canvas, toBytes(found.image), model());
   if (found.drawn) show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
-  parts.drawn.text.textContent = `reconstruction from ${called(found.shown[0])}`;
+  parts.drawn.text.textContent = model().pixels ? "what the model finds" : `reconstruction from ${called(found.shown[0])}`;
   parts.drawn.element.hidden = !found.drawn;
   miniBars(parts.bars, model().classes, found.activation);
 });

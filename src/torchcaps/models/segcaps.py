@@ -1,0 +1,153 @@
+"""SegCaps.
+
+Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv 1804.04241, and the authors' code. A
+U-Net of capsules: child types vote by one shared kernel, and are routed among the types of each position. Differs from
+the code in: any batch (theirs mixes images and types), several classes (a capsule type for each, and only the pixels of
+a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), larger
+kernels at the start (see `KernelCaps`), windows centred on a pixel where the map is halved.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.errors import check_range
+from torchcaps.functional.squash import full_precision, safe_norm
+from torchcaps.models._base import ImageModel
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.nn.map_routing import KernelCaps
+from torchcaps.types import Capsules, ModelSpec
+
+STEP = 8  # the map is halved three times
+Images = Float[Tensor, "batch channels height width"]
+
+
+class SegCaps(ImageModel):
+    """Convolution -> capsules whose map is halved three times and doubled three times, with skips -> one per class.
+
+    Args:
+        num_classes: at least 2, the first of which is the background, which has no capsule.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        dim: dimensions of the capsules of the largest map; those below have twice and four times as many.
+        iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
+        same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
+        decoder: whether to build the decoder.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1]; output: lengths of class capsules at each pixel
+        `[batch, num_classes - 1, height, width]` in [0, 1), not logits, which do not sum to one. Where all are below
+        0.5 there is background.
+
+    Raises:
+        ValueError: for fewer than two classes, or sizes below one.
+    """
+
+    def __init__(
+        self, num_classes: int = 2, in_chans: int = 1, img_size: int | tuple[int, int] = 512, *, dim: int = 16,
+        iterations: int = 3, same_size: int | None = None, decoder: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(in_chans, img_size, num_classes=num_classes, dim=dim)
+        check_range("num_classes", num_classes, low=2)
+        a, b, c = dim, 2 * dim, 4 * dim
+        changed, kept = iterations, iterations if same_size is None else same_size
+        self.conv1 = nn.Conv2d(in_chans, a, 5, padding=2)
+        self.primary = KernelCaps(1, a, 2, a, stride=2, iterations=1)
+        self.caps2_1 = KernelCaps(2, a, 4, a, iterations=kept)
+        self.caps2_2 = KernelCaps(4, a, 4, b, stride=2, iterations=changed)
+        self.caps3_1 = KernelCaps(4, b, 8, b, iterations=kept)
+        self.caps3_2 = KernelCaps(8, b, 8, c, stride=2, iterations=changed)
+        self.caps4_1 = KernelCaps(8, c, 8, b, iterations=kept)
+        larger = partial(KernelCaps, kernel_size=4, stride=2, transposed=True, iterations=changed)
+        self.up1_1 = larger(8, b, 8, b)
+        self.up1_2 = KernelCaps(16, b, 4, b, iterations=kept)
+        self.up2_1 = larger(4, b, 4, a)
+        self.up2_2 = KernelCaps(8, a, 4, a, iterations=kept)
+        self.up3_1 = larger(4, a, 2, a)
+        self.seg_caps = KernelCaps(3, a, num_classes - 1, a, kernel_size=1, iterations=kept)
+        hidden = (a * (num_classes - 1), 64, 128, in_chans)
+        self.decoder = _decoder(*hidden) if decoder else None
+        self.spec = ModelSpec(
+            pose=True, activation="length", decoder=decoder, pixels=True, task="segment", loss="weighted_cross_entropy"
+        )
+
+    def capsules(self, images: Images) -> Capsules:
+        """Class capsules of each pixel: pose `[batch, height, width, num_classes - 1, dim]`, lengths in [0, 1)."""
+        self._check(images)
+        height, width = self.img_size
+        x = F.relu(self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP))))  # [batch, 16, 512, 512]
+        pose = full_precision(x).permute(0, 2, 3, 1).unsqueeze(3)
+        first = Capsules(pose, safe_norm(pose))  # one capsule a pixel
+        second = self.caps2_1(self.primary(first))  # 4 types at 256x256
+        third = self.caps3_1(self.caps2_2(second))  # 8 at 128x128
+        u = self.up1_1(self.caps4_1(self.caps3_2(third)))  # 64x64, and back to 128x128
+        u = self.up2_1(self.up1_2(_joined(u, third)))
+        u = self.up3_1(self.up2_2(_joined(u, second)))
+        pose, length = self.seg_caps(_joined(u, first))
+        return Capsules(pose[:, :height, :width], length[:, :height, :width])
+
+    def forward(self, images: Images) -> Float[Tensor, "batch classes height width"]:
+        """Lengths of the class capsules at each pixel, in [0, 1); not logits."""
+        return self.capsules(images).activation.movedim(-1, 1)
+
+    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None = None) -> Images:
+        """What the capsules of each pixel draw of it, in [0, 1]: that of its class alone, or else the longest one.
+
+        Args:
+            capsules: as `capsules` gives them.
+            labels: the class of each pixel; background shows no capsule. Training asks for the image there as 0.
+
+        Raises:
+            ValueError: if the model was built without a decoder.
+        """
+        if self.decoder is None:
+            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
+        pose, length = capsules
+        chosen = 1 + length.argmax(dim=-1) if labels is None else labels
+        shown = chosen.unsqueeze(-1) == torch.arange(1, self.num_classes, device=pose.device)
+        drawn: Tensor = self.decoder((pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1))
+        return drawn
+
+
+def _joined(one: Capsules, other: Capsules) -> Capsules:
+    """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
+    pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(0, 3, 4, 1, 2)
+    return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
+
+
+def _decoder(*widths: int) -> nn.Sequential:
+    """1x1 convolutions: ReLU, ReLU, sigmoid."""
+    first, second, third = (nn.Conv2d(a, b, 1) for a, b in pairwise(widths))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
+
+
+def _passport(parameters: int, published: str) -> Passport:
+    return Passport(
+        title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
+        num_classes=2, parameters=parameters, published=published,
+    )  # fmt: skip
+
+
+@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
+def segcaps(**options: Any) -> SegCaps:
+    """SegCaps R3: three iterations in every layer."""
+    return SegCaps(**options)
+
+
+@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"))
+def segcaps_r1(*, same_size: int | None = 1, **options: Any) -> SegCaps:
+    """SegCaps R1: equal couplings where the size of the map stays."""
+    return SegCaps(same_size=same_size, **options)
+
+
+@register_model(_passport(363_609, "none; a network of its own, half as wide"))
+def segcaps_small(*, dim: int = 8, **options: Any) -> SegCaps:
+    """Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores."""
+    return SegCaps(dim=dim, **options)

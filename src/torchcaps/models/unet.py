@@ -1,0 +1,101 @@
+"""U-Net, the network without capsules to compare segmentation with.
+
+Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation",
+MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the size of the map, no batch norm.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.errors import check_positive, check_range
+from torchcaps.models._base import PlainNetwork
+from torchcaps.models._registry import Passport, register_model
+from torchcaps.types import ModelSpec
+
+Images = Float[Tensor, "batch channels height width"]
+Scores = Float[Tensor, "batch classes height width"]
+
+
+class UNet(PlainNetwork):
+    """Two convolutions a level, halved by the maximum and doubled by a transposed convolution, with skips.
+
+    Args:
+        num_classes: at least 2, the first of which is the background, which has no output.
+        in_chans: channels of the images.
+        img_size: (height, width) or one number for both.
+        channels: of the first level; each level below has twice as many.
+        levels: at least 1; the map is halved between them.
+
+    Shapes:
+        input: images `[batch, in_chans, height, width]` in [0, 1], to which zeros are added up to a multiple of
+        `2 ** (levels - 1)`; output: probabilities `[batch, num_classes - 1, height, width]`, of each class by itself.
+        Where all are below 0.5 there is background.
+
+    Raises:
+        ValueError: for fewer than two classes, or sizes below one.
+    """
+
+    def __init__(
+        self, num_classes: int = 2, in_chans: int = 1, img_size: int | tuple[int, int] = 512, *, channels: int = 64,
+        levels: int = 5,
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, in_chans, img_size, (1, "U-Nets"), several=True, standardised=False)
+        check_positive(channels=channels, levels=levels)
+        check_range("num_classes", num_classes, low=2)
+        self.step = 2 ** (levels - 1)
+        self.spec = ModelSpec(
+            activation="probability", logits=True, pixels=True, task="segment", loss="weighted_cross_entropy"
+        )
+        widths = [channels << level for level in range(levels)]
+        self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))
+        upwards = list(pairwise(widths[::-1]))
+        self.larger = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in upwards)
+        self.up = nn.ModuleList(_two(a, b) for a, b in upwards)
+        self.last = nn.Conv2d(channels, num_classes - 1, 1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d) and layer is not self.last:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+    def scores(self, x: Images) -> Scores:
+        """What the sigmoids of each pixel are taken of: any numbers."""
+        height, width = self.img_size
+        first, *others = self.down
+        maps = [first(F.pad(x, (0, -width % self.step, 0, -height % self.step)))]
+        for level in others:
+            maps.append(level(F.max_pool2d(maps[-1], 2)))
+        x = maps.pop()
+        for larger, level in zip(self.larger, self.up, strict=True):
+            x = level(torch.cat([maps.pop(), larger(x)], dim=1))
+        return self.last(x)[:, :, :height, :width]
+
+
+def _two(channels: int, width: int) -> nn.Sequential:
+    """Two 3x3 convolutions with ReLU."""
+    first, second = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+
+
+def _passport(parameters: int, published: str) -> Passport:
+    return Passport(
+        title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
+        img_size=(512, 512), in_chans=1, num_classes=2, parameters=parameters, published=published,
+    )  # fmt: skip
+
+
+@register_model(_passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
+def unet(**options: Any) -> UNet:
+    """The network that SegCaps was compared with."""
+    return UNet(**options)
+
+
+@register_model(_passport(1_474_061, "none; it has as many parameters as SegCaps"))
+def unet_matched(*, channels: int = 28, levels: int = 4, **options: Any) -> UNet:
+    """With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images."""
+    return UNet(channels=channels, levels=levels, **options)

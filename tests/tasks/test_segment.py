@@ -1,0 +1,377 @@
+"""Masks as data, as losses, as figures and as predictions."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps.cli.main import main
+from torchcaps.data import ImageSet, MaskedSet, _registry, load_dataset, render_shapes
+from torchcaps.data.masks import palette, write_mask
+from torchcaps.data.sets import shapes as shapes_set
+from torchcaps.errors import DataError
+from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
+from torchcaps.explorer.session import Session
+from torchcaps.explorer.transform import Motion
+from torchcaps.tasks import create_task, predict
+from torchcaps.tasks.segment import LOSSES, Said
+from torchcaps.training import Interrupted, TrainConfig, train
+from training.makers import contents
+
+TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
+
+
+def model_of(name="unet", size=16, classes=4, **options):
+    return tc.create_model(name, num_classes=classes, in_chans=1, img_size=size, **TINY[name] | options)
+
+
+def shapes(count=12, size=16):
+    return render_shapes(count, size, seed=1)
+
+
+def written(folder, count=10, side=16, colours=False):
+    """A folder of images and masks, as a person has them."""
+    random = np.random.default_rng(0)
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    for k in range(count):
+        mask = np.zeros((side, side), dtype=np.uint8)
+        mask[2 : 4 + k % 5, 3:12] = 1 + k % 2
+        image = random.integers(0, 60, (side, side), dtype=np.uint8) + 80 * mask
+        Image.fromarray(image).save(folder / "images" / f"case {k}.png")
+        if colours:
+            Image.fromarray(palette(3)[mask]).save(folder / "masks" / f"case {k}.png")
+        else:
+            write_mask(folder / "masks" / f"case {k}.png", mask, 3)
+    return folder
+
+
+def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
+    random = np.random.default_rng(0)
+    logits, mask = random.normal(size=(2, 3, 4, 5)), random.integers(0, 4, (2, 4, 5))
+    p, weight = 1 / (1 + np.exp(-logits)), np.array([2.0, 0.5, 3.0])
+    expected = {"weighted_cross_entropy": 0.0, "cross_entropy": 0.0, "weighted_margin": 0.0, "margin": 0.0}
+    for b, k, y, x in np.ndindex(*logits.shape):
+        t, q, w = float(mask[b, y, x] == k + 1), p[b, k, y, x] - 0.5, weight[k]
+        odds = p[b, :, y, x] / (1 - p[b, :, y, x])
+        for name, rare in (("weighted_", w), ("", 1.0)):
+            expected[f"{name}cross_entropy"] -= rare * t * np.log(odds[k] / (1 + odds.sum()))
+            expected[f"{name}cross_entropy"] -= (mask[b, y, x] == 0) * np.log(1 / (1 + odds.sum())) / 3
+            expected[f"{name}margin"] += 0.5 * rare * t * max(0, 0.4 - q) ** 2 + 0.25 * (1 - t) * max(0, q + 0.4) ** 2
+    task = create_task(model_of(), TrainConfig())
+    task.rare = torch.from_numpy(weight).view(-1, 1, 1)
+    masks = torch.from_numpy(mask)
+    for name, value in expected.items():
+        task.loss = name
+        for said in (Said(torch.from_numpy(p), None), Said(torch.from_numpy(p), torch.from_numpy(logits))):
+            assert task.lost(said, masks).item() == pytest.approx(value / 40, rel=1e-5)
+
+
+def test_the_weighted_cross_entropy_of_one_class_is_the_sheets():
+    p, mask = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]]), torch.tensor([[[1, 1], [0, 0]]])
+    expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
+    loss = LOSSES["weighted_cross_entropy"][0](Said(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0))
+    assert loss.item() == pytest.approx(expected, rel=0.01)  # 1 - 1e-7 has few bits in float32
+
+
+def test_soft_dice_takes_probabilities():
+    target = torch.zeros(1, 2, 2, 2)
+    target[0, 0, 0] = 1.0
+    share = torch.full((1, 2, 2, 2), 0.5)
+    loss = LOSSES["dice"][0](Said(share, None), target, torch.ones(1))
+    assert loss.item() == pytest.approx(1 - 2 * 1 / (2 + 2), abs=1e-4)  # the class that is not there has no part in it
+    perfect = LOSSES["dice"][0](Said(target, None), target, torch.ones(1))
+    assert perfect.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_figures_by_loops():
+    random = np.random.default_rng(2)
+    true, found = (random.integers(0, 3, (3, 7, 8)) for _ in range(2))
+    counts = pixel_counts(torch.from_numpy(found), torch.from_numpy(true), 4, tolerance=1)
+    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "never"), tolerance=1)
+
+    def edge(mask, n, y, x):
+        near = [(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+        return mask[n, y, x] and not all(mask[n, j, i] for j, i in near if 0 <= j < 7 and 0 <= i < 8)
+
+    for k, name in ((1, "a"), (2, "b")):
+        p, t = found == k, true == k
+        edges = [np.array([edge(m, *place) for place in np.ndindex(3, 7, 8)]).reshape(3, 7, 8) for m in (p, t)]
+        shares = []
+        for one, other in (edges, edges[::-1]):
+            close = [other[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any() for n, y, x in np.argwhere(one)]
+            shares.append(np.mean(close))
+        row = figures.per_class[name]
+        assert row["dice"] == pytest.approx(2 * (p & t).sum() / (p.sum() + t.sum()))
+        assert row["iou"] == pytest.approx((p & t).sum() / (p | t).sum())
+        assert row["boundary"] == pytest.approx(2 * shares[0] * shares[1] / sum(shares))
+    assert figures.per_class["never"] == {"dice": None, "iou": None, "boundary": None}
+    assert figures.dice == pytest.approx(np.mean([figures.per_class[name]["dice"] for name in "ab"]))
+    assert figures.table()[-1] == ("never", "-", "-", "-")
+    json.dumps(figures.to_dict(), allow_nan=False)
+
+
+def test_masks_move_with_their_images():
+    """Images that are their own masks stay so, whatever is done to both."""
+    images = shapes(6)
+    masks = (images.masks > 0).to(torch.uint8)
+    same = MaskedSet.of(255 * masks.unsqueeze(1), masks, ("a", "b"), "same")
+    config = TrainConfig.of(shift=3, flip=True, degrees=30.0, zoom=0.2, shear=0.2, crop=12)
+    model = model_of(size=12, classes=2)
+    task = create_task(model, config, same).train()
+    batch = task.batch(same, torch.arange(6), torch.Generator().manual_seed(0))
+    assert batch.images.shape[2:] == batch.masks.shape[1:] == (12, 12)
+    assert torch.equal(batch.masks, (batch.images[:, 0] > 0.5).long())
+    assert not torch.equal(batch.masks, same.masks[:, 2:14, 2:14].long())
+
+
+def test_weights_are_of_the_images_that_are_trained_with():
+    images = shapes()
+    task = create_task(model_of(), TrainConfig(), images)
+    for k, weight in enumerate(task.rare.flatten().tolist(), 1):
+        count = (images.masks == k).sum().item()
+        assert weight == pytest.approx((images.masks.numel() - count) / count)
+
+
+def test_a_network_of_ones_own_learns_masks():
+    images = shapes(8)
+    plain = torch.nn.Conv2d(1, 3, 3, padding=1)
+    _, history = tc.fit(
+        plain, images, validation=images, task="segment", loss="weighted_cross_entropy", epochs=12, lr=0.05
+    )
+    assert history[-1]["val_loss"] < history[0]["val_loss"]
+    with pytest.raises(ValueError, match=r"expected \[batch, 3, 16, 16\], a map for each class but the background"):
+        tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
+
+
+def test_what_does_not_suit_is_refused():
+    plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
+    with pytest.raises(ValueError, match="segment takes images with masks, and plain has none"):
+        create_task(model_of(), TrainConfig(), plain)
+    with pytest.raises(ValueError, match="takes a model whose outputs are of pixels, which CapsNet is not"):
+        create_task(tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment"))
+    with pytest.raises(ValueError, match="takes a model whose outputs are of images, which UNet is not"):
+        create_task(model_of(), TrainConfig.of(task="classify"))
+
+
+def test_a_class_that_no_mask_shows_is_told():
+    images = shapes()
+    images = MaskedSet.of(images.images, images.masks.clamp(max=2), images.classes, "shapes")
+    history = tc.fit(model_of(), images, epochs=1, holdout=0.2).history
+    assert "no mask to train with shows the class 'triangle'" in history[0]["warnings"]
+
+
+@pytest.mark.parametrize("name", ["segcaps", "unet"])
+def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "own")
+    config = TrainConfig.of(
+        model=name, model_options=TINY[name], data="own", holdout=0.25, epochs=2, batch_size=3, device="cpu",
+        precision="fp32", checkpoint_every=1,
+    )  # fmt: skip
+    train(config, "whole")
+    steps = iter([False, True])
+    with pytest.raises(Interrupted):
+        train(config, "stopped", should_stop=lambda: next(steps))
+    train(config, "stopped", resume=True)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "stopped")
+    assert main(["evaluate", "whole", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["per_class"].keys() == {"class 1", "class 2"}
+    assert (tmp_path / "whole" / "plots" / "masks.png").is_file()
+    Image.fromarray(np.zeros((40, 24, 3), dtype=np.uint8)).save("case 0.png")
+    assert main(["predict", "whole", "case 0.png", "own/images", "--output", "found", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["mask"] for row in rows[:2]] == ["found/case 0_mask.png", "found/case 0-2_mask.png"]
+    with Image.open(rows[0]["mask"]) as mask, Image.open(rows[0]["overlay"]) as overlay:
+        assert (mask.mode, mask.size, overlay.size) == ("P", (24, 40), (24, 40))
+    assert sum(rows[0]["shares"].values()) == pytest.approx(1)
+    assert main(["report", "whole", "--output", "report.html"]) == 0
+    assert "with the masks that the model finds" in (tmp_path / "report.html").read_text()
+    assert [main([verb, "whole"]) for verb in ("perturb", "reconstruct")] == [1, 1]
+    assert "no decoder of class capsules" in capsys.readouterr().err
+
+
+def test_a_task_that_draws_nothing_says_so(tmp_path):
+    model = tc.create_model("capsnet", channels=8, primary_types=2)
+    model.classes, model.preprocess = tuple("0123456789"), tc.data.Preprocess((28, 28), 1)
+    Image.new("L", (28, 28)).save(tmp_path / "one.png")
+    with pytest.raises(ValueError, match="output: the task classify draws nothing of single pictures"):
+        predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
+
+
+def test_a_large_image_is_taken_in_tiles(tmp_path):
+    """Of a network that looks at single pixels, tiles give what the whole gives; of an image smaller than one, too."""
+    model = model_of(size=16, levels=1)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Conv2d) and "down" in name:
+            with torch.no_grad():
+                layer.weight[:, :, [0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 2, 0, 2, 0, 1, 2]] = 0
+    task = create_task(model, TrainConfig())
+    seen = []
+    model.down[0].register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
+    for size in ((70, 45), (9, 30)):
+        image = torch.rand(1, *size, generator=torch.Generator().manual_seed(0))
+        whole = model_of(size=size, levels=1)
+        whole.load_state_dict(model.state_dict())
+        found = task._in_tiles(image, 16)
+        torch.testing.assert_close(found, whole(image.unsqueeze(0))[0], atol=1e-5, rtol=1e-4)
+    assert set(seen) == {(1, 1, 16, 16)}
+
+
+def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
+    model = model_of(size=16)
+    model.classes, model.preprocess, model.task = (
+        ("ground", "a", "b", "c"),
+        tc.data.Preprocess((64, 64), 1, 16),
+        "segment",
+    )
+    Image.fromarray(np.zeros((100, 33), dtype=np.uint8)).save(tmp_path / "one.png")
+    [row] = predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
+    with Image.open(row["mask"]) as mask:
+        assert mask.size == (33, 100)
+
+
+# Masks as files.
+
+
+def test_numbers_palettes_greys_and_colours_are_the_same_masks(tmp_path):
+    indexed = load_dataset(written(tmp_path / "indexed"))
+    assert indexed.classes == ("background", "class 1", "class 2")
+    assert set(indexed.labels.tolist()) == {1, 2}
+    coloured = written(tmp_path / "coloured", colours=True)
+    with pytest.raises(DataError, match=r"the mask is in colours; name the classes and their colours in classes\.txt"):
+        load_dataset(coloured)
+    lines = [f"{name} {r} {g} {b}" for name, (r, g, b) in zip(("sky", "tree top", "sea"), palette(3), strict=True)]
+    (coloured / "classes.txt").write_text("\n".join(lines))
+    found = load_dataset(coloured)
+    assert found.classes == ("sky", "tree top", "sea")
+    assert torch.equal(found.masks, indexed.masks)
+    (tmp_path / "indexed" / "classes.csv").write_text("class,value\nground,0\nb,2\na,1\n")
+    swapped = load_dataset(tmp_path / "indexed")
+    assert swapped.classes == ("ground", "b", "a")
+    both = [load_dataset(tmp_path / name, split) for name in ("coloured", "indexed") for split in ("train", "test")]
+    counts = [torch.cat([part.masks for part in parts]).flatten().bincount().tolist() for parts in (both[:2], both[2:])]
+    assert counts[0] == [counts[1][k] for k in (0, 2, 1)]
+
+
+def test_black_and_white_and_splits(tmp_path):
+    for split, count in (("train", 4), ("test", 3)):
+        folder = written(tmp_path / "own" / split, count)
+        for file in (folder / "masks").iterdir():
+            Image.fromarray((np.asarray(Image.open(file)) > 0).astype(np.uint8) * 255).save(file)
+    train_set, test = load_dataset(tmp_path / "own"), load_dataset(tmp_path / "own", "test", img_size=8)
+    assert (len(train_set), len(test)) == (4, 3)
+    assert train_set.classes == ("background", "foreground")
+    assert test.masks.shape == (3, 8, 8)
+    assert set(test.masks.unique().tolist()) == {0, 1}
+
+
+def test_a_table_of_images_and_masks(tmp_path):
+    written(tmp_path / "own")
+    rows = [f"own/images/case {k}.png,own/masks/case {k}.png,{'test' if k > 6 else 'train'}" for k in range(10)]
+    (tmp_path / "own.csv").write_text("\n".join(["image,mask,split", *rows]))
+    assert [len(load_dataset(tmp_path / "own.csv", split)) for split in ("train", "test")] == [7, 3]
+    (tmp_path / "own.csv").write_text("image,mask\nown/images/case 1.png,own/masks/case 77.png\n")
+    with pytest.raises(DataError, match=r"own\.csv line 2: no such file .*case 77\.png"):
+        load_dataset(tmp_path / "own.csv")
+
+
+def spoil(folder, what):
+    masks, images = folder / "masks", folder / "images"
+    first = masks / "case 0.png"
+    if what == "size":
+        write_mask(first, np.ones((16, 15), dtype=np.uint8), 3)
+    elif what == "no image":
+        (images / "case 3.png").unlink()
+    elif what == "no mask":
+        (masks / "case 3.png").unlink()
+    elif what == "truncated":
+        first.write_bytes(first.read_bytes()[:60])
+    elif what == "empty":
+        for file in masks.iterdir():
+            write_mask(file, np.zeros((16, 16), dtype=np.uint8), 3)
+    elif what == "value":
+        (folder / "classes.txt").write_text("a\nb\n")
+    elif what == "large":
+        Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(first)
+    elif what == "colour":
+        (folder / "classes.txt").write_text("a,0,0,0\nb,230,159,0\n")
+    elif what == "table":
+        (folder / "classes.txt").write_text("a,0\nb\n")
+    elif what == "twice":
+        (folder / "classes.txt").write_text("a 0\nb 0\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("size", r"case 0\.png: expected 16 × 16 pixels, as its image case 0\.png has, got 16 × 15"),
+        ("no image", r"masks/case 3\.png: there is no image of this name beside it"),
+        ("no mask", r"images/case 3\.png: there is no mask of this name beside it"),
+        ("truncated", r"case 0\.png: (unreadable image|not an image)"),
+        ("empty", "every mask shows 'background' alone, the background; expected another class"),
+        ("value", r"case 1\.png: value 2 at row 2, column 3 is no class of classes\.txt"),
+        ("large", r"case 0\.png: value 77 is no number of a class up to 32; name the classes"),
+        ("colour", r"case 1\.png: colour \(86, 180, 233\) at row 2, column 3 is no class of classes\.txt"),
+        ("table", r"classes\.txt: expected a line for each of 2 to 256 classes"),
+        ("twice", r"classes\.txt: two classes have the same value or colour"),
+    ],
+)
+def test_bad_folders_get_one_sentence(tmp_path, what, message):
+    folder = written(tmp_path / "own")
+    spoil(folder, what)
+    with pytest.raises(DataError, match=message):
+        load_dataset(folder)
+
+
+def test_rendered_shapes_are_the_same_everywhere():
+    one, two = shapes(3, 32), render_shapes(3, 32, seed=1)
+    assert torch.equal(one.images, two.images)
+    assert torch.equal(one.masks, two.masks)
+    assert one.classes == ("background", "disc", "square", "triangle")
+    assert not torch.equal(one.masks, render_shapes(3, 32, seed=2).masks)
+
+
+def test_masks_of_overlapping_digits():
+    pairs, found = load_dataset("multi-digits", "test"), load_dataset("multi-digits-masks", "test")
+    assert torch.equal(pairs.images, found.images)
+    some = torch.arange(20)
+    singles = pairs.singles(some)[:, :, 0].numpy()
+    for n in range(20):
+        for y, x in np.ndindex(*pairs.img_size):
+            first, second = singles[n, :, y, x]
+            label = pairs.labels[n, 0 if first >= second else 1].item() + 1
+            assert found.masks[n, y, x] == (label if max(first, second) >= 128 else 0)
+
+
+def test_the_page_shows_what_was_found():
+    images = shapes(6)
+    model = model_of("segcaps")
+    model.classes, model.preprocess = images.classes, tc.data.Preprocess((16, 16), 1)
+    session = Session(create_task(model, TrainConfig(), images), "masks", images)
+    picture, labels = session.example(2)
+    look = session.look(picture)
+    assert look.activation.sum().item() == pytest.approx(1)
+    assert look.reconstructions.shape == (1, 3, 16, 16)
+    assert labels == (images.labels[2].item(),)
+    about = session.describe()
+    assert (about["classes"], about["pixels"], about["capsules"]) == (list(images.classes), True, False)
+    assert session.sweep(picture, Motion(), [0.0, 10.0], 1).activation.shape == (2, 4)
+
+
+def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
+    monkeypatch.setitem(
+        _registry._sets, "shapes",
+        (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry._sets["shapes"][1]),
+    )  # fmt: skip
+    assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
+    assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
+    found = load_dataset("shapes", root=tmp_path)
+    assert torch.equal(found.masks, render_shapes(4).masks)
+    assert torch.equal(found.images, render_shapes(4).images)
+    assert (found.classes, found.name) == (tc.data.dataset_info("shapes").classes, "shapes")

@@ -1,0 +1,27 @@
+"""Make docs/images/segcaps.png: test images with their true masks and with those that a trained model finds.
+
+    python tools/make_segcaps.py RUN
+
+RUN is a run folder of `torchcaps train segcaps_small` on images with masks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from torchcaps.report import open_run, save_figure
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png"
+
+
+def main(run: str, root: str | None = None) -> None:
+    """Draw what the run's report shows."""
+    task, images = open_run(run, root=root, device="cpu")
+    [shown] = task.exhibits(task.evaluate(images), images)
+    assert shown.figure is not None
+    print(save_figure(shown.figure, PICTURE))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
