@@ -1,7 +1,5 @@
 """The dispatcher and nothing else: which implementation runs, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 

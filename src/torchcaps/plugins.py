@@ -4,8 +4,6 @@ An installed package names its module as an entry point of the group `torchcaps.
 registry is first asked for a name that it does not hold, or for its list. Nothing is imported because a file names it.
 """
 
-from __future__ import annotations
-
 import importlib
 import shlex
 import sys

@@ -3,8 +3,6 @@
 Everything works in a single process too, and then without `torch.distributed`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

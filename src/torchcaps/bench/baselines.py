@@ -5,8 +5,6 @@ and gradient (`verify` sees to it before anything is timed), so a table shows me
 Letters: b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial

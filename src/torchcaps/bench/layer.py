@@ -3,8 +3,6 @@
 `extra MiB` is the high-water mark of a forward and backward pass over what the process held before it.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence

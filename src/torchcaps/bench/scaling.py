@@ -1,7 +1,5 @@
 """How time grows: of a routed layer with each of its sizes, of a trained network's answer with the images at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 

@@ -7,8 +7,6 @@ linear layer in either surrounding, and the tax is counted over the one in the s
 network of as many weights, with a step of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any

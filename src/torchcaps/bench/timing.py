@@ -1,7 +1,5 @@
 """How things are timed here: alternating, in one process, medians; peak memory in a fresh process each."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,8 +1,6 @@
 """The networks that are measured: a model of the library, put before the work as `torchcaps train` puts it; and the
 whole network of 2017 as tutorials write it, to hold a training step of this library against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Sizes follow `torchcaps.kernels`, which this room does not import: a test holds 
 torch's own kernels, and of code, were measured on Linux with torch 2.13.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

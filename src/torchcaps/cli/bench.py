@@ -1,7 +1,5 @@
 """torchcaps bench."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path

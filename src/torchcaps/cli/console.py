@@ -1,7 +1,5 @@
 """Printing: results to stdout, progress to stderr, one JSON document where it is asked for."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """torchcaps data list | fetch | verify."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

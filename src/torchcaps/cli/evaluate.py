@@ -1,7 +1,5 @@
 """torchcaps evaluate and torchcaps predict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """torchcaps explore."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Flags that several commands have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The flag `--import` of the commands, and what runs say of the modules that they were started with."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

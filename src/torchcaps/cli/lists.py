@@ -1,7 +1,5 @@
 """torchcaps models, torchcaps recipes and torchcaps doctor: what there is."""
 
-from __future__ import annotations
-
 from torchcaps.cli.console import print_json, show
 from torchcaps.cli.flags import Json
 

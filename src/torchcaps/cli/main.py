@@ -1,7 +1,5 @@
 """Commands by name, errors as one sentence, exit status 0 done / 1 failed / 2 wrong command line."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """torchcaps reconstruct and torchcaps perturb."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: stop in good order, with status 130 or 143."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The named data sets and the file formats: what is known about each, and the functions that read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

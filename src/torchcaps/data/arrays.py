@@ -1,7 +1,5 @@
 """Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of images beside one of labels."""
 
-from __future__ import annotations
-
 import io
 import math
 import zipfile

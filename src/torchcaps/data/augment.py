@@ -9,8 +9,6 @@ Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4): a random crop 
 contrast in training, the centre crop in testing. Constants as in the authors' code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ Without `max_bytes` a set may take `FLOOR` bytes of memory, or `RATIO` times wha
 more; so may each file that expands.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Files with a class each, before they are read: what folders, archives and tables have in common."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

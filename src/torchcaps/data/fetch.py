@@ -1,7 +1,5 @@
 """Bringing a named data set into the cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torchcaps.data._registry import DatasetInfo, Files, Progress, origin

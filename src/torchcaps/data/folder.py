@@ -1,7 +1,5 @@
 """A folder of class folders of images, with or without a level train/ and test/ above them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

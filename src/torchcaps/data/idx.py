@@ -4,8 +4,6 @@ The format is described on the MNIST page (LeCun, Cortes, Burges): two zero byte
 bytes), the number of axes, one big-endian 32-bit size per axis, the data in row-major order.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from pathlib import Path

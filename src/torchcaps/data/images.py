@@ -1,7 +1,5 @@
 """From an image file to pixels: the one decoder, used for training folders and for prediction alike."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator

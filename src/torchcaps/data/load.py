@@ -1,7 +1,5 @@
 """`load_dataset`: every data set, by name or by path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torchcaps import plugins

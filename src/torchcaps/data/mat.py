@@ -5,8 +5,6 @@ stream of one element. scipy trusts lengths and sizes, and deep nesting ends the
 decompressed and walked through here first, and scipy gets only what the memory allowed has room for.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import struct

@@ -1,7 +1,5 @@
 """Channels, depth and size of images: the same few conversions for every reader and for prediction."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ A set of points is an image one pixel wide: its channels are the coordinates, it
 images takes points, but for what draws or resizes pictures. Every set is centred and scaled to one size.
 """
 
-from __future__ import annotations
-
 import csv
 import zipfile
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 A transfer is resumed where it broke off, and a file gets its name only when it is whole and verified.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.client

@@ -1,7 +1,5 @@
 """Holding images out, class by class and the same way each time."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A tar archive of class folders of images, read as a stream: nothing is ever extracted to disk."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A set carries its tree in the names of its classes, and so do its subsets, its splits, and models trained on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Whether the files of a named data set are the published ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What evaluations share: the types of their arguments, what they ask of them, and the base of their figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, cast

@@ -1,7 +1,5 @@
 """Running a model over many images: evaluation mode, no gradients, bounded batches, nothing left changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain

@@ -1,7 +1,5 @@
 """Who may send requests: by which host name, from which page, with which token."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import secrets

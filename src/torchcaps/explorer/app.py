@@ -4,8 +4,6 @@ Every body has a largest size, every number is checked, all work is done by one 
 one sentence.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import traceback

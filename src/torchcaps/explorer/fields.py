@@ -1,7 +1,5 @@
 """Fields of a request, checked value by value, and of an answer: pictures as base64, numbers as JSON."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

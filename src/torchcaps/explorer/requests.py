@@ -1,7 +1,5 @@
 """What a page may request: a checked request in, numbers and pictures ready for JSON out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

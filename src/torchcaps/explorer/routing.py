@@ -1,7 +1,5 @@
 """Routing step by step for one image: couplings, parents, and a map of the votes for a class."""
 
-from __future__ import annotations
-
 from operator import methodcaller
 from typing import NamedTuple
 

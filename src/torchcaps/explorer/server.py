@@ -1,7 +1,5 @@
 """The page's server: uvicorn, on an address of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

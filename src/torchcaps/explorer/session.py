@@ -4,8 +4,6 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 4.1 (reconstruction), 5.1 (what the dimensions of a capsule represent) and 6 (overlapping digits).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat

@@ -1,7 +1,5 @@
 """Affine poses as six numbers: the upper two rows of a 3x3 matrix, row-major (Kosiorek and others, 1906.06818)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What keeps finite numbers finite: bounds on what is multiplied, and products that half precision has no room for."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

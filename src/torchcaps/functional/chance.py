@@ -4,8 +4,6 @@ Paik, Kwak, Kim 2019 (arXiv 1907.13327) compare five routing algorithms with cou
 random, and find no clear winner. Letters: i children, j parents.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -3,8 +3,6 @@
 A pose is a matrix, 4 x 4 in the paper, stored flat and row-major.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Images moved by matrices, or with mean 0 and standard deviation 1 as networks for photographs take them."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float

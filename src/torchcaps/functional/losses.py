@@ -1,7 +1,5 @@
 """Losses on class-capsule activations and on reconstructions. Activations are lengths in [0, 1], not logits."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor

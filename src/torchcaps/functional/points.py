@@ -1,7 +1,5 @@
 """Sets of points: the rigid motion between two sets that correspond, and the distance of two that do not."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

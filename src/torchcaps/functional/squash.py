@@ -1,7 +1,5 @@
 """Squash (Sabour, Frosst, Hinton 2017, arXiv 1710.09829, equation 1), a steeper one, and norms safe at zero."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

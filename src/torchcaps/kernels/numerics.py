@@ -1,7 +1,5 @@
 """What fast paths share: numbers so bounded that products stay finite, and the gradient of squash."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, limit

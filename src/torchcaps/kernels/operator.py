@@ -4,8 +4,6 @@ PyTorch sees what it makes as one operation: `torch.compile` and fake tensors ta
 own, autograd its gradient, and a caller's autocast does not reach inside. It cannot be differentiated twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints

@@ -1,7 +1,5 @@
 """Fast paths by operation: each registers itself in its own file, with a function that says what it can take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 

@@ -4,8 +4,6 @@ For what no operator of its own is written for; the votes of a batch are never s
 cache, which saves more time than making them twice takes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Why an implementation cannot take some operands, in words."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

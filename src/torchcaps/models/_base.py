@@ -1,7 +1,5 @@
 """What models of images share: their sizes, the check of what they get, and the table that a notebook shows."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Weights that come with the package: one file a model, as `torchcaps.load` reads it, with its own passport."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The registry of models: names, passports, construction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ arXiv 1911.07968. There is no code and no table of sizes: the trunk is CapsNet's
 the start of the matrices and the training are this library's.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

@@ -8,8 +8,6 @@ gradient of the rotation is finite everywhere, so that nothing is added to the p
 Letters: b batch, n points, d coordinates, k capsules, c channels of a descriptor, m points of a capsule's drawing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ figures 1 and 2. Differs from the paper in: sizes follow the images; weights sta
 CapsuleLinear).
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise

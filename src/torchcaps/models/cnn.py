@@ -6,8 +6,6 @@ images. Padding keeps the size of the maps in all of them: only so are the publi
 of dropout, 0.5, is this library's choice.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Any
 

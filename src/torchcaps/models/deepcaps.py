@@ -7,8 +7,6 @@ axes before the routed skip, where the code mixes them; weights of the class cap
 (see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from math import prod

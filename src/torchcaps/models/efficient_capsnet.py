@@ -7,8 +7,6 @@ of what the decoder of smallNORB draws, as much is kept as an image has; running
 (theirs need hundreds of steps to forget how they began).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ of pretrained transformers, and here the vectors of a small convolutional map; t
 convolutions, for smaller images.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from itertools import pairwise
 from typing import Any

@@ -5,8 +5,6 @@ Differs from the authors' code in: sizes follow the images; running statistics f
 theirs (0.9997) need thousands; there is no decoder, which their default does not train either.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, Literal, get_args
 

@@ -5,8 +5,6 @@ Routing", ICLR 2020, arXiv 2002.04764, figure 3 and appendix. Differs from the a
 images; windows are laid out as their corrected fork does it; images are not standardised first.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

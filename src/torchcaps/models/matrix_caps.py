@@ -5,8 +5,6 @@ paper in: sizes follow the images; weights, costs and inverse temperatures start
 `MatrixCaps`), as the paper gives none. The network ends at its class capsules: it has no decoder.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """How models show themselves in a notebook: an HTML table without script, style sheet or anything to load."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from html import escape

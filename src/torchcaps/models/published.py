@@ -1,7 +1,5 @@
 """How the files of published weights lay out their tensors, and which model each of them is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import isqrt
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for I
 zeros after the others (any order of channels is the same network).
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, Literal, get_args
 

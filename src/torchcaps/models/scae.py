@@ -8,8 +8,6 @@ nothing; no noise without training; likelihoods in float32; templates start arou
 Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a template.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

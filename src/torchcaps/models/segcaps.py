@@ -7,8 +7,6 @@ a class show its capsule to the decoder), images of any size (zeros are added up
 kernels at the start (see `KernelCaps`), windows centred on a pixel where the map is halved.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 from typing import Any

@@ -7,8 +7,6 @@ the mean of their children's, which nothing is trained by; dynamic routing in de
 authors build and do not use (1,024 numbers); EM routing is this library's, which starts from its own temperatures.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args

@@ -7,8 +7,6 @@ through the poses of its capsules. Differs from the paper in: weights start from
 Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g generation units, d numbers of a pose.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple, get_args
 

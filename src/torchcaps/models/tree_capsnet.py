@@ -5,8 +5,6 @@ in: three convolutions; all levels have one dimension; no gate, no attention and
 prior of the couplings of the parents above, where theirs multiplies logits, by rows that belong to arbitrary children.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil

@@ -4,8 +4,6 @@ Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks f
 MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the size of the map, no batch norm.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

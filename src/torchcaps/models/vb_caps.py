@@ -6,8 +6,6 @@ of a child from the first iteration on; the costs beta, which a batch norm after
 is the spread loss, where theirs is cross-entropy of activations.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

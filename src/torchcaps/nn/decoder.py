@@ -1,7 +1,5 @@
 """Decoders: from class capsules back to an image."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

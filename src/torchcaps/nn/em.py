@@ -1,7 +1,5 @@
 """EM routing as a router: `functional.em_routing` with its two learned costs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

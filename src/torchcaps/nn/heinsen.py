@@ -1,7 +1,5 @@
 """Heinsen's routings, 2022 and 2019, and a head that routes any sequence of feature vectors to classes."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float

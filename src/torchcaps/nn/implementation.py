@@ -1,7 +1,5 @@
 """Which implementation the layers of a model take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Inverted dot-product attention as a router (Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

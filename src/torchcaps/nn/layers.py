@@ -1,7 +1,5 @@
 """Named layers: fully connected, convolutional and class capsules. Each is one routed layer with votes and a field."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

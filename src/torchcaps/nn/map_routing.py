@@ -5,8 +5,6 @@ Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' cod
 types, p positions of the map, d dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Primary capsules: a convolution whose channels at one pixel are grouped into vectors, or into matrices."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

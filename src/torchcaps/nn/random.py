@@ -1,7 +1,5 @@
 """Random numbers from a generator that is handed in, where torch's own layers would take the global one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Vittorio Mazzia, Francesco Salvetti, Marcello Chiaberge, "Efficient-CapsNet: cap
 routing", Scientific Reports 11, 2021, arXiv 2101.12491. Letters: n, m children, k parents, d dimensions of a vote.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

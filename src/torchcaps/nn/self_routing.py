@@ -4,8 +4,6 @@ Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", Ne
 from the authors' code.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ arXiv 1905.11455, and the authors' code where it says more. Letters: i children,
 them. The priors are constants: alpha_0 = kappa_0 = 1, m_0 = 0, Psi_0 = I, nu_0 = D + 1.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, get_args
 

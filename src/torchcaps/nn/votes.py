@@ -1,7 +1,5 @@
 """Votes as modules: the matrices of a layer, and the lazy votes that they give to a router."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Sections of the report on a run that tells classes apart."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Several runs side by side: the sections of their page, and two methods by their run folders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the metrics of a run's epochs say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any

@@ -1,7 +1,5 @@
 """A finished run with all that a report says of it: read, and measured on its test images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property

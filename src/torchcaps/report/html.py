@@ -1,7 +1,5 @@
 """A run in, one self-contained HTML file out; several runs side by side in one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

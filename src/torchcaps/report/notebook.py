@@ -1,7 +1,5 @@
 """A run as a notebook shows it: what was trained, how it goes or went, and what came out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of what capsules encode: reconstructions and perturbed pose dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The sections of the report on one run: those that every task has, and the registry of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import sqrt
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Figures and settings as people read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The field's comparison: every system on the same data, with its routing and without it, as a table and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean

@@ -3,8 +3,6 @@
 Every figure is a plain number; shares, accuracies and errors are in [0, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass

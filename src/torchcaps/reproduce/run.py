@@ -1,7 +1,5 @@
 """Running a recipe: every row and seed is a run folder, and what was measured of it a file in that folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields

@@ -1,7 +1,5 @@
 """Measured beside published: one table of all results, as text and as Markdown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import combinations

@@ -4,8 +4,6 @@ Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonica
 the six losses with the weights of the authors' code.
 """
 
-from __future__ import annotations
-
 import math
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """One class an image, and its losses: margin, spread, cross-entropy, and the reconstruction beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 

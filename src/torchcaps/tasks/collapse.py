@@ -1,7 +1,5 @@
 """Recognise a capsule network that does not learn, and say what to change."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor

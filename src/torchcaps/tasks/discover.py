@@ -5,8 +5,6 @@ and 2.4. Labels have no part in a training, nor in the score by which the epoch 
 clusters of objects are classes.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What is shown of models that tell classes apart: figures with their words, for plots and reports."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

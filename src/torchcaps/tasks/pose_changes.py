@@ -4,8 +4,6 @@ Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN
 put numbers to them. Only changes of pose are compared: every capsule has an origin of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any

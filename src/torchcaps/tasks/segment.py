@@ -4,8 +4,6 @@ Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), which knows one c
 probabilities there, and not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

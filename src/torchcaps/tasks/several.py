@@ -1,7 +1,5 @@
 """Several classes an image, such as overlapping digits (arXiv 1710.09829, section 6)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from torchcaps.data import ImageSet, multi_hot

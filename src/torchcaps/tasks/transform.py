@@ -4,8 +4,6 @@ Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN
 from the original image; where only the target is, all sources look alike, and poses need not depend on them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Losses and metrics as in the code of HT-CapsNet (Noor et al., Knowledge-Based Systems 329, 2025, 114444).
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparisons that say which tensor differs, and by how much."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every layer and model must keep: modules from images or capsules to capsules or activations."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

@@ -1,7 +1,5 @@
 """Random capsules and votes that repeat: nothing here touches the global random state."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

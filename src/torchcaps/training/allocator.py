@@ -1,7 +1,5 @@
 """Keep freed memory: the page faults of large short-lived tensors cost more than the arithmetic on them."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 

@@ -3,8 +3,6 @@
 The header begins with a checksum (CRC-32) of every other byte of the file, header included.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

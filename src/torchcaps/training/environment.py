@@ -1,7 +1,5 @@
 """Versions and hardware: what a figure was measured with."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version

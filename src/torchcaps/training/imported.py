@@ -3,8 +3,6 @@
 A source is known by the shapes of its tensors in their order: Keras numbers its layers anew in every session.
 """
 
-from __future__ import annotations
-
 from math import prod
 from pathlib import Path
 from typing import Any

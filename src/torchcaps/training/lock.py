@@ -1,7 +1,5 @@
 """One process at a time in a run folder: a lock that the system takes away when its process dies."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ Every random choice of a step comes from (seed, step) alone, so a checkpoint nee
 run that was killed continues bit for bit. Each process draws the whole batch and computes its share of it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Optimisers, learning-rate schedules, sizes of batches, and hardware precision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

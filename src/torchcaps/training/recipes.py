@@ -1,7 +1,5 @@
 """Recipes: published experiments, each one declarative file."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import ChainMap
 from collections.abc import Iterator, Mapping

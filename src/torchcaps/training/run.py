@@ -1,7 +1,5 @@
 """The ways into training: `fit` for what is in memory, `train` for names and a run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every random choice of a training, each from (seed, step) or (seed, epoch) alone: there is no state to save."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """The state of a training as one file: what `resume` continues from, bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

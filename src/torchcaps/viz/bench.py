@@ -1,7 +1,5 @@
 """How fast, how large: bars of variants, and curves over sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from statistics import mean

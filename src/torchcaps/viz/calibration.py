@@ -1,7 +1,5 @@
 """Reliability diagrams: confidence against accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

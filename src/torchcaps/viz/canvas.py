@@ -1,7 +1,5 @@
 """What all figures share: size limits, colours, lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

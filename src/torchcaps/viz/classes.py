@@ -1,7 +1,5 @@
 """Class by class: which are taken for which, how many are recognised, and how long the capsules are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a network's routing does, at a glance: couplings, activations, idle capsules, accuracy without routing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isnan, nan
 

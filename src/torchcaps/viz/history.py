@@ -1,7 +1,5 @@
 """How trainings went: one, or several beside each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 

@@ -1,7 +1,5 @@
 """Images made ready to draw, and grids of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names that fit, and which class is meant."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Sized
 from unicodedata import bidirectional
 

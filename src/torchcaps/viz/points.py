@@ -1,7 +1,5 @@
 """Sets of points, coloured by part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Accuracy against anything: the strength of an attack, an angle, the number of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images beside each other: originals and reconstructions, overlapping digits, maps of votes, moved dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

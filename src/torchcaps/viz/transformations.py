@@ -1,7 +1,5 @@
 """Known transformations: what was drawn for them, what was told of them, and what units draw with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Each file holds one version of every MNIST digit of its part; `transformed/test_
 set, `transformed/training_and_validation_batches/` the rest.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

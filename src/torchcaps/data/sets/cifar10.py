@@ -6,8 +6,6 @@ on loading; the reader here puts stand-ins of its own in the place of what rebui
 on meeting anything else.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The embedded digits: a class-balanced subset of MNIST that comes with the package and needs no download."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fashion-MNIST: articles of clothing (Xiao, Rasul, Vollgraf 2017, arXiv:1708.07747)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

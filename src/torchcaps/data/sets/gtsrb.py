@@ -5,8 +5,6 @@ folder with `GT-final_test.csv`. A track is one sign passed by a car, in some th
 A split by frames leaks; here the track is the group of the set, and `split_off` holds out whole tracks.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from dataclasses import dataclass

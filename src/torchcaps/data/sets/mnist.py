@@ -1,7 +1,5 @@
 """MNIST: handwritten digits (LeCun, Bottou, Bengio, Haffner 1998)."""
 
-from __future__ import annotations
-
 from torchcaps.data._registry import DatasetInfo
 from torchcaps.data.idx import register_idx
 from torchcaps.data.sources import Mirror, NpmPackage

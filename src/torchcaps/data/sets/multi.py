@@ -7,8 +7,6 @@ The sets with masks are the same pairs, which then stay the same in training; wh
 the brighter one.
 """
 
-from __future__ import annotations
-
 import torch
 
 from torchcaps.data._registry import register_made

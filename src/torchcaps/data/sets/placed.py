@@ -6,8 +6,6 @@ held out, then test on transformed ones. affNIST is Tijmen Tieleman's (www.cs.to
 figures on it are not figures on affNIST.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

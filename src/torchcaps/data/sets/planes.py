@@ -3,8 +3,6 @@
 An elliptic fuselage, swept wings and a tail of random proportions, nose to the right.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Brightness does not tell a shape from another, nor from the ground: only its outline does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

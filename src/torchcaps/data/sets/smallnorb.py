@@ -8,8 +8,6 @@ Protocols (Hinton, Sabour, Frosst, ICLR 2018, section 5; table 2): train on one 
 test on the same views of the test toys, the familiar ones, and on the other two thirds, the novel ones.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from functools import partial

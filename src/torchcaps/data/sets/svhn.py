@@ -4,8 +4,6 @@
 beside it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

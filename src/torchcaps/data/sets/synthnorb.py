@@ -3,8 +3,6 @@
 A stand-in with smallNORB's protocol, not smallNORB: figures on it are comparable among themselves only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

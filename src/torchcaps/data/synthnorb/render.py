@@ -1,7 +1,5 @@
 """Photographs of a body on a table: parallel projection, one lamp and the sky, shadows, four rays a pixel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Each solid is a unit solid (ball, cube of half side 1, or truncated cone of half
 takes rays to rays and keeps the order along them, so that a solid is met by meeting the unit solid in its own frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

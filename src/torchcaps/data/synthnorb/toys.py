@@ -1,7 +1,5 @@
 """Fifty toys in five categories, each put together from the solids that `toys.toml` lists."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from functools import cache

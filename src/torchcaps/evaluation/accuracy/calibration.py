@@ -10,8 +10,6 @@ measured, and the names say which is which:
 - length: the largest activation as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Accuracy, per class and overall, with everything that is read off the same activations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """How well classes can be told from numbers that were found without labels: by clusters, and by a linear map."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64

@@ -3,8 +3,6 @@
 Train each model with the same number of UPDATES on every subset, not of epochs, and on five seeds or more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 6. Three figures are in use and are often mixed up, so all three are always given.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How well masks were found: Dice, intersection over union, and boundaries, for each class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

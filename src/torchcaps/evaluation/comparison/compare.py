@@ -13,8 +13,6 @@ runs hold the truth in 80 to 93 %), so that their standard deviation is estimate
 of them as in Student's t-test.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ All follow from three counts: the images that only the first model gets right, t
 The sums run over all samples that are at all likely: m of n images tell the models apart, the first is right on k of m.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 sections 4.1 (reconstruction) and 5.1 (what the dimensions of a capsule represent).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 to both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

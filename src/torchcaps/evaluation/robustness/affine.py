@@ -4,8 +4,6 @@ One parameter at a time, every image by the same amount, so that the curve says 
 equal accuracy on the images as they are: a better one is better everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Wagner, "Obfuscated Gradients Give a False Sense of Security", ICML 2018, arXiv 
 check here, and a figure of robustness should not be quoted while one of them fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ change of each pixel by eps (L-infinity), keep pixels in [0, 1], and raise the l
 `masking_report` before quoting what they find.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

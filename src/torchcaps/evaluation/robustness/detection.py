@@ -8,8 +8,6 @@ detector can aim at it too.
 Other images: the longest capsule of an image of no known class ought to be short.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ figures are shares of the variance of the moved poses: what a learned map, and w
 map was not learned on. Karel Lenc, Andrea Vedaldi, CVPR 2015, arXiv 1411.5908, learn such maps for features of CNNs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ familiar ones. The better model on familiar views would otherwise win on novel o
 on validation images, not on test ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

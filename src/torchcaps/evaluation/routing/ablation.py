@@ -5,8 +5,6 @@ answer. Gu and Tresp 2020, arXiv 1911.07968, find no gain either. The swap here 
 without routing (a recipe with `routing = "uniform"`) is the harder comparison, and both belong beside every figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller

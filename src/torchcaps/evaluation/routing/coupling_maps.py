@@ -12,8 +12,6 @@ through the convolutions, softened at the edges of strides so that even supports
 routing is the library's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

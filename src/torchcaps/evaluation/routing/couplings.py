@@ -9,8 +9,6 @@ Couplings of a child are measured within one position of the map of parents. Whe
 several positions, as in convolutional capsules, they are divided by their sum there first.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

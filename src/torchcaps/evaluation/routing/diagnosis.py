@@ -5,8 +5,6 @@ couplings, (2) dynamics, (3) parse tree, (4) ablation, (5) dead capsules, (6) st
 (8) blindness to sign, (9) a baseline of equal size.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

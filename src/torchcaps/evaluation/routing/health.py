@@ -6,8 +6,6 @@ Everett, Mellor, Rice, Rush 2023, arXiv 2305.11178 (activations vanish with dept
 2021, arXiv 1905.08744 (without a bias, routing cannot tell x from -x). The definitions are this library's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

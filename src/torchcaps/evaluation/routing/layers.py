@@ -1,7 +1,5 @@
 """What goes into and out of every routed layer, over many images; and the same model with other routers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Where capsules stand: maps of capsules that a forward pass makes, and how they see the image."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

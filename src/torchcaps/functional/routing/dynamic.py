@@ -4,8 +4,6 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 procedure 1. Letters: b batch, i children, j parents, d pose dimensions.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

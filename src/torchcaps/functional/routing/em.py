@@ -4,8 +4,6 @@ Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing"
 b batch, i children, j parents, h pose dimensions. Variances are used in place of the paper's standard deviations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Paik, Kwak, Kim 2019 (arXiv 1907.13327) found them as good as five routing algor
 of dynamic routing. Letters: i children, j parents, d pose dimensions.
 """
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor
 

@@ -9,8 +9,6 @@ Frequencies come in pairs of conjugates, of which one suffices; its complex prod
 where `*` is elementwise. A window of 10x10 gives 6x6 outputs of 5x5 taps by 148 products in the place of 900.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

@@ -5,8 +5,6 @@ and each block of channels: windows `[pixels, n, c]` and taps `[taps, o, c]` go 
 `[r, n, c]` and `[r, o, c]`, and are multiplied point by point, `[r, n, o]`. The backward pass makes them anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

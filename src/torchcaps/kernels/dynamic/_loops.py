@@ -8,8 +8,6 @@ arrays are flat. Letters: g groups of LANES samples, i children, j parents, d di
 """
 
 # mypy: allow-untyped-defs
-from __future__ import annotations
-
 import numba
 import numpy as np
 

@@ -15,8 +15,6 @@ Letters: b batch, i children, j parents, d and k dimensions of a parent and of a
 """
 
 # mypy: allow-untyped-defs
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

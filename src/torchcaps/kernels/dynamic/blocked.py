@@ -4,8 +4,6 @@ The votes of a batch are never stored. Those of a block lie in the cache, unless
 `passes.py`; n samples x positions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@ child, dL/du of all samples, which becomes the gradient of their poses and of th
 cache. Letters as in `passes.py`; g groups.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

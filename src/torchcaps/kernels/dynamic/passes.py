@@ -5,8 +5,6 @@ way back needs. The children of all positions are a batch of their own. Letters:
 dimensions of a parent and a child; t the pass.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ poses and weights, and dL/ds of the passes before. The kernels are in `_triton_p
 imported at the first call. Letters as there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ i children of a window, j parents, y x n places and types of the map, H numbers 
 """
 
 # mypy: allow-untyped-defs
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numba

@@ -7,8 +7,6 @@ H numbers of h. A vector or matrix "of the child" is the n-th from the position 
 """
 
 # mypy: allow-untyped-defs
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Operations and a gradient written for it took half of its time, and 260 lines; compiled loops take a twentieth.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from torchcaps.functional.routing.em import em_routing

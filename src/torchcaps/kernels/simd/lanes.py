@@ -1,7 +1,5 @@
 """How compiled loops see a batch, samples in lanes; the threads that share it out; and how loops are kept compiled."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import tempfile
