@@ -188,8 +188,8 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple
         return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
 
     taken = ["typingctx", *before]
-    for name, parameter in list(inspect.signature(write).parameters.items())[1:]:
-        taken += [name, f"{name}_at"] if parameter.annotation == "Vectors" else [name]
+    for name, parameter in list(inspect.signature(write, eval_str=True).parameters.items())[1:]:
+        taken += [name, f"{name}_at"] if parameter.annotation is Vectors else [name]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
     known: Any = define  # numba takes names from here
     known.__name__, known.__doc__, known.__signature__ = write.__name__, write.__doc__, inspect.Signature(parameters)
