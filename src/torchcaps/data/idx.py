@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps.data._registry import DatasetInfo, dataset_info, list_datasets, register_dataset, register_format
 from torchcaps.data.budget import Source, door, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
+from torchcaps.data.entries import plain_or_packed
 from torchcaps.errors import DataError
 
 UNSIGNED_BYTE = 0x08
@@ -51,13 +52,8 @@ def read_idx(path: Path | str) -> Tensor:
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
-    """The IDX file of `split` ("train", "test") and `kind` ("images", "labels") in `folder`, or None.
-
-    Both spellings found in the wild, `train-images-idx3-ubyte` and `train-images.idx3-ubyte`, plain or `.gz`.
-    """
-    pattern = f"{STEMS[split]}-{kind}[-.]idx?-ubyte"
-    found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{pattern}.gz"))
-    return found[0] if found else None
+    """The file of `kind` ("images", "labels") in a folder, `-images-idx3-ubyte` or `-images.idx3-ubyte`, or None."""
+    return plain_or_packed(folder, f"{STEMS[split]}-{kind}[-.]idx?-ubyte")
 
 
 def holds_idx(folder: Path) -> bool:

@@ -14,9 +14,6 @@ def holdout(
 ) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
 
-    Within each class the indices are permuted by a seeded generator and the first of them are held out; with `groups`,
-    whole groups are, so that photographs of one thing never stand on both sides.
-
     Args:
         labels: `[n]`, integers, the class of each image.
         fraction_or_count: a float in (0, 1) is the fraction of each class, at least one image of every class that
@@ -26,7 +23,7 @@ def holdout(
             groups of each class, and a count is taken as the fraction it is of all images.
 
     Returns:
-        (kept, held out): int64 index tensors on the CPU, each ascending, disjoint, together all of 0..n-1.
+        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1.
 
     Raises:
         DataError: the fraction or count leaves nothing on one side.
@@ -85,9 +82,7 @@ def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: i
 
 
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:
-    """Indices of "train" or "test" for a set without splits: 80 : 20, class by class, by seed 0; `name` is for errors.
-    DataError where no class has two images.
-    """
+    """Indices of "train" or "test", 80 : 20 by seed 0; DataError, naming `name`, where no class has two images."""
     try:
         return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
     except DataError:

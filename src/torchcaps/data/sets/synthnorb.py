@@ -1,7 +1,4 @@
-"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed.
-
-A stand-in with smallNORB's protocol, not smallNORB: figures on it are comparable among themselves only.
-"""
+"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed."""
 
 import os
 from collections.abc import Sequence
@@ -95,16 +92,11 @@ def render_synthnorb(
 
 
 def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
-    """Render both splits, 24,300 grey images each, and write them into a folder as smallNORB's files; takes minutes.
-
-    Each file gets its name when it is whole, the photographs last. DataError where the folder cannot be written to.
-    """
+    """Render both splits and write them as smallNORB's files, each named when whole; DataError where that fails."""
     for split, stem in NAMES.items():
         images = render_synthnorb(split, progress=progress)
         info = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-        for kind, values in (
-            ("info", info.to(torch.int32)), ("cat", images.labels.to(torch.int32)), ("dat", images.images)
-        ):  # fmt: skip
+        for kind, values in (("info", info.int()), ("cat", images.labels.int()), ("dat", images.images)):
             path = Path(folder) / f"{stem}-{kind}.mat"
             part = path.with_name(f"{path.name}.part")
             with writing(part):
