@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -41,6 +41,7 @@ class ImageSet:
         group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
         kind: of what is in it, by which a `Preprocess` is chosen.
         least_classes: how many it must have.
+        per_image: names of the tensors with an entry for each image.
 
     Raises:
         DataError: at construction, when shapes, types, pixel values or labels break these rules.
@@ -54,6 +55,7 @@ class ImageSet:
     group: str | None = None
     kind: ClassVar[str] = "images"
     least_classes: ClassVar[int] = 2
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")
 
     def __post_init__(self) -> None:
         self._check_images()
@@ -122,7 +124,9 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
-        return replace(self, **self._taken(self._index(indices)))
+        index = self._index(indices)
+        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
+        return replace(self, **{name: getattr(self, name)[index] for name in self.per_image}, factors=factors)
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """(what stays, what is held out), as `holdout` has it: a share of every class, no `group` on both sides."""
@@ -147,7 +151,7 @@ class ImageSet:
 
     def to(self, device: torch.device | str) -> Self:
         """The set with its images and labels on `device`; factors stay where they are."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        return replace(self, **{name: getattr(self, name).to(device) for name in self.per_image})
 
     def cropped(self, side: int) -> Self:
         """The middle `side` × `side` pixels of every image."""
@@ -156,11 +160,6 @@ class ImageSet:
     def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
         """The images at `indices` (all of them when None) as float32 in [0, 1]; not a copy where they are that."""
         return to_float(self.images if indices is None else self.images[self._index(indices)])
-
-    def _taken(self, index: Tensor) -> dict[str, Any]:
-        """Attributes of a subset."""
-        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
-        return {"images": self.images[index], "labels": self.labels[index], "factors": factors}
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)

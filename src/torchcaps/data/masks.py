@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class MaskedSet(ImageSet):
     """
 
     masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "masks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,10 +69,6 @@ class MaskedSet(ImageSet):
         """The images at `indices` (`[batch]`, integers) to train on, with their masks."""
         return super().draw(indices, generator=generator)._replace(masks=self.masks[self._index(indices)].long())
 
-    def to(self, device: torch.device | str) -> Self:
-        """The set on `device`."""
-        return replace(super().to(device), masks=self.masks.to(device))
-
     def fitted(self, img_size: Size, in_chans: int | None) -> Self:
         """The set at this size and with so many channels; masks take the class of the nearest pixel."""
         images = fit_images(self.images, img_size, in_chans)
@@ -81,9 +78,6 @@ class MaskedSet(ImageSet):
         """The middle `side` × `side` pixels."""
         masks = centre_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()
         return replace(self, images=centre_crop(self.images, side).contiguous(), masks=masks)
-
-    def _taken(self, index: Tensor) -> dict[str, Any]:
-        return super()._taken(index) | {"masks": self.masks[index]}
 
 
 def main_classes(masks: Tensor, classes: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -99,6 +99,7 @@ class PairSet(ImageSet):
     chosen: Int64[Tensor, "n 2"] = field(kw_only=True)
     moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
 
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(self.images), 2):
@@ -141,10 +142,7 @@ class PairSet(ImageSet):
     def to(self, device: torch.device | str) -> Self:
         """The set and its source on `device`."""
         maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
-        return replace(super().to(device), maker=maker, chosen=self.chosen.to(device), moves=self.moves.to(device))
-
-    def _taken(self, index: Tensor) -> dict[str, Any]:
-        return super()._taken(index) | {"chosen": self.chosen[index], "moves": self.moves[index]}
+        return replace(super().to(device), maker=maker)
 
     def _of(self, source: ImageSet, per_image: int) -> PairSet:
         made = make_pairs(source, per_image, self.maker.max_shift, self.maker.pad, seed=self.seed, name=self.name)

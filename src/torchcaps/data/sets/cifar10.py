@@ -172,8 +172,8 @@ def _base(folder: Path) -> Path | None:
 
 
 def _jpegs(folder: Path) -> Path | None:
-    archive = f"{JPEG_COPY}.tar.gz"
-    return next((path for path in (folder / archive, folder / JPEG_COPY / archive) if path.is_file()), None)
+    places = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
+    return next(filter(Path.is_file, places), None)
 
 
 def _read(folder: Path, split: str, name: str) -> ImageSet:

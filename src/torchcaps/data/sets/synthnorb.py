@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcaps.data._registry import Progress
 from torchcaps.data.dataset import ImageSet
@@ -51,7 +50,7 @@ def render_synthnorb(
         size: side of the images in pixels; each pixel is the mean of four rays.
         stereo: whether to render two channels, left eye first, 6° apart.
         seed: of the toys' proportions and the order, 0 or more.
-        progress: called now and then as `progress("synthnorb train", images so far, images in all)`.
+        progress: called as `progress("synthnorb train", images so far, images in all)`.
 
     Returns:
         uint8 images `[n, 1 or 2, size, size]` with the factors and the group that `read_norb` gives.
@@ -85,7 +84,10 @@ def render_synthnorb(
                 views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
         if progress:
             progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
-    order = _order(known[:, 0], seed)
+    # Shuffled, with the categories in turn.
+    random = np.random.RandomState(seed)
+    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in range(len(SMALLNORB.classes))]
+    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
     return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
@@ -102,13 +104,6 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
             with writing(part):
                 part.write_bytes(matrix_bytes(values.numpy()))
                 os.replace(part, path)
-
-
-def _order(categories: Tensor, seed: int) -> Tensor:
-    """Shuffled, with the categories in turn."""
-    random = np.random.RandomState(seed)
-    places = [random.permutation(np.flatnonzero(categories.numpy() == c)) for c in range(len(SMALLNORB.classes))]
-    return torch.from_numpy(np.stack(places, axis=1).reshape(-1))
 
 
 register_norb(
