@@ -91,7 +91,7 @@ class ImageSet:
 
     def __repr__(self) -> str:
         named = self.classes if len(self.classes) <= 6 else (*self.classes[:4], "…", self.classes[-1])
-        shape = " × ".join(str(n) for n in self.images.shape[1:])
+        shape = " × ".join(map(str, self.images.shape[1:]))
         kind = str(self.images.dtype).removeprefix("torch.")
         classes = f"{self.num_classes} classes: {', '.join(named)}"
         return f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"

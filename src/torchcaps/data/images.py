@@ -87,9 +87,8 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             else:
                 if not isinstance(source, bytes):
                     check_regular(Path(source))
-                with Image.open(
-                    io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*FORMATS]
-                ) as image:
+                file = io.BytesIO(source) if isinstance(source, bytes) else source
+                with Image.open(file, formats=[*FORMATS]) as image:
                     yield image
     except DataError as error:
         raise DataError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None

@@ -31,9 +31,8 @@ INFO = DatasetInfo(
 
 def _files(folder: Path, split: str) -> list[Path]:
     """The files of a split in `folder` or `folder/transformed`, in natural order."""
-    bases = (folder / "transformed", folder)
-    found = next(filter(None, (list((base / PARTS[split]).glob("*.mat")) for base in bases)), [])
-    return sorted(found, key=lambda path: natural(path.name))
+    found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
+    return sorted(next(filter(None, found), []), key=lambda path: natural(path.name))
 
 
 @door

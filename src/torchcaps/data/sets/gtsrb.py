@@ -104,11 +104,8 @@ def read_gtsrb(
 
 
 def _class_tables(base: Path) -> list[Path]:
-    for place in TRAINING:
-        found = sorted((base / place).glob("[0-9]*/GT-*.csv"))
-        if found:
-            return found
-    return []
+    found = (sorted((base / place).glob("[0-9]*/GT-*.csv")) for place in TRAINING)
+    return next(filter(None, found), [])
 
 
 def _rows(path: Path) -> list[_Sign]:
