@@ -63,11 +63,8 @@ def reading(
 ) -> Iterator[None]:
     """Count all that is read inside in one budget, and turn any exception into a DataError of one line.
 
-    Args:
-        where: what the error names.
-        max_bytes: memory that all of it may take, at least 1; None derives it from the size on disk (see above).
-        wrong: what the error says about it; the exception itself is kept as the cause.
-        fresh: start a new budget even inside another one.
+    The error names `where` and says that it is `wrong`; the exception is kept as the cause. `max_bytes` is the memory
+    that all of it may take, None derives it from the size on disk; `fresh` starts a new budget inside another one.
     """
     if max_bytes is not None:
         check_range("max_bytes", max_bytes, low=1)

@@ -93,13 +93,9 @@ def read_entries(
     contents: Callable[[str], ImageSource] = str,
     where: str = "",
 ) -> ImageSet:
-    """Read the images of one split; `split`, `img_size` and `in_chans` as for `read_folder`.
+    """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
 
-    Args:
-        name: the set's name.
-        entries: all images of the set, in the order in which they are best read.
-        contents: what an entry's file holds; by default the file is a path.
-        where: stands before a file in errors.
+    `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
     """
     chosen, classes, labels = select(name, entries, split)
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1

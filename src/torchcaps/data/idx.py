@@ -62,10 +62,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """One split of a folder of IDX files named as MNIST's are; `classes` None takes "0" up to the largest label.
-
-    Images of 3 axes are grey, those of 4 are `[n, channels, height, width]`.
-    """
+    """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
     images_path, labels_path = (_require(folder, split, kind) for kind in ("images", "labels"))
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim < 3:

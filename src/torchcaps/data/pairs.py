@@ -21,11 +21,7 @@ CHUNK = 4096  # composites made at a time
 
 
 def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float[Tensor, "batch classes"]:
-    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32: the target of margin loss.
-
-    Raises:
-        ValueError: labels without the axes `[batch, several]`.
-    """
+    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32, as in margin loss."""
     check_shape("labels", labels, ("batch", "several"))
     return torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels, 1.0)
 

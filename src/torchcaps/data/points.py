@@ -97,8 +97,7 @@ class PointPreprocess(Preprocess, kind="points"):
 def standardised_points(where: str, sets: np.ndarray) -> Tensor:
     """Sets `[n, points, coordinates]` centred, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
 
-    Raises:
-        DataError: naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
+    DataError, naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
         want = "[n, points, coordinates] with 2 points or more and 2 or 3 coordinates"
