@@ -66,9 +66,7 @@ _formats: dict[str, tuple[Callable[[Path], bool], FormatReader]] = {}
 
 
 def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
-    """Decorate the reader of a named data set: `reader(folder, split)` gives an ImageSet, or None if it is not there.
-    ValueError where the name is taken.
-    """
+    """Decorate a `Reader` of a named data set; ValueError where the name is taken."""
 
     def register(reader: Reader) -> Reader:
         plugins.add("data set", info.name, (info, reader), _sets)
@@ -78,12 +76,9 @@ def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
 
 
 def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any) -> None:
-    """Register a set that is made from another one when it is read.
+    """Register a set that `make(images of the set base, split)` gives when it is read.
 
-    Args:
-        base: what is known about the other set.
-        make: (images of the other set, split) -> images of this one.
-        known: what differs from `base`, at least the name and the title.
+    `known` is what differs from `base`, at least the name and the title.
     """
 
     @register_dataset(replace(base, made_from=base.name, **known))
@@ -93,9 +88,7 @@ def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], 
 
 
 def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader) -> None:
-    """Let `load_dataset` read a format of files, or a layout of folders, by path.
-
-    Of two formats that hold a path, the one registered last reads it.
+    """Let `load_dataset` read a format by path; of two formats that hold a path, the one registered last reads it.
 
     Args:
         what: what the format reads, such as "an .npz file"; the error for other paths lists it.
@@ -108,13 +101,9 @@ def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader
 def register_layout(
     info: DatasetInfo, what: str, holds: Callable[[Path], bool], read: Callable[[Path, str, str, Size], ImageSet]
 ) -> None:
-    """Register a named data set whose folders can also be read by path, whatever they are called.
+    """Register a named set whose folders, `what` in errors, can also be read by path, whatever they are called.
 
-    Args:
-        info: what is known about the set.
-        what: what a folder of its files is called in errors.
-        holds: whether a folder holds any of them.
-        read: `read(folder, split, name, img_size)` gives an ImageSet of this name; `img_size` may be ignored.
+    `holds` says whether a folder holds any of its files; `read(folder, split, name, img_size)` gives an ImageSet.
     """
     register_dataset(info)(lambda folder, split: read(folder, split, info.name, None) if holds(folder) else None)
     register_format(what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size))

@@ -43,13 +43,6 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
     Labels are `[n]` or `[n, 1]`: integers from 0, or names.
 
-    Args:
-        path: the `.npz` or `.npy` file; its name without the ending becomes the set's.
-        split: "train" or "test".
-
-    Returns:
-        uint8 or float32 images `[n, channels, height, width]`.
-
     Raises:
         DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
     """

@@ -1,12 +1,8 @@
 """Random changes to a batch of images, each sample its own, in batched operations on the images' device.
 
-Every function draws from the generator it is given, on that generator's device, so that a CPU generator gives the
-same changes whatever device the images are on. Zero fills what comes in from outside the picture. Each returns a new
-tensor of the type of its images, `[batch, channels, height, width]`.
-
-`random_crop`, `centre_crop` and `relight` are what the papers on smallNORB do to 48 × 48 photographs (Hinton, Sabour,
-Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4): a random crop of 32 × 32 with random brightness and
-contrast in training, the centre crop in testing. Constants as in the authors' code.
+Every function draws on its generator's device, so that a CPU generator gives the same changes whatever device the
+images are on. Zero comes in from outside the picture. Each returns a new tensor of the type of its images,
+`[batch, channels, height, width]`. Defaults of `relight` are those of matrix capsules (Hinton, Sabour, Frosst, 2018).
 """
 
 import math

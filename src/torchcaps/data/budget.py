@@ -1,9 +1,8 @@
 """What a file may cost in memory, and which errors come out of a reader.
 
 A file may state sizes that it does not hold, expand to a thousand times its own size, or never end. So every size is
-counted here before it is allocated, streams are decompressed piece by piece, and only regular files are opened.
-Without `max_bytes` a set may take `FLOOR` bytes of memory, or `RATIO` times what its files take on disk, whichever is
-more; so may each file that expands.
+counted before it is allocated, streams are decompressed piece by piece, and only regular files are opened. Without
+`max_bytes` a set, and each file, may take `FLOOR` bytes, or `RATIO` times what it takes on disk if that is more.
 """
 
 import bz2
@@ -64,11 +63,8 @@ def reading(
 ) -> Iterator[None]:
     """Count all that is read inside in one budget, and turn any exception into a DataError of one line.
 
-    Args:
-        where: what the error names.
-        max_bytes: memory that all of it may take, at least 1; None derives it from the size on disk (see above).
-        wrong: what the error says about it; the exception itself is kept as the cause.
-        fresh: start a new budget even inside another one.
+    The error names `where` and says that it is `wrong`; the exception is kept as the cause. `max_bytes` is the memory
+    that all of it may take, None derives it from the size on disk; `fresh` starts a new budget inside another one.
     """
     if max_bytes is not None:
         check_range("max_bytes", max_bytes, low=1)
@@ -104,9 +100,7 @@ def door(reader: Callable[P, T]) -> Callable[P, T]:
 
 
 def spend(what: str, count: int, path: Path | str | None = None) -> None:
-    """Count bytes that are about to be kept in memory for the set being read, and the file `path` that they come from;
-    DataError where they are more than the set may take.
-    """
+    """Count bytes to be kept for the set being read, and the file that they come from; DataError where too many."""
     budget = _current.get()
     if budget is not None:
         budget.stored += 0 if path is None else _on_disk(os.stat(path))
@@ -114,15 +108,9 @@ def spend(what: str, count: int, path: Path | str | None = None) -> None:
 
 
 class Source(io.BufferedIOBase):
-    """A regular file, decompressed while it is read where it begins as gzip, bzip2 or xz do; used inside `reading`.
+    """A regular file, decompressed while it is read if it begins as gzip, bzip2 or xz do (`packed`); used in `reading`.
 
-    Attributes:
-        packed: whether it is decompressed.
-        file: the file itself, not decompressed.
-        size: its length in bytes.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, a FIFO or a device.
+    `file` is the file itself, not decompressed, and `size` its length in bytes. OSError where it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -20,9 +20,7 @@ MOST_CLASSES = 10_000
 
 
 class Drawn(NamedTuple):
-    """A batch: images; the class of each, or the k classes that it shows; for several, what each of the k looks like
-    alone; and the class of each pixel, where that is known. To train on: floats in [0, 1].
-    """
+    """A batch: images; the class or k classes of each; what each of the k looks like alone; the class of each pixel."""
 
     images: Shaped[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch *k"]
@@ -43,6 +41,7 @@ class ImageSet:
         group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
         kind: of what is in it, by which a `Preprocess` is chosen.
         least_classes: how many it must have.
+        per_image: names of the tensors with an entry for each image.
 
     Raises:
         DataError: at construction, when shapes, types, pixel values or labels break these rules.
@@ -56,6 +55,7 @@ class ImageSet:
     group: str | None = None
     kind: ClassVar[str] = "images"
     least_classes: ClassVar[int] = 2
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")
 
     def __post_init__(self) -> None:
         self._check_images()
@@ -69,7 +69,14 @@ class ImageSet:
             raise UnknownNameError("factor", self.group, self.factors)
 
     def _check_images(self) -> None:
-        _check_images(self.name, self.images)
+        shape = self.images.shape
+        if len(shape) != 4 or 0 in shape[1:]:
+            raise DataError(f"{self.name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}")
+        if len(self.images) == 0:
+            raise DataError(f"{self.name}: there are no images")
+        if self.images.dtype not in (torch.uint8, torch.float32):
+            raise DataError(f"{self.name}: expected images of type uint8 or float32, got {self.images.dtype}")
+        check_floats(self.name, self.images)
 
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
@@ -84,7 +91,7 @@ class ImageSet:
 
     def __repr__(self) -> str:
         named = self.classes if len(self.classes) <= 6 else (*self.classes[:4], "…", self.classes[-1])
-        shape = " × ".join(str(n) for n in self.images.shape[1:])
+        shape = " × ".join(map(str, self.images.shape[1:]))
         kind = str(self.images.dtype).removeprefix("torch.")
         classes = f"{self.num_classes} classes: {', '.join(named)}"
         return f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
@@ -117,13 +124,12 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
-        return replace(self, **self._taken(self._index(indices)))
+        index = self._index(indices)
+        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
+        return replace(self, **{name: getattr(self, name)[index] for name in self.per_image}, factors=factors)
 
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """(what stays, what is held out): the same share of every class, and no `group` on both sides.
-
-        `fraction_or_count` and `seed` are as `holdout` takes them; DataError where one side would be empty.
-        """
+        """(what stays, what is held out), as `holdout` has it: a share of every class, no `group` on both sides."""
         groups = None if self.group is None else self.factors[self.group]
         kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
         return self.subset(kept), self.subset(held)
@@ -139,46 +145,24 @@ class ImageSet:
         return None
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices` (`[batch]`, integers) to train on, and their labels.
-
-        Sets that are made on-line make them anew: places and partners, for example, are drawn from `generator`.
-        """
+        """The images at `indices` (`[batch]`, integers) to train on; sets made on-line draw them anew."""
         del generator
-        index = self._index(indices)
-        return Drawn(self.float_images(index), self.labels[index])
+        return Drawn(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:
         """The set with its images and labels on `device`; factors stay where they are."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        return replace(self, **{name: getattr(self, name).to(device) for name in self.per_image})
 
     def cropped(self, side: int) -> Self:
         """The middle `side` × `side` pixels of every image."""
         return replace(self, images=centre_crop(self.images, side).contiguous())
 
     def float_images(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m channels height width"]:
-        """The images at `indices` (all of them when None) as float32 in [0, 1], `[m, channels, height, width]`.
-
-        A set of floats gives its own tensor when `indices` is None, not a copy.
-        """
+        """The images at `indices` (all of them when None) as float32 in [0, 1]; not a copy where they are that."""
         return to_float(self.images if indices is None else self.images[self._index(indices)])
-
-    def _taken(self, index: Tensor) -> dict[str, Any]:
-        """Attributes of a subset."""
-        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
-        return {"images": self.images[index], "labels": self.labels[index], "factors": factors}
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
-
-
-def _check_images(name: str, images: Tensor) -> None:
-    if images.ndim != 4 or 0 in images.shape[1:]:
-        raise DataError(f"{name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, images.shape)}")
-    if len(images) == 0:
-        raise DataError(f"{name}: there are no images")
-    if images.dtype not in (torch.uint8, torch.float32):
-        raise DataError(f"{name}: expected images of type uint8 or float32, got {images.dtype}")
-    check_floats(name, images)
 
 
 def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], least: int = 2) -> None:

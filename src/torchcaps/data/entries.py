@@ -1,13 +1,16 @@
 """Files with a class each, before they are read: what folders, archives and tables have in common."""
 
+import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchcaps.data.budget import Source, reading, text_lines
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.images import ImageSource, decode_image, is_grey
 from torchcaps.data.pixels import Size, to_channels
@@ -30,12 +33,43 @@ def natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
-    """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64).
+def plain_or_packed(folder: Path, pattern: str) -> Path | None:
+    """The first file in a folder of this name, a pattern of `glob`, or else of this name and `.gz`; None without."""
+    return next((file for end in ("", ".gz") for file in sorted(folder.glob(pattern + end))), None)
 
-    Entries without a split of their own are split by `default_split`. DataError: fewer than two classes, a test class
-    that training lacks, or nothing in this split.
-    """
+
+@contextmanager
+def csv_rows(
+    path: Path, delimiter: str = ",", wrong: str = "cannot be read as a CSV"
+) -> Iterator["csv.DictReader[str]"]:
+    """The rows of a table in UTF-8 that has a header; an error inside says that the file is `wrong`."""
+    with reading(path, wrong=wrong), Source(path) as source:
+        yield csv.DictReader(text_lines(source), delimiter=delimiter)
+
+
+def row_split(where: str, row: Mapping[str, str | None]) -> str | None:
+    """What the column `split` of a row says, "train" or "test"; None where there is no such column."""
+    if "split" not in row:
+        return None
+    split = (row["split"] or "").strip().lower()
+    if split not in ("train", "test"):
+        raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
+    return split
+
+
+def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str) -> list[int]:
+    """Which images are in a split: as given, or by `default_split` where nothing is; DataError where none is."""
+    if any(given):
+        chosen = [i for i, part in enumerate(given) if part == split]
+    else:
+        chosen = default_split(name, labels, split).tolist()
+    if not chosen:
+        raise DataError(f"{name}: no image of the {split!r} split in it")
+    return chosen
+
+
+def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
+    """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64)."""
     ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
     training = [e for e in ordered if e.split in (None, "train")]
     classes = tuple(dict.fromkeys(e.label for e in training))
@@ -45,14 +79,9 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
     strange = next((e for e in ordered if e.label not in index), None)
     if strange is not None:
         raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
-    if any(e.split for e in ordered):
-        chosen = [e for e in ordered if e.split == split]
-    else:
-        labels = torch.tensor([index[e.label] for e in ordered])
-        chosen = [ordered[i] for i in default_split(name, labels, split)]
-    if not chosen:
-        raise DataError(f"{name}: no image of the {split!r} split in it")
-    return chosen, classes, torch.tensor([index[e.label] for e in chosen])
+    labels = torch.tensor([index[e.label] for e in ordered])
+    chosen = in_split(name, [e.split for e in ordered], labels, split)
+    return [ordered[i] for i in chosen], classes, labels[chosen]
 
 
 def read_entries(
@@ -64,13 +93,9 @@ def read_entries(
     contents: Callable[[str], ImageSource] = str,
     where: str = "",
 ) -> ImageSet:
-    """Read the images of one split; `split`, `img_size` and `in_chans` as for `read_folder`.
+    """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
 
-    Args:
-        name: the set's name.
-        entries: all images of the set, in the order in which they are best read.
-        contents: what an entry's file holds; by default the file is a path.
-        where: stands before a file in errors.
+    `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
     """
     chosen, classes, labels = select(name, entries, split)
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1

@@ -10,13 +10,11 @@ from torchcaps.errors import DataError
 
 
 def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Bring a named data set into the cache, verified; files that are already there and right are not fetched again.
+    """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
 
-    Each source is tried in turn until every file is there. A transfer that breaks off is kept as `.part` and
-    resumed by the next call; bytes that do not match the published digest are removed.
+    Each source is tried in turn until every file is there. The next call resumes a transfer that broke off.
 
     Args:
-        name: a name of `list_datasets()`.
         cache_dir: None is `default_cache_dir()`. The set goes into its own folder in it.
         progress: called as `progress(file, bytes so far, bytes in all or None)`.
 
@@ -25,8 +23,7 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
 
     Raises:
         UnknownNameError: no data set has this name.
-        DataError: a file cannot be written, the set has no source that can be fetched, or every source failed; the
-            message gives the reason of each.
+        DataError: a file cannot be written, the set has no source, or every source failed, with the reason of each.
     """
     info = origin(name)
     if info.embedded is not None:

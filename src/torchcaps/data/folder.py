@@ -22,12 +22,11 @@ def read_folder(
     class "clothing/tops/shirt"; see `label_tree`.
 
     Classes and files come in natural order ("2" before "10"). Hidden files, and files that are not images by their
-    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split: the files of a
-    class in natural order, permuted by `holdout` with seed 0. See `decode_image` for how pixels are read.
+    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split, by `holdout` with
+    seed 0. See `decode_image` for how pixels are read.
 
     Args:
         root: the folder; its name becomes the set's.
-        split: "train" or "test".
         img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
         in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps.data._registry import DatasetInfo, dataset_info, list_datasets, register_dataset, register_format
 from torchcaps.data.budget import Source, door, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
+from torchcaps.data.entries import plain_or_packed
 from torchcaps.errors import DataError
 
 UNSIGNED_BYTE = 0x08
@@ -51,13 +52,8 @@ def read_idx(path: Path | str) -> Tensor:
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
-    """The IDX file of `split` ("train", "test") and `kind` ("images", "labels") in `folder`, or None.
-
-    Both spellings found in the wild, `train-images-idx3-ubyte` and `train-images.idx3-ubyte`, plain or `.gz`.
-    """
-    pattern = f"{STEMS[split]}-{kind}[-.]idx?-ubyte"
-    found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{pattern}.gz"))
-    return found[0] if found else None
+    """The file of `kind` ("images", "labels") in a folder, `-images-idx3-ubyte` or `-images.idx3-ubyte`, or None."""
+    return plain_or_packed(folder, f"{STEMS[split]}-{kind}[-.]idx?-ubyte")
 
 
 def holds_idx(folder: Path) -> bool:
@@ -66,10 +62,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """One split of a folder of IDX files named as MNIST's are; `classes` None takes "0" up to the largest label.
-
-    Images of 3 axes are grey, those of 4 are `[n, channels, height, width]`.
-    """
+    """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
     images_path, labels_path = (_require(folder, split, kind) for kind in ("images", "labels"))
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim < 3:

@@ -51,8 +51,7 @@ def decode_image(
         uint8 `[channels, height, width]`, 0..255.
 
     Raises:
-        DataError: absent, of another format than those in `FORMATS`, unreadable, damaged, cut short, or so large that
-            it looks like a decompression bomb.
+        DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_grey(image) else 3)
@@ -76,10 +75,7 @@ def is_image_name(name: str) -> bool:
 
 @contextmanager
 def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image]:
-    """Open an image of a format in `FORMATS`, and turn whatever goes wrong with it into a DataError that names it.
-
-    Nothing else in the library opens an image file.
-    """
+    """Open an image of a format in `FORMATS`, and turn whatever goes wrong with it into a DataError that names it."""
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "image"
     try:
@@ -91,9 +87,8 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             else:
                 if not isinstance(source, bytes):
                     check_regular(Path(source))
-                with Image.open(
-                    io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*FORMATS]
-                ) as image:
+                file = io.BytesIO(source) if isinstance(source, bytes) else source
+                with Image.open(file, formats=[*FORMATS]) as image:
                     yield image
     except DataError as error:
         raise DataError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None

@@ -26,12 +26,8 @@ def load_dataset(
     """Load one split of a data set, whole, into memory. Never downloads.
 
     Args:
-        name_or_path: a name of `list_datasets()`, or the path of a folder of class folders (with or without a level
-            train/ and test/), a `.tar` or `.tar.gz` of such a folder, a folder of IDX files, of CIFAR-10 batches, of
-            smallNORB's, SVHN's or affNIST's `.mat` files or of GTSRB's tracks, an `.npz`, an `.npy` beside its labels,
-            a `.csv` of files and labels, a folder of images beside one of masks, an `.npz` or `.csv` of points
-            (`read_points`), or of a format added by
-            `register_format`. A name wins over a path of the same spelling; write `./mnist` for the path.
+        name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of anything that a format
+            reads (see `register_format`). A name wins over a path of the same spelling; write `./mnist` for the path.
         split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
             same way (see `holdout`).
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
@@ -42,8 +38,7 @@ def load_dataset(
             where that is more.
 
     Returns:
-        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]. A set of composites, such as
-        "multi-mnist", is a `PairSet`, with two labels for each image.
+        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]; or a kind of it.
 
     Raises:
         DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from torchcaps.data._registry import register_format
 from torchcaps.data.augment import centre_crop
 from torchcaps.data.budget import Source, door, reading, spend, text_lines
 from torchcaps.data.dataset import Drawn, ImageSet
-from torchcaps.data.entries import check_sizes, natural
+from torchcaps.data.entries import check_sizes, in_split, natural, row_split
 from torchcaps.data.images import decode_image, is_grey, is_image_name, opened
-from torchcaps.data.pixels import Size, fit_images, size_pair, to_channels
-from torchcaps.data.split import default_split
+from torchcaps.data.pixels import Size, fit_images
 from torchcaps.errors import DataError
 
 TABLES = ("classes.txt", "classes.csv")
@@ -49,6 +48,7 @@ class MaskedSet(ImageSet):
     """
 
     masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "masks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,24 +69,15 @@ class MaskedSet(ImageSet):
         """The images at `indices` (`[batch]`, integers) to train on, with their masks."""
         return super().draw(indices, generator=generator)._replace(masks=self.masks[self._index(indices)].long())
 
-    def to(self, device: torch.device | str) -> Self:
-        """The set on `device`."""
-        return replace(super().to(device), masks=self.masks.to(device))
-
     def fitted(self, img_size: Size, in_chans: int | None) -> Self:
         """The set at this size and with so many channels; masks take the class of the nearest pixel."""
-        images, masks = fit_images(self.images, img_size, in_chans), self.masks
-        if images.shape[2:] != masks.shape[1:]:
-            masks = _resized(masks, images.shape[2:])
-        return replace(self, images=images, masks=masks)
+        images = fit_images(self.images, img_size, in_chans)
+        return replace(self, images=images, masks=_resized(self.masks, images.shape[2:]))
 
     def cropped(self, side: int) -> Self:
         """The middle `side` × `side` pixels."""
-        images, masks = (centre_crop(x, side).contiguous() for x in (self.images, self.masks.unsqueeze(1)))
-        return replace(self, images=images, masks=masks.squeeze(1))
-
-    def _taken(self, index: Tensor) -> dict[str, Any]:
-        return super()._taken(index) | {"masks": self.masks[index]}
+        masks = centre_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()
+        return replace(self, images=centre_crop(self.images, side).contiguous(), masks=masks)
 
 
 def main_classes(masks: Tensor, classes: int) -> Tensor:
@@ -111,7 +102,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], classes: int) -> None:
 
 def overlaid(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> NDArray[np.uint8]:
     """An image `[channels, height, width]` with the colours of its mask over it, `[height, width, 3]`."""
-    shown = np.broadcast_to(image, (3, *mask.shape)) if len(image) != 3 else image
+    shown = np.broadcast_to(image, (3, *mask.shape))
     colours, inside = palette(classes), mask > 0
     found = shown.transpose(1, 2, 0).astype(np.float32)
     found[inside] = (1 - TINT) * found[inside] + TINT * colours[mask[inside]]
@@ -128,7 +119,7 @@ class Pair(NamedTuple):
 
     image: Path
     mask: Path
-    split: str | None = None
+    split: str | None
 
 
 @door
@@ -141,11 +132,7 @@ def read_masks(root: str | Path, split: str = "train", img_size: Size = None, in
     `classes.csv` with a line for each class, the background first: its name, then nothing, a grey value, or the three
     numbers of a colour, apart by commas or blanks.
 
-    Args:
-        root: the folder; its name becomes the set's.
-        split: "train" or "test".
-        img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
-        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+    The arguments are as of `read_folder`.
 
     Raises:
         DataError: an image without a mask or the reverse, a mask of another size, a colour or value that is no class,
@@ -169,10 +156,7 @@ def read_mask_table(
         for file in files:
             if not file.is_file():
                 raise DataError(f"{path} line {rows.line_num}: no such file {file}")
-        part = (row["split"] or "").strip().lower() if "split" in (rows.fieldnames or ()) else None
-        if part not in (None, "train", "test"):
-            raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {part!r}")
-        pairs.append(Pair(files[0], files[1], part))
+        pairs.append(Pair(files[0], files[1], row_split(f"{path} line {rows.line_num}", row)))
     return _read(path.stem, pairs, path.parent, split, img_size, in_chans)
 
 
@@ -217,18 +201,13 @@ def _read(
     labels = torch.cat([main_classes(mask.unsqueeze(0), len(table.names)) for mask in masks])
     if not labels.any():
         raise DataError(f"{name}: every mask shows {table.names[0]!r} alone, the background; expected another class")
-    if any(pair.split for pair in pairs):
-        chosen = [i for i, pair in enumerate(pairs) if pair.split == split]
-    else:
-        chosen = default_split(name, labels, split).tolist()
-    if not chosen:
-        raise DataError(f"{name}: no image of the {split!r} split in it")
+    chosen = in_split(name, [pair.split for pair in pairs], labels, split)
     channels = in_chans or (1 if all(is_grey(pair.image) for pair in pairs) else 3)
     found = [_fitted(pairs[i], masks[i], img_size, channels) for i in chosen]
+    images, fitted = zip(*found, strict=True)
     files = [str(pairs[i].image) for i in chosen]
-    check_sizes(name, files[0], dict(zip(files, (image for image, _ in found), strict=True)))
-    images, fitted = (torch.stack(parts) for parts in zip(*found, strict=True))
-    return MaskedSet(images, labels[chosen], table.names, name, masks=fitted)
+    check_sizes(name, files[0], dict(zip(files, images, strict=True)))
+    return MaskedSet(torch.stack(images), labels[chosen], table.names, name, masks=torch.stack(fitted))
 
 
 def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Tensor, Tensor]:
@@ -236,11 +215,13 @@ def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Te
     if image.shape[1:] != mask.shape:
         want, came = (f"{height} × {width}" for height, width in (image.shape[1:], mask.shape))
         raise DataError(f"{pair.mask}: expected {want} pixels, as its image {pair.image.name} has, got {came}")
-    image = fit_images(to_channels(image.unsqueeze(0), channels), img_size, None)[0]
-    return image, mask if img_size is None else _resized(mask.unsqueeze(0), size_pair(img_size))[0]
+    image = fit_images(image.unsqueeze(0), img_size, channels)[0]
+    return image, _resized(mask.unsqueeze(0), image.shape[1:])[0]
 
 
 def _resized(masks: Tensor, size: Sequence[int]) -> Tensor:
+    if masks.shape[1:] == tuple(size):
+        return masks
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
@@ -259,14 +240,11 @@ class _Table:
         for value in present.tolist():
             if value not in self.known:
                 row, column = np.argwhere(values == value)[0]
-                shown = f"colour {_parts(value)}" if self.channels == 3 else f"value {value}"
+                colour = value >> 16, value >> 8 & 255, value & 255
+                shown = f"colour {colour}" if self.channels == 3 else f"value {value}"
                 raise DataError(f"{file}: {shown} at row {row}, column {column} is no class of {self.where}")
         mapped = np.array([self.known[value] for value in present.tolist()], dtype=np.uint8)
         return mapped[places].reshape(values.shape)
-
-
-def _parts(colour: int) -> tuple[int, int, int]:
-    return colour >> 16, colour >> 8 & 255, colour & 255
 
 
 def _table(folder: Path) -> _Table | None:
@@ -321,8 +299,7 @@ def _values(file: Path, colours: bool) -> NDArray[np.int64]:
         spend("the set", image.width * image.height, file)
         if image.mode in ("P", "PA") and not colours:
             return np.asarray(image.convert("P") if image.mode == "PA" else image).astype(np.int64)
-        deep = image.mode.startswith("I") or image.mode == "F"
-        if deep:
+        if image.mode.startswith("I") or image.mode == "F":  # deeper than a byte
             return np.asarray(image).astype(np.int64)
         found = np.asarray(image.convert("RGB")).astype(np.int64)
     if colours:

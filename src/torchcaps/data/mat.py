@@ -1,8 +1,7 @@
 """MATLAB's level-5 files (`save -v6` and `-v7`), read by scipy once their sizes and nesting have been checked.
 
 A file is a header of 128 bytes, then elements: a type, a length, data padded to 8 bytes. An element may be a zlib
-stream of one element. scipy trusts lengths and sizes, and deep nesting ends the process; so the elements are
-decompressed and walked through here first, and scipy gets only what the memory allowed has room for.
+stream of one element. scipy trusts lengths and sizes, and deep nesting ends the process; so all is checked first.
 """
 
 import io

@@ -1,14 +1,10 @@
-"""MultiMNIST: two images of different classes, shifted and laid over each other (arXiv 1710.09829, section 6).
-
-The paper's page and its authors' code differ in the largest shift (4 and 6 pixels); it is an argument here, 4 unless
-said otherwise. With 4 pixels either way, the 20 × 20 boxes of two digits overlap by 73 % on average.
-"""
+"""MultiMNIST: two images of different classes, shifted and laid over each other (arXiv 1710.09829, section 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,11 +21,7 @@ CHUNK = 4096  # composites made at a time
 
 
 def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float[Tensor, "batch classes"]:
-    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32: the target of margin loss.
-
-    Raises:
-        ValueError: labels without the axes `[batch, several]`.
-    """
+    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32, as in margin loss."""
     check_shape("labels", labels, ("batch", "several"))
     return torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels, 1.0)
 
@@ -70,9 +62,7 @@ class PairMaker:
         return self._sorted[rank + self._count[label] * (rank >= self._start[label])]
 
     def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
-        """Composites of the source's images at `base` (`[batch]`), each with a random partner of another class and two
-        random shifts, drawn on the generator's device; uint8.
-        """
+        """Composites, uint8, of the images at `base`, each with a random partner and two random shifts."""
         base = base.to(self.source.labels.device)
         place, count = generator.device, len(base)
         drawn = torch.rand(count, generator=generator, device=place, dtype=torch.float64).to(base.device)
@@ -92,10 +82,7 @@ class PairMaker:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairSet(ImageSet):
-    """Composites of two images: `labels` are `[n, 2]`, and everything else is as in an `ImageSet`.
-
-    The single images are not stored but made again from the source, so that a set takes the memory of its composites.
-    A training draws new composites in every step with `draw`; the stored ones are for validation and testing.
+    """Composites of two images, with labels `[n, 2]`; the single images are not stored, but made from the source.
 
     Attributes:
         maker: what made the set; `maker.source` is the set of single images.
@@ -108,6 +95,7 @@ class PairSet(ImageSet):
     chosen: Int64[Tensor, "n 2"] = field(kw_only=True)
     moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
 
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(self.images), 2):
@@ -138,16 +126,10 @@ class PairSet(ImageSet):
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
         return Drawn(to_float(self._fitted(pairs.images)), pairs.labels, to_float(self._fitted_singles(pairs)))
 
-    def subset(self, indices: Tensor | Sequence[int]) -> Self:
-        """The composites at `indices` (`[m]`, integers), in that order."""
-        index = self._index(indices)
-        return replace(super().subset(index), chosen=self.chosen[index], moves=self.moves[index])
-
     def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
 
-        The fraction or count is one of the source's images, as `holdout` takes it. `seed` is of the split; the
-        composites come from the set's own.
+        The fraction or count is one of the source's images, as `holdout` takes it; `seed` is of the split.
         """
         per_image = max(round(len(self) / len(self.maker.source)), 1)
         kept, held = self.maker.source.split_off(fraction_or_count, seed)
@@ -156,7 +138,7 @@ class PairSet(ImageSet):
     def to(self, device: torch.device | str) -> Self:
         """The set and its source on `device`."""
         maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
-        return replace(super().to(device), maker=maker, chosen=self.chosen.to(device), moves=self.moves.to(device))
+        return replace(super().to(device), maker=maker)
 
     def _of(self, source: ImageSet, per_image: int) -> PairSet:
         made = make_pairs(source, per_image, self.maker.max_shift, self.maker.pad, seed=self.seed, name=self.name)
@@ -182,7 +164,7 @@ def make_pairs(
 ) -> PairSet:
     """A fixed set of composites: every image of the source with `per_image` different partners of other classes.
 
-    As in the authors' generator an image keeps one shift in all of its composites, and each partner has its own.
+    An image keeps one shift in all of its composites, as in the authors' code; each partner has its own.
 
     Args:
         source: uint8 images of two classes or more.

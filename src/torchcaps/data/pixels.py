@@ -64,8 +64,7 @@ def to_channels(images: Images, in_chans: int) -> Images:
 
 
 def deep_to_bytes(array: np.ndarray) -> np.ndarray:
-    """Grey values deeper than a byte as uint8, rounded: integers from 0..65535, floats from [0, 1]. DataError: values
-    outside that range, NaN."""
+    """Grey values in 0..65535, or floats in [0, 1], as uint8, rounded; DataError: out of range, NaN."""
     low, high = array.min(), array.max()
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):
@@ -81,9 +80,7 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def array_images(where: str, images: np.ndarray) -> Images:
-    """An array of the shapes and types that `read_arrays` takes as a tensor `[n, channels, height, width]`, uint8 or
-    float32; DataError, naming `where`, for any other, values out of range, or NaN.
-    """
+    """What `read_arrays` takes as uint8 or float32 `[n, channels, height, width]`; DataError, naming `where`."""
     images = _channels_first(where, images)
     if images.size == 0:
         raise DataError(f"{where}: there are no pixels in images of shape {list(images.shape)}")

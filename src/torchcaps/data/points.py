@@ -1,8 +1,4 @@
-"""Sets of points as data: an `.npz` or a `.csv` of one's own, and what prediction does to a file of points.
-
-A set of points is an image one pixel wide: its channels are the coordinates, its rows the points. So all that takes
-images takes points, but for what draws or resizes pictures. Every set is centred and scaled to one size.
-"""
+"""Sets of points as images one pixel wide: channels are coordinates, rows are points; `.npz` or `.csv`."""
 
 import csv
 import zipfile
@@ -18,8 +14,9 @@ from torch import Tensor
 
 from torchcaps.data._registry import register_format
 from torchcaps.data.arrays import _npz
-from torchcaps.data.budget import Source, door, reading, text_lines
+from torchcaps.data.budget import door, reading
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
 from torchcaps.data.split import default_split
@@ -28,7 +25,6 @@ from torchcaps.errors import DataError, named_shape
 
 RADIUS = 0.56  # root mean square distance from the centre that every set is scaled to
 AXES = ("n", "coordinates", "points", "1")
-SPLITS = ("train", "test")
 SUFFIXES = (".csv", ".npz")
 
 
@@ -46,6 +42,11 @@ class PointSet(ImageSet):
             raise DataError(f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, got {came}")
         if not x.isfinite().all():
             raise DataError(f"{self.name}: holds NaN or infinite coordinates")
+
+    @classmethod
+    def of(cls, points: Tensor, name: str, what: str = "points") -> Self:
+        """A set of these `images`, all of the one class `what`."""
+        return cls(points, torch.zeros(len(points), dtype=torch.int64), (what,), name)
 
     @property
     def size_in_words(self) -> str:
@@ -65,13 +66,10 @@ class PointSet(ImageSet):
 
 @dataclass(frozen=True)
 class PointPreprocess(Preprocess, kind="points"):
-    """What prediction does to a set of points: read, check its size, centre and scale as training sets are.
-
-    `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop.
-    """
+    """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
 
     def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        """The `.csv` and `.npz` files that these paths name, and those in folders; see `files_in`."""
+        """The `.csv` and `.npz` files that these paths name, and those in folders."""
         return files_in(paths, lambda name: Path(name).suffix.lower() in SUFFIXES, "file of points", ".csv or .npz")
 
     def __call__(self, image: Picture) -> Tensor:
@@ -93,16 +91,13 @@ class PointPreprocess(Preprocess, kind="points"):
         points = standardised_points(where, sets)
         if len(points) != 1:
             raise DataError(f"{where}: expected one set of points, got {len(points)}; evaluate takes many")
-        return PointSet(points, torch.zeros(1, dtype=torch.int64), ("points",), where).fitted(
-            self.img_size, self.in_chans
-        ).images[0]  # fmt: skip
+        return PointSet.of(points, where).fitted(self.img_size, self.in_chans).images[0]
 
 
 def standardised_points(where: str, sets: np.ndarray) -> Tensor:
     """Sets `[n, points, coordinates]` centred, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
 
-    Raises:
-        DataError: naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
+    DataError, naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
         want = "[n, points, coordinates] with 2 points or more and 2 or 3 coordinates"
@@ -110,8 +105,8 @@ def standardised_points(where: str, sets: np.ndarray) -> Tensor:
     if sets.dtype.kind not in "iuf":
         raise DataError(f"{where}: expected coordinates that are numbers, got {sets.dtype}")
     values = sets.astype(np.float64)
-    if not np.isfinite(values).all():
-        bad = ~np.isfinite(values).all(axis=(1, 2))
+    bad = ~np.isfinite(values).all(axis=(1, 2))
+    if bad.any():
         raise DataError(f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates")
     largest = np.abs(values).max(axis=(1, 2), keepdims=True)
     values = values / np.where(largest > 0, largest, 1.0)
@@ -137,25 +132,24 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
     """
     path = Path(path)
     arrays = _arrays(path) if path.suffix.lower() == ".npz" else _table(path)
-    if f"points_{split}" in arrays:
-        points = standardised_points(str(path), arrays[f"points_{split}"])
-    elif "points" in arrays:
-        points = standardised_points(str(path), arrays["points"])
-        points = points[default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)]
-    else:
+    key = f"points_{split}" if f"points_{split}" in arrays else "points"
+    if key not in arrays:
         raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
-    return PointSet(points, torch.zeros(len(points), dtype=torch.int64), ("points",), path.stem)
+    points = standardised_points(str(path), arrays[key])
+    if key == "points":
+        points = points[default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)]
+    return PointSet.of(points, path.stem)
 
 
+@door
 def _whole(path: Path) -> np.ndarray:
     """All sets of a file for prediction."""
-    with reading(path):
-        if path.suffix.lower() == ".csv":
-            return np.concatenate([*_table(path, single=True).values()])
-        arrays = _arrays(path)
-        if "points" not in arrays:
-            raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
-        found = arrays["points"]
+    if path.suffix.lower() == ".csv":
+        return np.concatenate([*_table(path, single=True).values()])
+    arrays = _arrays(path)
+    if "points" not in arrays:
+        raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
+    found = arrays["points"]
     return found[None] if found.ndim == 2 else found
 
 
@@ -167,17 +161,14 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
     """The sets of a CSV by split, "points" where it has none; `single` allows a file of one set without names."""
     sets: dict[tuple[str, str], list[list[float]]] = {}
-    with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
-        rows = csv.DictReader(text_lines(source))
+    with csv_rows(path) as rows:
         columns = rows.fieldnames or ()
         for column in ("x", "y") if single else ("shape", "x", "y"):
             if column not in columns:
                 found = ",".join(columns) or "an empty file"
                 raise DataError(f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}")
         for row in rows:
-            split = (row["split"] or "").strip().lower() if "split" in columns else ""
-            if "split" in columns and split not in SPLITS:
-                raise DataError(f"{path} line {rows.line_num}: expected split 'train' or 'test', got {split!r}")
+            split = row_split(f"{path} line {rows.line_num}", row)
             try:
                 place = [float(row[column] or "") for column in ("x", "y", *(("z",) if "z" in columns else ()))]
             except ValueError:

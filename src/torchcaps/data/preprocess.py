@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
-from torchcaps.data.budget import reading
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
@@ -27,10 +27,7 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1], and, as in
-    the papers on smallNORB, crop the middle if asked.
-
-    Image files go through the decoder that reads training folders, arrays through the one that reads `.npz`.
+    """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1], crop.
 
     Attributes:
         img_size: (height, width) to resize to, at most 8192 each; without a crop, what the model takes.
@@ -83,8 +80,7 @@ class Preprocess:
         """One image as the model takes it.
 
         Args:
-            image: a path; a Pillow image; or an array or tensor `[height, width]`, `[height, width, channels]` or
-                `[channels, height, width]` (the axis of at most 4 is the channels), uint8, uint16 or float in [0, 1].
+            image: a path; a Pillow image; or an array or tensor of one image, as `read_arrays` takes them.
 
         Returns:
             float32 `[channels, *model_size]`, in [0, 1].
@@ -102,10 +98,10 @@ class Preprocess:
         return self.finish(to_float(pixels.clone()).unsqueeze(0))[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop."""
-        crop = {} if self.crop is None else {"crop": self.crop}
-        kind = {} if self.is_picture else {"kind": self.kind}
-        return {"img_size": list(self.img_size), "in_chans": self.in_chans, **crop, **kind}
+        """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop and a kind."""
+        further = {"crop": self.crop, "kind": None if self.is_picture else self.kind}
+        found = {"img_size": list(self.img_size), "in_chans": self.in_chans}
+        return found | {key: value for key, value in further.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -113,7 +109,7 @@ class Preprocess:
         try:
             of = cls.KINDS[values.get("kind", ImageSet.kind)]
             (height, width), channels, crop = values["img_size"], values["in_chans"], values.get("crop")
-            if any(type(number) is not int for number in (height, width, channels, *(() if crop is None else (crop,)))):
+            if any(type(number) is not int for number in (height, width, channels, 1 if crop is None else crop)):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
@@ -143,13 +139,11 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
 
 def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
     """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
-    found: set[Path] = set()
-    for path in map(Path, paths):
-        with reading(path):
-            found.update(_files_under(path, holds, what, endings))
+    found = {file for path in paths for file in _files_under(Path(path), holds, what, endings)}
     return sorted(found, key=lambda path: natural(str(path)))
 
 
+@door
 def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")

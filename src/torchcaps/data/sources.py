@@ -125,10 +125,9 @@ class Rendering:
 
 
 def download(url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT) -> bool:
-    """Download `url` to the file `part`, going on from what is already in it where the server can.
+    """Download `url` to the file `part`, going on from what is in it where the server can; whether that was kept.
 
-    Returns whether earlier bytes were kept: if the digest comes out wrong, they may be the cause. SourceError: refused,
-    unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
+    SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
     """
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})

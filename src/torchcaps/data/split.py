@@ -14,9 +14,6 @@ def holdout(
 ) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
 
-    Within each class the indices are permuted by a seeded generator and the first of them are held out; with `groups`,
-    whole groups are, so that photographs of one thing never stand on both sides.
-
     Args:
         labels: `[n]`, integers, the class of each image.
         fraction_or_count: a float in (0, 1) is the fraction of each class, at least one image of every class that
@@ -26,18 +23,21 @@ def holdout(
             groups of each class, and a count is taken as the fraction it is of all images.
 
     Returns:
-        (kept, held out): int64 index tensors on the CPU, each ascending, disjoint, together all of 0..n-1.
+        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1.
 
     Raises:
         DataError: the fraction or count leaves nothing on one side.
     """
     array = labels.cpu().numpy()
-    if groups is not None:
-        return _holdout_groups(array, groups.cpu().numpy(), fraction_or_count, seed)
+    if groups is not None:  # each counts once
+        pairs, member = np.unique(np.stack([array, groups.cpu().numpy()], axis=1), axis=0, return_inverse=True)
+        share = fraction_or_count / len(array) if isinstance(fraction_or_count, int) else fraction_or_count
+        sides = holdout(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
+        kept, out = (torch.from_numpy(np.flatnonzero(np.isin(member.reshape(-1), side.numpy()))) for side in sides)
+        return kept, out
     _, sizes = np.unique(array, return_counts=True)
-    quotas = _quotas(sizes, fraction_or_count)
     held = np.zeros(len(array), dtype=bool)
-    held[_drawn(array, quotas, seed)] = True
+    held[_drawn(array, _quotas(sizes, fraction_or_count), seed)] = True
     if held.all() or not held.any():
         raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
@@ -75,19 +75,8 @@ def _drawn(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     return np.concatenate([random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs])
 
 
-def _holdout_groups(labels: np.ndarray, groups: np.ndarray, part: float, seed: int) -> tuple[Tensor, Tensor]:
-    """`holdout` on the groups, each counted once, and then the images of those held out."""
-    pairs, member = np.unique(np.stack([labels, groups], axis=1), axis=0, return_inverse=True)
-    share = part / len(labels) if isinstance(part, int) else part
-    _, held = holdout(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
-    chosen = np.isin(member.reshape(-1), held.numpy())
-    return torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
-
-
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:
-    """Indices of "train" or "test" for a set without splits: 80 : 20, class by class, by seed 0; `name` is for errors.
-    DataError where no class has two images.
-    """
+    """Indices of "train" or "test", 80 : 20 by seed 0; DataError, naming `name`, where no class has two images."""
     try:
         return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
     except DataError:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.budget import Source, door, reading, text_lines
+from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import Entry, read_entries
+from torchcaps.data.entries import Entry, csv_rows, read_entries, row_split
 from torchcaps.data.masks import read_mask_table
 from torchcaps.data.pixels import Size
 from torchcaps.data.tree import BETWEEN, checked
@@ -21,23 +21,21 @@ REQUIRED, TREE = ("file", "label"), "image,coarse,fine"
 
 @door
 def read_table(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
-    """Read the images that a CSV with the columns `file` and `label` names; or `image` and one column for each level.
+    """Read the images that a CSV with the columns `file` and `label` names.
 
-    Files are relative to the CSV's own folder; a label is the name of a class. A column `split` says "train" or
-    "test" for every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
-    UTF-8, comma-separated, with a header; its name without the ending becomes the set's. With the columns `image` and
-    `mask` in place of these it gives a `MaskedSet`, as `read_masks` does; a table of classes may lie beside it.
+    With `image` and `mask` in their place it gives a `MaskedSet`, as `read_masks` does; a table of classes may lie
+    beside it. With `image`, all other columns but `split` are the levels of a label tree, two or more, coarse to fine.
 
-    In place of `file` and `label` there may be `image` and the levels of a label tree, coarse to fine: every other
-    column but `split`, at least two, such as `image,coarse,fine`. See `label_tree`.
+    Files are relative to the CSV's own folder. A column `split` says "train" or "test" for every row; without it, 20 %
+    of each class are the test split, chosen as in `read_folder`. The file is UTF-8, comma-separated, with a header; its
+    name without the ending becomes the set's.
 
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
             only; a label without a parent or with two; an unreadable image; mixed sizes.
     """
     path = Path(path)
-    with reading(path, wrong="cannot be read as a CSV"), Source(path) as source:
-        rows = csv.DictReader(text_lines(source))
+    with csv_rows(path) as rows:
         columns = rows.fieldnames or ()
         if {"image", "mask"} <= {*columns}:
             return read_mask_table(path, rows, split, img_size, in_chans)
@@ -65,7 +63,6 @@ def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _entries(path: Path, rows: csv.DictReader[str], files: str, levels: list[str]) -> Iterator[Entry]:
-    folder, splits = str(path.parent), "split" in (rows.fieldnames or ())
     for row in rows:
         line = f"{path} line {rows.line_num}"
         file, *labels = ((row[column] or "").strip() for column in (files, *levels))
@@ -75,10 +72,7 @@ def _entries(path: Path, rows: csv.DictReader[str], files: str, levels: list[str
             raise DataError(f"{line}: label {labels[-1]!r} has no parent; {levels[labels.index('')]!r} is empty")
         if len(levels) > 1 and any(BETWEEN in label for label in labels):
             raise DataError(f"{line}: expected labels without {BETWEEN!r}, which parts the levels, got {labels}")
-        place = os.path.join(folder, file)
+        place = os.path.join(path.parent, file)
         if not os.path.isfile(place):
             raise DataError(f"{line}: no such file {place}")
-        split = (row["split"] or "").strip().lower() if splits else None
-        if split not in (None, "train", "test"):
-            raise DataError(f"{line}: expected split 'train' or 'test', got {split!r}")
-        yield Entry(place, BETWEEN.join(labels), split)
+        yield Entry(place, BETWEEN.join(labels), row_split(line, row))

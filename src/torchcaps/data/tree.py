@@ -52,11 +52,7 @@ def label_tree(classes: Sequence[str]) -> LabelTree | None:
 
 
 def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The same entries, with labels that make a tree: of one depth, and every label with one parent.
-
-    Raises:
-        DataError: they do not; `where` is for errors.
-    """
+    """The same entries; DataError, naming `where`, unless their labels are of one depth, each with one parent."""
     first: Entry | None = None
     known: dict[tuple[int, str], str] = {}
     for entry in entries:

@@ -18,14 +18,11 @@ class FileCheck(NamedTuple):
 
 
 def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[FileCheck]:
-    """Compare a named set with what is published about it, in the first place where any of it is found.
-
-    Files with a published digest are compared by SHA-256 of their decompressed bytes; a set without such digests
-    (CIFAR-10) is read whole, and its images counted. A set made from another one is verified as that one. Folders are
-    looked at as by `load_dataset`.
+    """Compare a named set, or the one that it is made from, with what is published about it, where it is found first.
 
     Returns:
-        One FileCheck per file, or per split.
+        One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a
+        set without published digests.
 
     Raises:
         UnknownNameError: no data set has this name.

@@ -42,10 +42,10 @@ SOLIDS = {
 def test_rays_enter_and_leave_where_a_solid_is(name, seed):
     """Walked along in small steps, a ray is in the solid between the two distances and nowhere else."""
     origins, direction = rays(600, seed)
-    found = Body([SOLIDS[name]]).crossings(origins, direction)
+    ray, _, first, last = Body([SOLIDS[name]]).crossings(origins, direction)
     enter, leave = torch.full((600,), math.inf), torch.full((600,), -math.inf)
-    enter[found.ray], leave[found.ray] = found.enter, found.leave
-    assert 20 < len(found.ray) < 500
+    enter[ray], leave[ray] = first, last
+    assert 20 < len(ray) < 500
     for distance in torch.arange(0.0, 12.0, 0.25):
         points = origins + distance * direction
         now = torch.from_numpy(inside(SOLIDS[name], points))

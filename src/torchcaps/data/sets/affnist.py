@@ -1,8 +1,4 @@
-"""affNIST as published: MATLAB files of a struct `affNISTdata` with 40 × 40 images (Tieleman 2013).
-
-Each file holds one version of every MNIST digit of its part; `transformed/test_batches/1.mat` to `32.mat` are the test
-set, `transformed/training_and_validation_batches/` the rest.
-"""
+"""affNIST as published: MATLAB files, each with a 40 × 40 version of every MNIST digit of its part (Tieleman 2013)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,18 +31,13 @@ INFO = DatasetInfo(
 
 def _files(folder: Path, split: str) -> list[Path]:
     """The files of a split in `folder` or `folder/transformed`, in natural order."""
-    bases = (folder / "transformed", folder)
-    found = next(filter(None, (list((base / PARTS[split]).glob("*.mat")) for base in bases)), [])
-    return sorted(found, key=lambda path: natural(path.name))
+    found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
+    return sorted(next(filter(None, found), []), key=lambda path: natural(path.name))
 
 
 @door
 def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
-    """Read one file of affNIST.
-
-    Args:
-        path: a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]`, row after row of each image, and
-            `label_int` `[1, n]`.
+    """Read a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]` and `label_int` `[1, n]`.
 
     Returns:
         uint8 images `[n, 1, 40, 40]`, with the factor "original" where the file has `original_id`: the place of the

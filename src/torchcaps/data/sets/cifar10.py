@@ -1,9 +1,8 @@
 """CIFAR-10: small colour photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
 
 Binary batches are records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
-is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. A pickle can name any function to be called
-on loading; the reader here puts stand-ins of its own in the place of what rebuilds a numpy array, and refuses the file
-on meeting anything else.
+is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins take the place of what rebuilds a
+numpy array, and a pickle that names anything else is refused.
 """
 
 import io
@@ -156,10 +155,7 @@ class _Opcodes(dict[int, Any]):
 
 
 class _ArraysOnly(pickle._Unpickler):
-    """Loads plain containers and arrays of bytes; a pickle that names anything else is refused unexecuted.
-
-    Python's own unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there.
-    """
+    """Python's unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there."""
 
     dispatch: ClassVar = _Opcodes(pickle._Unpickler.dispatch)
 
@@ -176,8 +172,8 @@ def _base(folder: Path) -> Path | None:
 
 
 def _jpegs(folder: Path) -> Path | None:
-    archive = f"{JPEG_COPY}.tar.gz"
-    return next((path for path in (folder / archive, folder / JPEG_COPY / archive) if path.is_file()), None)
+    places = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
+    return next(filter(Path.is_file, places), None)
 
 
 def _read(folder: Path, split: str, name: str) -> ImageSet:

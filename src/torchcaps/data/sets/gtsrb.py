@@ -1,11 +1,9 @@
 """German Traffic Sign Recognition Benchmark (Stallkamp, Schlipsing, Salmen, Igel 2012): folders of tracks of frames.
 
 Training: a folder `00000`, `00001`, … for each class, with images TRACK_FRAME.ppm and a `GT-<class>.csv`; test: one
-folder with `GT-final_test.csv`. A track is one sign passed by a car, in some thirty frames: near and far, nearly alike.
-A split by frames leaks; here the track is the group of the set, and `split_off` holds out whole tracks.
+folder with `GT-final_test.csv`. A track, the group of the set, is one sign in some thirty frames, nearly alike.
 """
 
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_layout
-from torchcaps.data.budget import Source, door, reading, spend, text_lines
+from torchcaps.data.budget import door, spend
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
 from torchcaps.data.split import TEST_FRACTION, holdout
@@ -105,16 +104,12 @@ def read_gtsrb(
 
 
 def _class_tables(base: Path) -> list[Path]:
-    for place in TRAINING:
-        found = sorted((base / place).glob("[0-9]*/GT-*.csv"))
-        if found:
-            return found
-    return []
+    found = (sorted((base / place).glob("[0-9]*/GT-*.csv")) for place in TRAINING)
+    return next(filter(None, found), [])
 
 
 def _rows(path: Path) -> list[_Sign]:
-    with reading(path, wrong="cannot be read as a table"), Source(path) as source:
-        reader = csv.DictReader(text_lines(source), delimiter=";")
+    with csv_rows(path, ";", wrong="cannot be read as a table") as reader:
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")

@@ -1,10 +1,6 @@
-"""MultiMNIST and its like: pairs of overlapping images, made on reading from the set that they take their images from.
+"""MultiMNIST and its like: pairs of overlapping images, made on reading from the set of single images.
 
-Training: one composite of each image, and new ones in every step through `PairSet.draw`. Testing: two partners for
-each image, always the same ones. Shifts of up to 4 pixels, on a canvas that cuts nothing off.
-
-The sets with masks are the same pairs, which then stay the same in training; where digits overlap, a pixel belongs to
-the brighter one.
+The sets with masks are the same pairs, which then stay the same in training.
 """
 
 import torch
@@ -39,19 +35,17 @@ def _masked(source: ImageSet, split: str) -> MaskedSet:
     return MaskedSet.of(pairs.images, torch.cat(masks), ("background", *source.classes), pairs.name)
 
 
-for _base, _name, _title in (  # and, of digits, with masks
-    (MNIST, "multi-mnist", "MultiMNIST, made from MNIST"),
-    (DIGITS, "multi-digits", "pairs of the package's digits"),
-    (FASHION, "multi-fashion-mnist", "pairs of Fashion-MNIST's articles"),
+for _base, _title in (
+    (MNIST, "MultiMNIST, made from MNIST"),
+    (DIGITS, "pairs of the package's digits"),
+    (FASHION, "pairs of Fashion-MNIST's articles"),
 ):
-    _channels, _height, _width = _base.image_shape
-    register_made(
-        _base, _make, name=_name, title=_title, image_shape=(_channels, _height + 2 * SHIFT, _width + 2 * SHIFT),
-        train=_base.train * PER_IMAGE["train"], test=_base.test * PER_IMAGE["test"],
-    )  # fmt: skip
+    _known = {
+        "image_shape": (1, *(side + 2 * SHIFT for side in _base.image_shape[1:])),
+        "train": _base.train * PER_IMAGE["train"], "test": _base.test * PER_IMAGE["test"],
+    }  # fmt: skip
+    _name = f"multi-{_base.name}"
+    register_made(_base, _make, name=_name, title=_title, **_known)
     if _base is not FASHION:
-        register_made(
-            _base, _masked, name=f"{_name}-masks", title=f"{_title}, with masks",
-            image_shape=(_channels, _height + 2 * SHIFT, _width + 2 * SHIFT), train=_base.train * PER_IMAGE["train"],
-            test=_base.test * PER_IMAGE["test"], classes=("background", *_base.classes),
-        )  # fmt: skip
+        _known["classes"] = ("background", *_base.classes)
+        register_made(_base, _masked, name=f"{_name}-masks", title=f"{_title}, with masks", **_known)

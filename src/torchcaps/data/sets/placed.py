@@ -1,9 +1,6 @@
-"""Digits on 40 × 40 black pixels: placed at random, or turned, sheared and scaled first as affNIST's were.
+"""Digits on 40 × 40 black pixels, as in arXiv 1710.09829, section 5.2: placed, or first transformed as affNIST's.
 
-The experiment of arXiv 1710.09829, section 5.2: train on placed digits, stop at an accuracy on placed digits that were
-held out, then test on transformed ones. affNIST is Tijmen Tieleman's (www.cs.toronto.edu/~tijmen/affNIST). What
-`affine_copies` makes follows its published ranges; the order of the factors and the resampling are ours, so that
-figures on it are not figures on affNIST.
+The ranges are affNIST's; the order of the factors and the resampling are ours: figures are not figures on affNIST.
 """
 
 import math
@@ -60,10 +57,7 @@ class PlacedSet(ImageSet):
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
-    """A set of single images with each one at a random place of a canvas of `size` × `size` black pixels.
-
-    The same seed gives the same places on every machine and version. The name None is "placed-" and the source's.
-    """
+    """A set with each image at a random place of a canvas of `size` × `size` black pixels, the same for one seed."""
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
     tops, lefts = (torch.from_numpy(random.randint(0, size - side + 1, len(source))) for side in source.img_size)
@@ -79,9 +73,8 @@ def affine_copies(
 ) -> ImageSet:
     """affNIST-like images: every image turned, sheared and scaled about its centre, then placed with all ink inside.
 
-    Uniform: rotation from -20 to 20 degrees, shear from -0.2 to 0.2, horizontal and vertical scale from 0.8 to 1.2,
-    and the place among all whole pixels that keep the ink on the canvas. Sampled once, bilinearly, from the original;
-    what is too large for the canvas is drawn again. A point p goes to rotation · [[1, shear], [0, 1]] · diag(scales) p.
+    Uniform: rotation within ±20°, shear within ±0.2, both scales from 0.8 to 1.2, then the place. Sampled bilinearly;
+    what is too large is drawn again. A point p goes to rotation · [[1, shear], [0, 1]] · diag(scales) p.
 
     Args:
         source: uint8 images of one channel.
@@ -91,9 +84,8 @@ def affine_copies(
         name: None is "affine-" and the source's.
 
     Returns:
-        `copies` times as many images, the copies of one next to each other; with the factors "original" (index into
-        the source; its group), "rotation" (degrees, clockwise), "shear", "scale_x", "scale_y", "top" and "left" (of the
-        ink's box, in pixels).
+        `copies` times as many images, those of one next to each other; the factors "original" (index into the source;
+        the group), "rotation" (degrees, clockwise), "shear", "scale_x", "scale_y", "top" and "left" (of the ink's box).
 
     Raises:
         DataError: the source has another type or more channels, or an image that does not fit the canvas.

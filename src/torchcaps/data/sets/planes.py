@@ -1,12 +1,8 @@
-"""Synthetic planes: sets of 256 points of the plane, drawn anew from a seed whenever they are read.
-
-An elliptic fuselage, swept wings and a tail of random proportions, nose to the right.
-"""
+"""Synthetic planes as sets of points: an elliptic fuselage, swept wings and a tail, nose to the right."""
 
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from torchcaps.data._registry import DatasetInfo, register_dataset
 from torchcaps.data.points import PointSet, standardised_points
@@ -28,7 +24,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
     check_range("points", points, low=2)
     random = np.random.RandomState(seed)
     shapes = standardised_points("planes", np.stack([_plane(points, random) for _ in range(count)]))
-    return PointSet(shapes, torch.zeros(count, dtype=torch.int64), ("plane",), "planes")
+    return PointSet.of(shapes, "planes", "plane")
 
 
 def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
@@ -56,6 +52,4 @@ INFO = DatasetInfo(
 
 @register_dataset(INFO)
 def _read(folder: Path, split: str) -> PointSet | None:
-    if folder != INFO.embedded:
-        return None
-    return make_planes(COUNTS[split], seed=0 if split == "train" else 1)
+    return make_planes(COUNTS[split], seed=int(split == "test")) if folder == INFO.embedded else None

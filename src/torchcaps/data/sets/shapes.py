@@ -1,7 +1,4 @@
-"""Shapes: rendered discs, squares and triangles that overlap, with their masks, made from a seed.
-
-Brightness does not tell a shape from another, nor from the ground: only its outline does.
-"""
+"""Shapes: rendered discs, squares and triangles that overlap, with their masks; only outlines tell them apart."""
 
 from pathlib import Path
 
@@ -70,10 +67,7 @@ def _shape(
 
 
 def write_shapes(folder: str | Path, progress: Progress | None = None) -> None:
-    """Render both splits and write them as PNG files, as `read_masks` reads them; takes half a minute.
-
-    The table of classes comes last. DataError where the folder cannot be written to.
-    """
+    """Render both splits and write them as `read_masks` reads them, the table of classes last."""
     folder = Path(folder)
     with writing(folder):
         for split, count in COUNTS.items():

@@ -1,11 +1,8 @@
 """smallNORB: stereo photographs of fifty toys from 162 viewpoints under six lights, and the novel-viewpoint protocols.
 
-LeCun, Huang, Bottou, "Learning methods for generic object recognition with invariance to pose and lighting", CVPR 2004.
-Its files are binary matrices, little-endian: a magic number that names the type, the number of axes, the sizes (three
-at least, unused ones are 1), then the values row after row. Despite their ending, these files are not MATLAB's.
-
-Protocols (Hinton, Sabour, Frosst, ICLR 2018, section 5; table 2): train on one third of the views of the training toys;
-test on the same views of the test toys, the familiar ones, and on the other two thirds, the novel ones.
+LeCun, Huang, Bottou, "Learning methods for generic object recognition with invariance to pose and lighting", CVPR 2004;
+protocols of Hinton, Sabour, Frosst, ICLR 2018, section 5. Files are binary matrices, little-endian: a magic number that
+names the type, the number of axes, the sizes (three at least, unused ones are 1), then the values row after row.
 """
 
 import math
@@ -20,6 +17,7 @@ import torch
 from torchcaps.data._registry import DatasetInfo, register_dataset, register_format, register_made
 from torchcaps.data.budget import Source, door
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError, UnknownNameError
 
@@ -35,7 +33,7 @@ STEMS = {
 }
 PATTERNS = {"train": "{}-*-training-{}.mat", "test": "{}-*-testing-{}.mat"}
 ANY = "*norb"
-EYES = ("both", "left", "right", "each")
+EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
 CHUNK = 1024  # photographs made smaller at a time
 CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e"  # of both splits
 # Codes of the familiar views: azimuths of 300° to 40° (in tens of degrees), elevations of 30° to 40°.
@@ -102,9 +100,7 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
     """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, or None."""
-    pattern = PATTERNS[split].format(stem, kind)
-    found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{pattern}.gz"))
-    return found[0] if found else None
+    return plain_or_packed(folder, PATTERNS[split].format(stem, kind))
 
 
 def _holds(folder: Path, stem: str = ANY) -> bool:
@@ -128,8 +124,7 @@ def read_norb(
         split: no toy is in both.
         eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one channel; "each" gives
             every photograph by itself, left and right of a scene next to each other, with the factor "eye".
-        halve: whether photographs of 96 × 96 become 48 × 48 by the mean of 2 × 2 pixels, as in the papers; photographs
-            of another size stay as they are.
+        halve: whether photographs of 96 × 96, and no others, become 48 × 48 by the mean of 2 × 2 pixels.
         stem: what the files' names begin with; a pattern in which * stands for anything.
 
     Returns:
@@ -151,8 +146,7 @@ def read_norb(
         paths[kind] = path
     photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
     _check_shapes(paths, photographs, categories, info)
-    sides = {"both": slice(None), "each": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
-    pixels = photographs[:, sides[eyes]]
+    pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
     if halve and pixels.shape[2:] == (96, 96):
@@ -216,33 +210,25 @@ def split_views(images: ImageSet, by: str) -> Views:
 
 
 def register_norb(info: DatasetInfo) -> None:
-    """Register a set in smallNORB's layout whose files begin with its name, and its four novel-viewpoint sets.
-
-    `NAME-azimuth` and `NAME-elevation` train on the familiar views of the training toys and test on the novel views of
-    the test toys; those with `-familiar` at the end test on the familiar views of the same toys.
-    """
+    """Register a set in smallNORB's layout whose files begin with its name, and its four novel-viewpoint sets."""
 
     @register_dataset(info)
     def read(folder: Path, split: str) -> ImageSet | None:
         return read_norb(folder, split, name=info.name, stem=info.name) if _holds(folder, info.name) else None
 
     for by, codes in FAMILIAR.items():
-        for part in ("novel", "familiar"):
-            known = info.train * len(codes) // CODES[by]
-            others = "the other two" if part == "novel" else "the same"
+        known = info.train * len(codes) // CODES[by]
+        title = f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on"
+        for ending, others, test in (("", "the other two", info.test - known), ("-familiar", "the same", known)):
             register_made(
-                info,
-                partial(_view, by=by, part=part),
-                name=f"{info.name}-{by}" if part == "novel" else f"{info.name}-{by}-familiar",
-                title=f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on {others}",
-                train=known,
-                test=info.test - known if part == "novel" else known,
-            )
+                info, partial(_view, by=by, novel=not ending), name=f"{info.name}-{by}{ending}",
+                title=f"{title} {others}", train=known, test=test,
+            )  # fmt: skip
 
 
-def _view(images: ImageSet, split: str, by: str, part: str) -> ImageSet:
-    familiar, novel = split_views(images, by)
-    return novel if split == "test" and part == "novel" else familiar
+def _view(images: ImageSet, split: str, by: str, novel: bool) -> ImageSet:
+    views = split_views(images, by)
+    return views.novel if split == "test" and novel else views.familiar
 
 
 register_norb(INFO)

@@ -1,7 +1,4 @@
-"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed.
-
-A stand-in with smallNORB's protocol, not smallNORB: figures on it are comparable among themselves only.
-"""
+"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcaps.data._registry import Progress
 from torchcaps.data.dataset import ImageSet
@@ -54,7 +50,7 @@ def render_synthnorb(
         size: side of the images in pixels; each pixel is the mean of four rays.
         stereo: whether to render two channels, left eye first, 6° apart.
         seed: of the toys' proportions and the order, 0 or more.
-        progress: called now and then as `progress("synthnorb train", images so far, images in all)`.
+        progress: called as `progress("synthnorb train", images so far, images in all)`.
 
     Returns:
         uint8 images `[n, 1 or 2, size, size]` with the factors and the group that `read_norb` gives.
@@ -88,35 +84,26 @@ def render_synthnorb(
                 views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
         if progress:
             progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
-    order = _order(known[:, 0], seed)
+    # Shuffled, with the categories in turn.
+    random = np.random.RandomState(seed)
+    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in range(len(SMALLNORB.classes))]
+    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
     return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
 
 
 def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
-    """Render both splits, 24,300 grey images each, and write them into a folder as smallNORB's files; takes minutes.
-
-    Each file gets its name when it is whole, the photographs last. DataError where the folder cannot be written to.
-    """
+    """Render both splits and write them as smallNORB's files, each named when whole; DataError where that fails."""
     for split, stem in NAMES.items():
         images = render_synthnorb(split, progress=progress)
         info = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-        for kind, values in (
-            ("info", info.to(torch.int32)), ("cat", images.labels.to(torch.int32)), ("dat", images.images)
-        ):  # fmt: skip
+        for kind, values in (("info", info.int()), ("cat", images.labels.int()), ("dat", images.images)):
             path = Path(folder) / f"{stem}-{kind}.mat"
             part = path.with_name(f"{path.name}.part")
             with writing(part):
                 part.write_bytes(matrix_bytes(values.numpy()))
                 os.replace(part, path)
-
-
-def _order(categories: Tensor, seed: int) -> Tensor:
-    """Shuffled, with the categories in turn."""
-    random = np.random.RandomState(seed)
-    places = [random.permutation(np.flatnonzero(categories.numpy() == c)) for c in range(len(SMALLNORB.classes))]
-    return torch.from_numpy(np.stack(places, axis=1).reshape(-1))
 
 
 register_norb(

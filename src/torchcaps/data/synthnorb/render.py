@@ -48,12 +48,8 @@ def photograph(
 ) -> UInt8[Tensor, "lamps size size"]:
     """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
 
-    Args:
-        body: stands on z = 0, about the z axis.
-        elevation, azimuth: of the camera, in degrees; elevation above 0 and below 90.
-        lamps: one or more.
-        size: side of the photograph in pixels; each is the mean of 2 × 2 rays.
-        albedo: share of light that the body gives back, in [0, 1].
+    The camera's elevation (between 0 and 90) and azimuth are in degrees; a pixel is the mean of 2 × 2 rays; `albedo` is
+    the share of light that the body gives back, in [0, 1].
     """
     turn = math.radians(azimuth)
     # Unit vectors to the camera, to its right and up, in the body's own frame.

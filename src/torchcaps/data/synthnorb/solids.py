@@ -1,12 +1,11 @@
 """Solids that a toy is made of, and where parallel rays meet them, in closed form.
 
-Each solid is a unit solid (ball, cube of half side 1, or truncated cone of half height 1) under an affine map. A map
-takes rays to rays and keeps the order along them, so that a solid is met by meeting the unit solid in its own frame.
+Each is a unit solid (ball, cube of half side 1, truncated cone of half height 1) under an affine map, which takes rays
+to rays and keeps the order along them: a solid is met by meeting the unit solid in its own frame.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,15 +67,6 @@ def turned(degrees: Vector) -> np.ndarray:
     return about_z @ about_y @ about_x
 
 
-class Crossings(NamedTuple):
-    """Which rays cross which solids, one crossing an entry, and where each ray enters and leaves."""
-
-    ray: Int64[Tensor, " crossings"]
-    solid: Int64[Tensor, " crossings"]
-    enter: Float[Tensor, " crossings"]
-    leave: Float[Tensor, " crossings"]
-
-
 class Body:
     """Solids put together, ready for rays; solids of one kind are computed together."""
 
@@ -90,8 +80,8 @@ class Body:
         self._origin = -(self.inverse @ self.centre.unsqueeze(-1)).movedim(1, 0)
         self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
 
-    def crossings(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> Crossings:
-        """All crossings of parallel rays with the solids, those of a solid next to each other."""
+    def crossings(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> tuple[Tensor, ...]:
+        """(ray, solid, where it enters, where it leaves), `[crossings]` each, of parallel rays and solids."""
         ray, solid, start = self._near(origins, direction)
         local = self.inverse @ direction  # [solids, 3]
         # A ray parallel to a face divides by zero; one a hair off does not.
@@ -102,7 +92,7 @@ class Body:
         some = zip(_MEET, start.split(counts, 1), along.split(counts, 1), top.split(counts), strict=True)
         enter, leave = (torch.cat(ends) for ends in zip(*(meet(*each) for meet, *each in some), strict=True))
         real = (enter < leave).nonzero().flatten()
-        return Crossings(*(values.index_select(0, real) for values in (ray, solid, enter, leave)))
+        return tuple(values.index_select(0, real) for values in (ray, solid, enter, leave))
 
     def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rays, solids, origins `[3, passes]` in the solids' frames) where a ray passes the box around a solid."""

@@ -25,13 +25,7 @@ def _parts() -> list[dict[str, list[tuple[str, Any]]]]:
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
-    """The solids of a toy, scaled to a common size and centred over the origin.
-
-    Args:
-        category: 0 animal, 1 human, 2 airplane, 3 truck, 4 car.
-        instance: 0..9, which toy of the category.
-        seed: of small changes to its proportions.
-    """
+    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car), centred, of one size."""
     stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
     solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
     return _settled([Solid(s.kind, s.centre * stretch, s.frame * stretch[:, None], s.top) for s in solids])
