@@ -142,10 +142,7 @@ class Session:
 
     def picture(self, file: bytes) -> Picture:
         """An image file as the model takes it; grey, and the same in every channel, unless the model takes 1 or 3.
-
-        Raises:
-            DataError: for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`.
-        """
+        Raises DataError for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`."""
         with opened(file, "image") as image:  # its header alone: nothing is decoded yet
             if image.format not in FORMATS:
                 raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
@@ -292,11 +289,8 @@ class Session:
 
 
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
-    """Two images as one: the sum of their light, at most white; the second moved by so many pixels.
-
-    Raises:
-        ValueError: for images of unequal shapes, or a move of more than a picture.
-    """
+    """Two images as one: the sum of their light, at most white; the second moved by so many pixels. Raises ValueError
+    for images of unequal shapes, or a move of more than a picture."""
     axes = ("channels", "height", "width")
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))

@@ -111,11 +111,7 @@ def reproduce(
 
 
 def read_results(output: str | Path) -> list[Result]:
-    """Every result below a folder, in the order of their paths.
-
-    Raises:
-        RunError: for a result that cannot be read.
-    """
+    """Every result below a folder, in the order of their paths. Raises RunError for a result that cannot be read."""
     return [_read(path) for path in sorted(Path(output).glob(f"*/*/*/*/{RESULT}"))]
 
 

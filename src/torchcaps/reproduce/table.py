@@ -47,11 +47,8 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
 
 
 def write_table(results: Sequence[Result], output: str | Path) -> Path:
-    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically.
-
-    Raises:
-        TrainingError: if it cannot be written.
-    """
+    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically. Raises
+    TrainingError if it cannot be written."""
     sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
     notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
     views = [f"* {line}" for line in viewpoint_lines(results)]
