@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_shape
-from torchcaps.types import Capsules, spec_of
+from torchcaps.types import spec_of
 
 Images = Float[Tensor, "n channels height width"]
 Labels = Int64[Tensor, " n"]
@@ -51,23 +51,14 @@ class LabelledImages(Protocol):
         ...
 
 
-class CapsuleModel(Protocol):
-    """What a model that declares poses, and perhaps a decoder, can do: class capsules with pose `[batch, classes, dim]`
-    and activation `[batch, classes]`; images `[batch, channels, height, width]` drawn from the labelled ones."""
-
-    def capsules(self, images: Tensor) -> Capsules: ...  # noqa: D102
-
-    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor: ...  # noqa: D102
-
-
-def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:
-    """`model`, if it declares class capsules with poses, and where asked for a decoder, too. Raises ValueError for
-    another model."""
+def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
+    """`model`, if it declares class capsules with poses, and where asked for a decoder, too: then it has `capsules`,
+    and `reconstruct`. Raises ValueError for another model."""
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"
         raise ValueError(f"model: expected one with {parts}, got {type(model).__name__}")
-    return cast(CapsuleModel, model)
+    return model
 
 
 def check_labels(labels: Tensor, classes: int | None = None) -> None:

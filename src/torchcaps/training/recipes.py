@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps import plugins
-from torchcaps.errors import RunError, UnknownNameError, read_text
+from torchcaps.errors import RunError, UnknownNameError, check_known, read_text
 from torchcaps.settings import TrainConfig, flattened
 
 
@@ -71,8 +71,7 @@ class Recipe:
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
         """The rows that are run within a budget. Raises UnknownNameError if the recipe has no such budget."""
-        if budget not in self.budgets:
-            raise UnknownNameError(f"budget of {self.name}", budget, self.budgets)
+        check_known(f"budget of {self.name}", budget, self.budgets)
         return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
 
     def resolve(self, row: Row, budget: str, **changes: Any) -> TrainConfig:
@@ -154,8 +153,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
     for row in rows:
         for key in row.within:
-            if key not in budgets:
-                raise UnknownNameError(f"budget of row {row.name}", key, budgets)
+            check_known(f"budget of row {row.name}", key, budgets)
     recipe = Recipe(
         name, content["title"], content["published"], config, rows, budgets or {"full": Budget("not measured")},
         tuple(content.get("measures", ())), tuple(content.get("figures", ("error",))),

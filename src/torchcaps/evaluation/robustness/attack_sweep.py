@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled
 from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness import attacks
@@ -76,8 +76,7 @@ def attack_sweep(
     Raises:
         ValueError: for an unknown attack, no eps, or arguments that do not fit. TypeError: for an unknown option.
     """
-    if attack not in METHODS:
-        raise UnknownNameError("attack", attack, METHODS)
+    check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labelled(images, labels)
     before = right_answers(model, images, labels, batch_size)
