@@ -101,12 +101,6 @@ def check_images(images: Tensor) -> None:
         raise ValueError("images: expected at least one image, got none")
 
 
-def check_same_shape(argument: str, tensor: Tensor, images: Tensor) -> None:
-    """Raise ValueError, in the name of `argument`, unless `tensor` has the shape of `images`."""
-    if tensor.shape != images.shape:
-        raise ValueError(f"{argument}: expected the shape of images, {list(images.shape)}, got {list(tensor.shape)}")
-
-
 def check_labelled(images: Tensor, labels: Tensor) -> None:
     """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
     check_images(images)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Figures, Images, Labels, check_labelled, check_same_shape
+from torchcaps.evaluation.base import Figures, Images, Labels, check_labelled
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 
@@ -94,7 +94,9 @@ def detect_adversarial(
         ValueError: for a model without a decoder, or shapes that do not fit.
     """
     check_labelled(images, labels)
-    check_same_shape("adversarial", adversarial, images)
+    if adversarial.shape != images.shape:
+        want, got = list(images.shape), list(adversarial.shape)
+        raise ValueError(f"adversarial: expected the shape of images, {want}, got {got}")
     (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
     true, flagged = labels.cpu(), far > threshold
     start = before == true
