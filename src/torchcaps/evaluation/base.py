@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_shape
-from torchcaps.types import Capsules, spec_of
+from torchcaps.types import spec_of
 
 Images = Float[Tensor, "n channels height width"]
 Labels = Int64[Tensor, " n"]
@@ -51,23 +51,14 @@ class LabelledImages(Protocol):
         ...
 
 
-class CapsuleModel(Protocol):
-    """What a model that declares poses, and perhaps a decoder, can do: class capsules with pose `[batch, classes, dim]`
-    and activation `[batch, classes]`; images `[batch, channels, height, width]` drawn from the labelled ones."""
-
-    def capsules(self, images: Tensor) -> Capsules: ...  # noqa: D102
-
-    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor: ...  # noqa: D102
-
-
-def capsule_model(model: nn.Module, *, decoder: bool = False) -> CapsuleModel:
-    """`model`, if it declares class capsules with poses, and where asked for a decoder, too. Raises ValueError for
-    another model."""
+def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
+    """`model`, if it declares class capsules with poses, and where asked for a decoder, too: then it has `capsules`,
+    and `reconstruct`. Raises ValueError for another model."""
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"
         raise ValueError(f"model: expected one with {parts}, got {type(model).__name__}")
-    return cast(CapsuleModel, model)
+    return model
 
 
 def check_labels(labels: Tensor, classes: int | None = None) -> None:
@@ -108,12 +99,6 @@ def check_images(images: Tensor) -> None:
         raise ValueError(f"images: expected floating-point values in [0, 1], got {images.dtype}")
     if len(images) == 0:
         raise ValueError("images: expected at least one image, got none")
-
-
-def check_same_shape(argument: str, tensor: Tensor, images: Tensor) -> None:
-    """Raise ValueError, in the name of `argument`, unless `tensor` has the shape of `images`."""
-    if tensor.shape != images.shape:
-        raise ValueError(f"{argument}: expected the shape of images, {list(images.shape)}, got {list(tensor.shape)}")
 
 
 def check_labelled(images: Tensor, labels: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress, check_images, check_labels
 from torchcaps.ranks import Ranks, joined
 from torchcaps.types import declares, spec_of
@@ -43,8 +43,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """The autocast context for "fp32" (off) or "bf16". Raises UnknownNameError (a ValueError) for another precision."""
-    if precision not in PRECISIONS:
-        raise UnknownNameError("precision", precision, PRECISIONS)
+    check_known("precision", precision, PRECISIONS)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torchcaps.data import ImageSet, centre_crop, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
-from torchcaps.errors import DataError, RunError, UnknownNameError, check_range, check_shape
+from torchcaps.errors import DataError, RunError, check_known, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
 from torchcaps.explorer.transform import Motion, move
+from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.report import open_run
 from torchcaps.settings import TrainConfig
@@ -115,7 +116,7 @@ class Session:
         several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
         return {
             "name": self.name, "title": type(self.model).__name__, "classes": list(self.names), "channels": channels,
-            "height": height, "width": width, "parameters": sum(p.numel() for p in self.model.parameters()),
+            "height": height, "width": width, "parameters": parameter_count(self.model),
             "task": self.task.name, "offers": sorted(self.task.offers), "labelled": self.has_labels,
             "capsules": capsules, "pixels": pixels, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
             "activation": meaning, "dim": self.pose_dim,
@@ -142,10 +143,7 @@ class Session:
 
     def picture(self, file: bytes) -> Picture:
         """An image file as the model takes it; grey, and the same in every channel, unless the model takes 1 or 3.
-
-        Raises:
-            DataError: for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`.
-        """
+        Raises DataError for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`."""
         with opened(file, "image") as image:  # its header alone: nothing is decoded yet
             if image.format not in FORMATS:
                 raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
@@ -278,8 +276,7 @@ class Session:
         return drawn.float().cpu()
 
     def _routing(self, routing: Routing) -> AbstractContextManager[object]:
-        if routing not in get_args(Routing):
-            raise UnknownNameError("routing", routing, get_args(Routing))
+        check_known("routing", routing, get_args(Routing))
         if routing == "trained":
             return nullcontext()
         if not self.routes:
@@ -292,11 +289,8 @@ class Session:
 
 
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
-    """Two images as one: the sum of their light, at most white; the second moved by so many pixels.
-
-    Raises:
-        ValueError: for images of unequal shapes, or a move of more than a picture.
-    """
+    """Two images as one: the sum of their light, at most white; the second moved by so many pixels. Raises ValueError
+    for images of unequal shapes, or a move of more than a picture."""
     axes = ("channels", "height", "width")
     check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.evaluation import transform_images
 
 LIMITS = {"degrees": (-180.0, 180.0), "scale": (0.25, 4.0), "right": (-512.0, 512.0), "down": (-512.0, 512.0)}
@@ -29,8 +29,7 @@ class Motion:
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
             check_range(name, getattr(self, name), low=low, high=high)
-        if self.changing not in LIMITS:
-            raise UnknownNameError("motion", self.changing, LIMITS)
+        check_known("motion", self.changing, LIMITS)
 
     def at(self, value: float) -> Motion:
         """The same with another amount of what changes."""

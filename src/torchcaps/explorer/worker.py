@@ -37,11 +37,8 @@ class Worker:
         """What the function returns, run in the thread.
 
         It is given one argument; or, with `together`, the arguments of several requests, and returns a list of answers.
-        Without a stream a request replaces no other.
-
-        Raises:
-            Superseded: a newer request of the stream came while this one waited.
-            HTTPException: (503) the queue is full, or the server stops.
+        Without a stream a request replaces no other. Raises Superseded if a newer request of the stream came while this
+        one waited; HTTPException (503) if the queue is full, or the server stops.
         """
         job = _Job(function, argument, together, Future())
         self._enqueue(stream or object(), job)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps.data import ImageSet
 from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Calibration, Evaluation, Reliability
+from torchcaps.models.cnn import parameter_count
 from torchcaps.report.epochs import epochs_of, is_finished, training_seconds
 from torchcaps.report.run import EVALUATION, open_run, read_figures
 from torchcaps.tasks import Found, Task
@@ -89,7 +90,7 @@ class FinishedRun:
     @property
     def parameters(self) -> int:
         """Numbers that training can change."""
-        return sum(p.numel() for p in self.task.model.parameters())
+        return parameter_count(self.task.model)
 
     @property
     def seconds(self) -> float | None:

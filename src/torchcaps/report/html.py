@@ -24,7 +24,7 @@ def write_report(
     run: str | Path, *, output: str | Path | None = None, root: str | None = None, device: str = "auto",
     images: int = MOST_IMAGES, diagnose: int = DIAGNOSED, progress: Progress | None = None,
 ) -> Path:  # fmt: skip
-    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network.
+    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network; the file.
 
     Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
     from running the model over its test images once more; nothing is chosen by them.
@@ -38,9 +38,6 @@ def write_report(
             measures all of them.
         diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
         progress: called with (images done, images in all).
-
-    Returns:
-        The file written.
 
     Raises:
         RunError: for no run, one that is not finished, or one whose files are damaged. DataError: if the test images

@@ -51,7 +51,7 @@ def perturb_run(
     run: str | Path, images: Sequence[str | Path] = (), *, data: str | None = None, root: str | None = None,
     span: float = 0.25, steps: int = 11, seed: int = 0, output: str | Path | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset.
+    """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset; the files.
 
     Args:
         run: a run folder, or a model file.
@@ -60,9 +60,6 @@ def perturb_run(
         span: the dimension moves from -span to span.
         steps: in this many steps, at least 2.
         output: folder of the pictures; by default plots/ in the run folder.
-
-    Returns:
-        The files written.
 
     Raises:
         RunError: if the model has no decoder. RunError, DataError: as `open_run`.

@@ -103,11 +103,8 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
 
 
 def write_evaluation(folder: str | Path, found: Found, task: Task, images: ImageSet) -> None:
-    """Write evaluation.json and, where matplotlib is installed, plots/.
-
-    Raises:
-        RunError, TrainingError: if the folder cannot be written to.
-    """
+    """Write evaluation.json and, where matplotlib is installed, plots/. Raises RunError or TrainingError if the folder
+    cannot be written to."""
     make_folder(Path(folder))
     write_json(Path(folder) / EVALUATION, found.to_dict())
     if can_plot():
@@ -150,11 +147,7 @@ def read_figures(folder: str | Path) -> dict[str, Any] | None:
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, in the format that the ending of `path` names (PNG without one); folders are made.
-
-    Raises:
-        ValueError: for an ending that is no picture format.
-        RunError, TrainingError: if it cannot be written.
-    """
+    Raises ValueError for an ending that is no picture format; RunError or TrainingError if it cannot be written."""
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower() or "png"
     known = figure.canvas.get_supported_filetypes()

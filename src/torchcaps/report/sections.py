@@ -10,7 +10,7 @@ from torchcaps.report.epochs import best_epoch, score_of
 from torchcaps.report.finished import FinishedRun
 from torchcaps.report.markup import Html, Section, join, name, paragraph, picture, table, text
 from torchcaps.report.run import training_figure
-from torchcaps.report.words import counted, duration, figure, percent, setting
+from torchcaps.report.words import counted, duration, figure, in_words, percent, setting
 from torchcaps.tasks import Exhibit, create_task
 from torchcaps.training import TrainConfig
 
@@ -83,7 +83,7 @@ def summary(run: FinishedRun) -> Section:
         "Its options": options or "none, so its defaults",
         "Its outputs": _outputs(run),
         "Parameters": f"{run.parameters:,}",
-        "Task": f"{run.task.name}, trained with the {_words(run.task.loss)} loss",
+        "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
         "Data": name(run.config.data.name),
         "Images": run.images.size_in_words,
         "Classes": _classes(run) if run.task.labelled else "labels had no part in it",
@@ -104,12 +104,12 @@ def curves(run: FinishedRun) -> Section:
     ends = [figure(key, row[key]) for row in (run.epochs[0], run.epochs[-1]) if key in row]
     alt = f"Curves of loss and score over {len(run.epochs)} epochs."
     if ends:
-        score = f"Validation {_words(key.removeprefix('val_'))}"
+        score = f"Validation {in_words(key.removeprefix('val_'))}"
         alt = f"{alt} {score} goes from {ends[0]} after the first to {ends[-1]} after the last."
     rises = ", whose margin rises during training" if loss == "spread" else ""
     about = (
         "Training figures are means over an epoch while the weights still change, with random changes of the images "
-        f"where the run has them; validation figures are measured after it. The loss is the {_words(loss)} "
+        f"where the run has them; validation figures are measured after it. The loss is the {in_words(loss)} "
         f"loss{rises}; other parts of the training loss are left out."
     )
     if "score" not in run.epochs[-1] and loss != "margin" and ends:
@@ -135,10 +135,6 @@ def configuration(run: FinishedRun) -> Section:
         Html("<h3>Environment</h3>"), parts if machine else paragraph("The environment was not recorded."),
     )  # fmt: skip
     return Section("configuration", "Configuration and environment", body)
-
-
-def _words(key: str) -> str:
-    return key.replace("_", " ")
 
 
 def _outputs(run: FinishedRun) -> str:

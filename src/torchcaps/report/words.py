@@ -7,6 +7,11 @@ from typing import Any
 from torchcaps.tasks.exhibits import percent as percent
 
 
+def in_words(key: str) -> str:
+    """`train_loss` as "train loss"."""
+    return key.replace("_", " ")
+
+
 def figure(key: str, value: float) -> str:
     """A figure by its name: accuracies in percent, others as they are."""
     return percent(value) if key.endswith("accuracy") else f"{value:.4g}"

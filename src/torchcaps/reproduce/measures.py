@@ -66,10 +66,10 @@ class Trained:
         """Random test images, always the same ones."""
         return _some(self.images, count)
 
-    def other(self, data: str, split: str = "test") -> ImageSet:
-        """Images of another named set, as the model takes them."""
+    def other(self, data: str) -> ImageSet:
+        """Test images of another named set, as the model takes them."""
         ours = self.config.data
-        found = load_dataset(data, split, ours.root, img_size=ours.img_size, in_chans=self.images.in_chans)
+        found = load_dataset(data, "test", ours.root, img_size=ours.img_size, in_chans=self.images.in_chans)
         return cropped(found, ours.crop)
 
     def held_out(self) -> ImageSet:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_range, read_text
+from torchcaps.models.cnn import parameter_count
 from torchcaps.report import finish_run
 from torchcaps.report.epochs import epochs_of, training_seconds
 from torchcaps.reproduce.measures import MEASURES, finished
@@ -111,11 +112,7 @@ def reproduce(
 
 
 def read_results(output: str | Path) -> list[Result]:
-    """Every result below a folder, in the order of their paths.
-
-    Raises:
-        RunError: for a result that cannot be read.
-    """
+    """Every result below a folder, in the order of their paths. Raises RunError for a result that cannot be read."""
     return [_read(path) for path in sorted(Path(output).glob(f"*/*/*/*/{RESULT}"))]
 
 
@@ -142,12 +139,15 @@ def _one(
     if started:
         _check_same(run, config)
     train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
-    parameters, figures = _measured(recipe, config, run)
+    figures: dict[str, Any] = finish_run(run, device=config.run.device, root=config.data.root).to_dict()
+    trained = finished(run, config)
+    for name in recipe.measures:
+        figures |= MEASURES[name](trained)
     epochs, facts = epochs_of(run), run.environment()
     speeds = [entry["images_per_second"] for entry in epochs]
     result = Result(
         recipe=recipe.name, row=row.name, budget=budget, seed=config.run.seed, figures=figures,
-        shown=[*recipe.figures], published=row.published, parameters=parameters,
+        shown=[*recipe.figures], published=row.published, parameters=parameter_count(trained.model),
         epochs=len(epochs), images_per_second=sum(speeds) / len(speeds) if speeds else None,
         seconds=training_seconds(epochs, config.run.batch_size) or 0.0,
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
@@ -156,15 +156,6 @@ def _one(
     )  # fmt: skip
     write_json(file, asdict(result))
     return result
-
-
-def _measured(recipe: Recipe, config: TrainConfig, run: RunFolder) -> tuple[int, dict[str, Any]]:
-    """Number of parameters, and the figures of the task and of the recipe's measures."""
-    figures: dict[str, Any] = finish_run(run, device=config.run.device, root=config.data.root).to_dict()
-    trained = finished(run, config)
-    for name in recipe.measures:
-        figures |= MEASURES[name](trained)
-    return sum(p.numel() for p in trained.model.parameters()), figures
 
 
 def _check_same(run: RunFolder, config: TrainConfig) -> None:

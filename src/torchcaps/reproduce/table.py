@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from torchcaps.evaluation import compare_viewpoints
+from torchcaps.report.words import in_words
 from torchcaps.reproduce.run import Result
 from torchcaps.training.checkpoint import atomic
 
@@ -47,11 +48,8 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
 
 
 def write_table(results: Sequence[Result], output: str | Path) -> Path:
-    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically.
-
-    Raises:
-        TrainingError: if it cannot be written.
-    """
+    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically. Raises
+    TrainingError if it cannot be written."""
     sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
     notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
     views = [f"* {line}" for line in viewpoint_lines(results)]
@@ -88,12 +86,12 @@ def over_seeds(name: str, values: Sequence[float | None]) -> str:
 def _line(group: list[Result]) -> tuple[str, ...]:
     first = group[0]
     names = [name for name in first.shown if any(isinstance(r.figures.get(name), int | float) for r in group)]
-    measured = [f"{_words(name)} {over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
+    measured = [f"{in_words(name)} {over_seeds(name, [r.figures.get(name) for r in group])}" for name in names]
     least, most = min(r.epochs for r in group), max(r.epochs for r in group)
     seconds = mean(r.seconds for r in group)
     return (
         first.recipe, first.row, first.budget, "; ".join(measured) or "-",
-        "; ".join(f"{_words(name)} {value}" for name, value in first.published.items()) or "-", str(len(group)),
+        "; ".join(f"{in_words(name)} {value}" for name, value in first.published.items()) or "-", str(len(group)),
         f"{first.parameters:,}", str(least) if least == most else f"{least}-{most}", f"{seconds / 60:.1f} min",
     )  # fmt: skip
 
@@ -114,7 +112,3 @@ def _matched(
         f"at {mean(pair.target for pair in pairs):.1%} on familiar views, {novel[0]:.1%} of novel ones for {first} and "
         f"{novel[1]:.1%} for {second}: {mean(gains):+.1f}{spread} points ({seeds})"
     )
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -191,11 +191,8 @@ def describe_model(
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
     """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
-
-    Raises:
-        OptionError: for an option that the model does not take. ValueError: for sizes or values that it refuses.
-        KeyError: for a description without one of its parts. DataError: for a preprocessing that is none.
-    """
+    Raises OptionError for an option that the model does not take; ValueError for sizes or values that it refuses;
+    KeyError for a description without one of its parts; DataError for a preprocessing that is none."""
     check_description(about)
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}

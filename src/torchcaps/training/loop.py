@@ -154,11 +154,8 @@ class Trainer:
         return drawn_from(torch.Generator(self.device).manual_seed(seed))
 
     def _count(self, losses: dict[str, Tensor], count: int, rate: float) -> bool:
-        """Add a step to the sums of its epoch; whether a process was asked to stop.
-
-        Raises:
-            TrainingError: for a loss that is not finite, before the weights take it in.
-        """
+        """Add a step to the sums of its epoch; whether a process was asked to stop. Raises TrainingError for a loss
+        that is not finite, before the weights take it in."""
         names = [name for name, value in losses.items() if value.dim() == 0]
         values = torch.stack([losses[name].detach().double() for name in names]).cpu()
         stop = self.callbacks.should_stop is not None and self.callbacks.should_stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps import plugins
-from torchcaps.errors import RunError, UnknownNameError, read_text
+from torchcaps.errors import RunError, UnknownNameError, check_known, read_text
 from torchcaps.settings import TrainConfig, flattened
 
 
@@ -70,21 +70,13 @@ class Recipe:
     figures: tuple[str, ...] = ("error",)
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
-        """The rows that are run within a budget.
-
-        Raises:
-            UnknownNameError: the recipe has no such budget.
-        """
-        if budget not in self.budgets:
-            raise UnknownNameError(f"budget of {self.name}", budget, self.budgets)
+        """The rows that are run within a budget. Raises UnknownNameError if the recipe has no such budget."""
+        check_known(f"budget of {self.name}", budget, self.budgets)
         return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
 
     def resolve(self, row: Row, budget: str, **changes: Any) -> TrainConfig:
-        """The run of a row within a budget, with further changes (those that are not None).
-
-        Raises:
-            UnknownNameError: the recipe has no such budget. ValueError: for settings that a run refuses.
-        """
+        """The run of a row within a budget, with further changes (those that are not None). Raises UnknownNameError if
+        the recipe has no such budget; ValueError for settings that a run refuses."""
         known = self.rows_of(budget)
         if row not in known:
             raise UnknownNameError(f"row of {self.name} within {budget}", row.name, [r.name for r in known])
@@ -125,12 +117,8 @@ def _known() -> Mapping[str, Recipe | Path]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """Read a recipe by name, or from a `.toml` file.
-
-    Raises:
-        UnknownNameError: for a name that is no recipe.
-        RunError: for a file that cannot be read as one.
-    """
+    """Read a recipe by name, or from a `.toml` file. Raises UnknownNameError for a name that is no recipe; RunError for
+    a file that cannot be read as one."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
         found = plugins.find("recipe", name_or_path, _known())
@@ -165,8 +153,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
     for row in rows:
         for key in row.within:
-            if key not in budgets:
-                raise UnknownNameError(f"budget of row {row.name}", key, budgets)
+            check_known(f"budget of row {row.name}", key, budgets)
     recipe = Recipe(
         name, content["title"], content["published"], config, rows, budgets or {"full": Budget("not measured")},
         tuple(content.get("measures", ())), tuple(content.get("figures", ("error",))),

@@ -44,11 +44,8 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, path: str | Path) -> RunFolder:
-        """A folder for a new run; nothing is made yet.
-
-        Raises:
-            RunError: if there is a run already, or a file that a run would replace.
-        """
+        """A folder for a new run; nothing is made yet. Raises RunError if there is a run already, or a file that a run
+        would replace."""
         run = cls(path)
         if (run.path / CONFIG).exists():
             if holder(run.path) not in (None, os.getpid()):
@@ -66,11 +63,8 @@ class RunFolder:
 
     @contextmanager
     def begun(self, config: TrainConfig) -> Iterator[None]:
-        """Hold the folder as that of a new run; what an error leaves without a checkpoint is removed.
-
-        Raises:
-            RunError: if there is a run already, or no folder can be made. TrainingError: if it cannot be written to.
-        """
+        """Hold the folder as that of a new run; what an error leaves without a checkpoint is removed. Raises RunError
+        if there is a run already, or no folder can be made; TrainingError if it cannot be written to."""
         with exclusive(self.path):
             self.fresh(self.path)  # another may have begun since it was asked
             try:
@@ -82,11 +76,8 @@ class RunFolder:
 
     @contextmanager
     def continued(self) -> Iterator[None]:
-        """Hold the folder of a run that goes on; an environment that was lost is written anew.
-
-        Raises:
-            RunError: if another process holds it. TrainingError: if it cannot be written to.
-        """
+        """Hold the folder of a run that goes on; an environment that was lost is written anew. Raises RunError if
+        another process holds it; TrainingError if it cannot be written to."""
         with exclusive(self.path):
             make_folder(self.last.parent)  # what copies folders may leave out empty ones
             before = self.environment()
@@ -97,11 +88,8 @@ class RunFolder:
             yield
 
     def start(self, config: TrainConfig) -> None:
-        """Make the folder and write the environment and the configuration, which makes it a run.
-
-        Raises:
-            RunError: if the folder cannot be made. TrainingError: if it cannot be written to.
-        """
+        """Make the folder and write the environment and the configuration, which makes it a run. Raises RunError if the
+        folder cannot be made; TrainingError if it cannot be written to."""
         make_folder(self.path)
         make_folder(self.last.parent)
         write_json(self.path / ENVIRONMENT, environment())
@@ -123,22 +111,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run folder.
-
-        Raises:
-            RunError: if there is no run.
-        """
+        """An existing run folder. Raises RunError if there is no run."""
         run = cls(path)
         if not (run.path / CONFIG).exists():
             raise RunError(f"{run.path}: no run folder, or none with a {CONFIG}")
         return run
 
     def config(self) -> TrainConfig:
-        """The resolved configuration of the run.
-
-        Raises:
-            RunError: if it is damaged.
-        """
+        """The resolved configuration of the run. Raises RunError if it is damaged."""
         file = self.path / CONFIG
         try:
             return TrainConfig.from_dict(json.loads(read_text(file)))
@@ -155,10 +135,7 @@ class RunFolder:
 
     def threads(self) -> int | None:
         """Processor threads that the run was started with, by its environment or else its checkpoints; None: unknown.
-
-        Raises:
-            RunError: if that is no number of threads.
-        """
+        Raises RunError if that is no number of threads."""
         facts = self.environment()
         for checkpoint in (self.last, self.previous):
             if facts.get("threads") is None and checkpoint.exists():
@@ -178,11 +155,8 @@ class RunFolder:
         return {"settings": settings} | ({} if threads is None else {"threads": threads})
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add one line to the metrics, in a single write; a line that does not fit is taken back.
-
-        Raises:
-            TrainingError: when it cannot be written.
-        """
+        """Add one line to the metrics, in a single write; a line that does not fit is taken back. Raises TrainingError
+        when it cannot be written."""
         line = (json.dumps(row) + "\n").encode()
         try:
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -198,11 +172,8 @@ class RunFolder:
             raise TrainingError(f"{self.metrics}: cannot be written ({error.strerror})") from error
 
     def rows(self) -> list[dict[str, Any]]:
-        """All whole lines of the metrics, by "kind" and "step"; a last line that a crash cut short is left out.
-
-        Raises:
-            RunError: if another line is damaged.
-        """
+        """All whole lines of the metrics, by "kind" and "step"; a last line that a crash cut short is left out. Raises
+        RunError if another line is damaged."""
         if not self.metrics.exists():
             return []
         try:
@@ -216,10 +187,7 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Forget metrics of steps after `step`, and what writes left that were killed: training continues from there.
-
-        Raises:
-            RunError, TrainingError: if the metrics cannot be read or written.
-        """
+        Raises RunError or TrainingError if the metrics cannot be read or written."""
         rows = [row for row in self.rows() if row["step"] <= step]
         with suppress(OSError):
             for partial in self.path.rglob(".*.partial"):

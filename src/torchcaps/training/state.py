@@ -52,10 +52,8 @@ def load_state(
 
     Where there is neither, nothing is taken up. `about` is as it was saved, but a key that the file lacks may be new;
     `steps` are those of the whole training. Returned is the progress, and a sentence if it is not that of `path`.
-
-    Raises:
-        RunError: if there is no whole state, or it is one of another model, or of settings, data or threads that are
-            not these.
+    Raises RunError if there is no whole state, or it is one of another model, or of settings, data or threads that are
+    not these.
     """
     faults: list[str] = []
     for file in (path, path.with_name(PREVIOUS_FILE)):

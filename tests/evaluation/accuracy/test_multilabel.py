@@ -42,7 +42,7 @@ def test_the_most_active_come_first() -> None:
 
 def test_a_data_set_with_several_labels() -> None:
     data = StubData(ACTIVATIONS[:, None, None], LABELS, ("a", "b", "c", "d"))
-    assert evaluate_multilabel(PixelReader(4), data, 3) == score_multilabel(ACTIVATIONS, LABELS)
+    assert evaluate_multilabel(PixelReader(4), data) == score_multilabel(ACTIVATIONS, LABELS)
 
 
 def test_figures_as_text() -> None:

@@ -62,7 +62,6 @@ def test_without_labels_the_longest_capsules_are_drawn() -> None:
     assert drawn.shown.tolist() == [[0, 1], [0, 2], [1, 2]]
     assert drawn.lengths[0].tolist() == pytest.approx([0.9, 0.8])
     assert drawn.images.shape == (3, 2, 1, 4, 4)
-    assert segment(PerfectDecoder(), IMAGES, count=1).shown.tolist() == [[0], [0], [1]]
 
 
 def test_found_classes_are_put_in_the_place_of_their_labels() -> None:

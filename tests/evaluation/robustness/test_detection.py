@@ -10,9 +10,7 @@ from torchcaps.evaluation import (
     detection_threshold,
     reconstruction_distances,
     reject_by_length,
-    score_rejection,
 )
-from torchcaps.evaluation.robustness.detection import false_positive_rate
 from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import PixelReader
@@ -53,11 +51,11 @@ def test_auroc_counts_pairs_and_half_of_ties() -> None:
     assert auroc(first, second) == pytest.approx(float(pairs.mean()))
 
 
-def test_false_positives_at_a_recall() -> None:
-    positive, negative = torch.arange(1.0, 21), torch.tensor([0.0, 1.5, 2.5, 30.0])
-    assert false_positive_rate(positive, negative, 0.95) == 0.5  # one of twenty may be lost: the threshold is 2
-    assert false_positive_rate(positive, negative, 1.0) == 0.75
-    assert false_positive_rate(positive + 100, negative) == 0
+def test_false_positives_where_one_known_image_in_twenty_may_be_lost() -> None:
+    known, other = torch.arange(1.0, 21) / 20, torch.tensor([0.0, 1.5, 2.5, 20.0]) / 20
+    found = reject_by_length(PixelReader(1), *(part.view(-1, 1, 1, 1) for part in (known, other)))
+    assert found.threshold == pytest.approx(0.1)
+    assert found.false_positive_rate == 0.5
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.2])
@@ -91,14 +89,12 @@ def test_an_image_that_changed_sides_is_unlike_itself() -> None:
 def test_long_capsules_mean_known_images() -> None:
     known = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
     other = torch.tensor([[0.1, 0.1], [0.3, 0.2]])
-    found = score_rejection(known, other, recall=1.0)
+    found = reject_by_length(PixelReader(2), *(part.view(-1, 1, 1, 2) for part in (known, other)))
     assert found.auroc == 1
     assert found.false_positive_rate == 0
     assert found.threshold == pytest.approx(0.7)
     assert found.known_length == pytest.approx(0.8)
     assert found.other_length == pytest.approx(0.2)
-    images = [part.view(-1, 1, 1, 2) for part in (known, other)]
-    assert reject_by_length(PixelReader(2), *images, recall=1.0) == found
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -109,5 +105,3 @@ def test_arguments_that_do_not_fit() -> None:
         auroc(torch.tensor([float("nan")]), torch.zeros(1))
     with pytest.raises(ValueError, match="number of distances scores: expected at least 1, got 0"):
         detection_threshold(torch.zeros(0))
-    with pytest.raises(ValueError, match=r"other: expected \[n, classes=2\]"):
-        score_rejection(torch.rand(2, 2), torch.rand(2, 3))

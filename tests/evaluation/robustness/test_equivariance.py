@@ -61,7 +61,7 @@ def test_poses_that_turn_with_the_image() -> None:
     for image in images:
         row, column = torch.randint(4, 10, (2,), generator=generator)
         image[0, row : row + 2, column : column + 2] = 1
-    found = equivariance(Compass(), images, torch.zeros(40, dtype=torch.int64), rotation=[0, 30, 180], ridge=1e-6)
+    found = equivariance(Compass(), images, torch.zeros(40, dtype=torch.int64), rotation=[0, 30, 180])
     assert found.equivariant == pytest.approx((1, 1, 1), abs=0.02)
     assert found.invariant[0] == pytest.approx(1)
     assert found.invariant[1] < 0.9
@@ -77,7 +77,5 @@ def test_arguments_that_do_not_fit() -> None:
         equivariance(Linear(torch.ones(4)), images, labels)
     with pytest.raises(ValueError, match="number of rotations: expected at least 1, got 0"):
         equivariance(Compass(), images, labels, rotation=[])
-    with pytest.raises(ValueError, match="ridge: expected at least 0, got -1"):
-        equivariance(Compass(), images, labels, ridge=-1)
     with pytest.raises(ValueError, match="labels: expected class indices from 0 to 1, got 2"):
         equivariance(Compass(), images, labels + 2)

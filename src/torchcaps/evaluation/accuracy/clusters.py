@@ -14,10 +14,8 @@ STEPS, DECAY = 60, 1e-4  # of the linear map
 def kmeans(points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator) -> Float[Tensor, "clusters dim"]:
     """Centres of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centres as k-means++ does.
 
-    Where there are fewer points than clusters, centres are equal.
-
-    Raises:
-        ValueError: for points of other axes, or clusters below one.
+    Where there are fewer points than clusters, centres are equal. Raises ValueError for points of other axes, or
+    clusters below one.
     """
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
@@ -66,11 +64,8 @@ def match_clusters(clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], c
 
 
 def assignment(cost: Float[Tensor, "rows columns"]) -> list[int]:
-    """The column of each row, no column twice, for which costs add up to the least: the Hungarian algorithm.
-
-    Raises:
-        ValueError: for more rows than columns.
-    """
+    """The column of each row, no column twice, for which costs add up to the least: the Hungarian algorithm. Raises
+    ValueError for more rows than columns."""
     rows, columns = cost.shape
     check_range("columns", columns, low=rows)
     row_of = [-1] * (columns + 1)  # the last column is where a row waits that has none yet

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Figures, LabelledImages, Labels, Progress, check_indices, check_lengths
+from torchcaps.evaluation.base import Figures, LabelledImages, Labels, Progress, check_indices, check_lengths
 from torchcaps.evaluation.forward import class_activations
 
 
@@ -50,15 +50,14 @@ class MultiLabel(Figures):
 
 
 def evaluate_multilabel(
-    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, groups: Labels | None = None,
-    device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
-) -> MultiLabel:  # fmt: skip
+    model: nn.Module, dataset: LabelledImages, *, groups: Labels | None = None, progress: Progress | None = None
+) -> MultiLabel:
     """Run `model` over images that show several classes each, and score it; the model's mode is restored afterwards.
 
     Arguments are those of `evaluate`, with labels `[n, k]`, and groups those of `score_multilabel`. Raises ValueError
-    as `score_multilabel`; or for a model with another number of classes, or an unknown precision.
+    as `score_multilabel`, or for a model with another number of classes.
     """
-    found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
+    found = class_activations(model, dataset, progress=progress)
     return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 
 

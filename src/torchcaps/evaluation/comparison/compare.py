@@ -29,6 +29,7 @@ from torchcaps.evaluation.accuracy.classification import Evaluation
 from torchcaps.evaluation.base import Figures
 from torchcaps.evaluation.comparison.exact import LEVEL, MARGIN, equivalence_test, mcnemar, smallest_visible
 
+RESAMPLES = 10_000  # of the bootstrap
 ADDED = 2  # images that only the first, and as many that only the second gets right, for the variance over images
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
@@ -153,9 +154,7 @@ class Comparison(Compared):
         return [("model", "accuracy", "right alone"), *cells]
 
 
-def compare_evaluations(
-    first: Evaluation, second: Evaluation, *, margin: float = MARGIN, resamples: int = 10_000, seed: int = 0
-) -> Comparison:
+def compare_evaluations(first: Evaluation, second: Evaluation, *, margin: float = MARGIN) -> Comparison:
     """Two evaluations on the same images in the same order.
 
     Args:
@@ -163,32 +162,25 @@ def compare_evaluations(
         second: of the baseline.
         margin: the smallest difference in accuracy that matters, in (0, 1); by default one point. Choose it before you
             look: one point is little at 90 % accuracy, and more than all there is to gain at 99.4 %.
-        resamples: of the bootstrap, at least 100.
-        seed: of the bootstrap.
 
     Raises:
-        ValueError: for evaluations on other images, as far as their labels show, a margin out of range, or too few
-            resamples.
+        ValueError: for evaluations on other images, as far as their labels show, or a margin out of range.
     """
     check_same_labels(first, second, "second")
-    return compare_answers(right_of(first), right_of(second), margin=margin, resamples=resamples, seed=seed)
+    return compare_answers(right_of(first), right_of(second), margin=margin)
 
 
 def compare_answers(
-    first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *,
-    margin: float = MARGIN, resamples: int = 10_000, seed: int = 0,
-) -> Comparison:  # fmt: skip
-    """`compare_evaluations` for `[n]` booleans, whether each model is right on the same images; n at least 1.
-
-    Raises ValueError for shapes that do not fit, a margin out of range, or too few resamples.
-    """
+    first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *, margin: float = MARGIN, seed: int = 0
+) -> Comparison:
+    """`compare_evaluations` for `[n]` booleans, whether each model is right on the same images; n at least 1. The seed
+    is that of the bootstrap. Raises ValueError for shapes that do not fit, or a margin out of range."""
     check_shape("first", first, ("n",))
     check_shape("second", second, ("n",), n=len(first))
     check_range("number of images", len(first), low=1)
-    check_range("resamples", resamples, low=100)
     n, one, two = len(first), int((first & ~second).sum()), int((second & ~first).sum())
     # Resampling images with replacement draws the three kinds of them from a multinomial distribution.
-    drawn = np.random.default_rng(seed).multinomial(n, [one / n, two / n, (n - one - two) / n], size=resamples)
+    drawn = np.random.default_rng(seed).multinomial(n, [one / n, two / n, (n - one - two) / n], size=RESAMPLES)
     low, high = np.quantile((drawn[:, 0] - drawn[:, 1]) / n, [0.025, 0.975])
     return Comparison(
         first=float(first.double().mean()), second=float(second.double().mean()), difference=(one - two) / n,
@@ -228,7 +220,7 @@ class RunsComparison(Compared):
 
 def compare_runs(
     first: Sequence[Evaluation] | Bool[Tensor, "runs n"], second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
-    *, paired: bool = False, margin: float = MARGIN, resamples: int = 10_000, seed: int = 0,
+    *, paired: bool = False, margin: float = MARGIN, resamples: int = RESAMPLES, seed: int = 0,
 ) -> RunsComparison:  # fmt: skip
     """Two methods by their runs, on the same images in the same order.
 

@@ -76,15 +76,13 @@ def perturb(
 
     The capsule of the label moves, or the most active one when no labels are given. The others are zero first, so that
     nothing but the shown capsule reaches the decoder; activations stay as they were. Source: arXiv 1710.09829,
-    section 5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05.
+    section 5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05. The outcome takes
+    batch x dims x steps images of memory.
 
     Args:
         model: as for `reconstructions`, as are images and labels.
         span: the largest move to either side, at least 0. Poses are shorter than 1 in a vector capsule.
         steps: at least 2; an odd number includes the capsule as it is.
-
-    Returns:
-        Perturbation: its reconstructions take batch x dims x steps images of memory.
 
     Raises:
         ValueError: for a model without a decoder, images or labels that do not fit, or span or steps too small.

@@ -64,23 +64,20 @@ class Segmentation(Figures):
     num_samples: int
 
 
-def segment(
-    model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None, *, count: int = 2
-) -> Segments:
-    """Decode the labelled capsules of each image, or the `count` most active ones, each with all others at zero.
+def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None) -> Segments:
+    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero.
 
     Args:
         model: declares class capsules and a decoder.
         images: `[n, channels, height, width]` in [0, 1], n at least 1.
         labels: `[n, k]` class indices; they may name absent classes, whose drawings should stay faint.
-        count: how many capsules without labels; the most active is the first.
 
     Raises:
         ValueError: for a model without a decoder, or arguments that do not fit.
     """
     check_images(images)
     if labels is None:
-        labels = top_labels(image_activations(model, images), count)
+        labels = top_labels(image_activations(model, images))
     check_shape("labels", labels, ("n", "k"), n=len(images))
     check_range("number of labels", labels.shape[1], low=1)
     drawn = [reconstructions(model, images, column) for column in labels.unbind(1)]

@@ -16,10 +16,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_same_shape
+from torchcaps.evaluation.base import Figures, Images, Labels, check_labelled
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 
+RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
 
 
@@ -34,11 +35,6 @@ def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float
     below = torch.searchsorted(ordered, positive, right=False)
     upto = torch.searchsorted(ordered, positive, right=True)
     return float((below + upto).double().mean() / (2 * len(ordered)))
-
-
-def false_positive_rate(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"], recall: float = 0.95) -> float:
-    """Share of negatives that pass the highest threshold which lets at least `recall` of the positives pass."""
-    return proportion(_scores("negative", negative) >= _threshold(_scores("positive", positive), recall))
 
 
 def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
@@ -98,7 +94,9 @@ def detect_adversarial(
         ValueError: for a model without a decoder, or shapes that do not fit.
     """
     check_labelled(images, labels)
-    check_same_shape("adversarial", adversarial, images)
+    if adversarial.shape != images.shape:
+        want, got = list(images.shape), list(adversarial.shape)
+        raise ValueError(f"adversarial: expected the shape of images, {want}, got {got}")
     (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
     true, flagged = labels.cpu(), far > threshold
     start = before == true
@@ -135,52 +133,25 @@ class Rejection(Figures):
     num_other: int
 
 
-def score_rejection(
-    known: Float[Tensor, "n classes"], other: Float[Tensor, "m classes"], *, recall: float = 0.95
-) -> Rejection:
-    """How well the largest activation separates images of known classes from others.
+def reject_by_length(model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]) -> Rejection:
+    """How well the largest activation separates test images of the classes learned from images in [0, 1] of none of
+    them.
 
-    Activations that sum to one over classes cannot reject by their size; give what they are made of instead.
-
-    Args:
-        known: `[n, classes]` activations of test images of the classes learned.
-        other: `[m, classes]` activations of images of none of them.
-        recall: share of known images to accept, in (0, 1].
-
-    Raises:
-        ValueError: for shapes that do not fit, or a recall out of range.
+    Activations that sum to one over classes cannot reject by their size. Raises ValueError for images that do not fit.
     """
-    for name, values in (("known", known), ("other", other)):
-        check_shape(name, values, ("n", "classes"), classes=known.shape[-1])
-        check_range(f"number of {name} images", len(values), low=1)
-    inside, outside = known.amax(dim=1), other.amax(dim=1)
+    inside, outside = (image_activations(model, images).amax(dim=1) for images in (known, other))
+    threshold = inside.sort().values[math.floor((1 - RECALL) * len(inside) + ROUNDING)]
     return Rejection(
-        auroc=auroc(inside, outside), false_positive_rate=false_positive_rate(inside, outside, recall),
-        threshold=float(_threshold(inside, recall)), known_length=float(inside.double().mean()),
-        other_length=float(outside.double().mean()), num_known=len(inside), num_other=len(outside),
+        auroc=auroc(inside, outside), false_positive_rate=proportion(outside >= threshold), threshold=float(threshold),
+        known_length=float(inside.double().mean()), other_length=float(outside.double().mean()),
+        num_known=len(inside), num_other=len(outside),
     )  # fmt: skip
-
-
-def reject_by_length(
-    model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"], *,
-    recall: float = 0.95, batch_size: int = BATCH,
-) -> Rejection:  # fmt: skip
-    """`score_rejection` of what `model` makes of two sets of images in [0, 1]. Raises ValueError for arguments that do
-    not fit."""
-    found = (image_activations(model, images, batch_size=batch_size) for images in (known, other))
-    return score_rejection(*found, recall=recall)
 
 
 def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Distances to the reconstructions, and predictions, `[n]` each, on the CPU."""
     drawn = reconstructions(model, images)
     return (drawn.images - images.cpu()).flatten(1).norm(dim=1), drawn.predictions
-
-
-def _threshold(positive: Tensor, recall: float) -> Tensor:
-    """The highest that lets at least `recall` of the positives pass."""
-    check_range("recall", recall, low=1e-9, high=1)
-    return positive.sort().values[math.floor((1 - recall) * len(positive) + ROUNDING)]
 
 
 def _scores(argument: str, values: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
 
 MOST_NOISE = 1e-12
+RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Equivariance(Figures):
 
 def equivariance(
     model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
-    ridge: float = 1e-3, batch_size: int = BATCH,
+    batch_size: int = BATCH,
 ) -> Equivariance:  # fmt: skip
     """Turn all images, learn how poses move on the even ones, and look at the odd ones.
 
@@ -54,8 +55,6 @@ def equivariance(
         images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
         labels: `[n]`, whose capsule's pose is looked at.
         rotation: degrees clockwise.
-        ridge: at least 0; draws the learned map A towards the identity by `ridge S |A - I|^2`, S the sum of the squared
-            lengths of the unmoved poses. Above 0 where there are few images, or dimensions that do not vary.
         batch_size: images at a time.
 
     Raises:
@@ -64,12 +63,11 @@ def equivariance(
     check_labelled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
-    check_range("ridge", ridge, low=0)
     before, still_active = _poses(model, images, labels, batch_size)
     rows = []
     for angle in rotation:
         after, active = _poses(model, transform_images(images, rotation=angle), labels, batch_size)
-        moved = before[1::2] @ linear_map(before[::2], after[::2], ridge).T
+        moved = before[1::2] @ linear_map(before[::2], after[::2], RIDGE).T
         change = float((active - still_active).abs()[1::2].mean())
         same = proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2])
         rows.append((r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same))
@@ -78,7 +76,7 @@ def equivariance(
 
 
 def linear_map(x: Float[Tensor, "n dim"], y: Float[Tensor, "n dim"], ridge: float) -> Float[Tensor, "dim dim"]:
-    """A that minimises `sum |A x - y|^2 + ridge S |A - I|^2`; S is the sum of `|x|^2`."""
+    """A that minimises `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`: drawn towards the identity."""
     unit = torch.eye(x.shape[1], dtype=x.dtype)
     weight = ridge * x.square().sum()
     return torch.linalg.lstsq(x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd").solution.T

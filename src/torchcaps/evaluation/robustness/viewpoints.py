@@ -90,22 +90,20 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
 
 
 def compare_viewpoints(
-    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], *,
-    target: float | None = None,
-) -> ViewpointComparison:  # fmt: skip
-    """Two models at equal accuracy on familiar views.
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
+) -> ViewpointComparison:
+    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach.
 
     Args:
         first: (familiar, novel) accuracies in [0, 1] after each epoch, of the model in question.
         second: the same of the baseline; the numbers of epochs may differ.
-        target: familiar accuracy to match at; by default the lower of the two models' best ones, which both reach.
 
     Raises:
         ValueError: for lists that do not fit, or figures outside [0, 1].
     """
     for name, (familiar, _) in (("first", first), ("second", second)):
         _check_figures(f"{name} familiar", familiar)
-    goal = min(max(first[0]), max(second[0])) if target is None else target
+    goal = min(max(first[0]), max(second[0]))
     one, two = match_familiar(*first, goal), match_familiar(*second, goal)
     exact = one.interpolated is not None and two.interpolated is not None
     base = two.taken(exact)

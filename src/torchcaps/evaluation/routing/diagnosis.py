@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import NoAblationError, check_range
-from torchcaps.evaluation.base import Figures, LabelledImages, Loss, check_labels
+from torchcaps.evaluation.base import Figures, LabelledImages, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations
@@ -103,7 +103,7 @@ class Diagnosis(Figures):
 
 def diagnose(
     model: nn.Module, dataset: LabelledImages, *, baseline: nn.Module | None = None, count: int = 256,
-    loss: Loss | None = None, seed: int = 0, batch_size: int = 64,
+    seed: int = 0, batch_size: int = 64,
 ) -> Diagnosis:  # fmt: skip
     """Every measure of routing, for one model and one data set.
 
@@ -113,7 +113,6 @@ def diagnose(
         baseline: a model to compare with on the same images, such as a CNN of equal size trained in the same way.
         count: random images to look at, at least 2, or all where there are fewer. Their couplings are in memory at
             once: see `route_images`.
-        loss: whose gradient is looked at, a mean over images; by default the margin loss.
         seed: of the choice of images, of random couplings and of shuffles.
         batch_size: images at a time.
 
@@ -129,7 +128,7 @@ def diagnose(
     found, recorded, children = route_images(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     right = found.argmax(dim=1) == labels
-    starved = health.starvation(model, images, labels, loss=loss, batch_size=batch_size)
+    starved = health.starvation(model, images, labels, batch_size=batch_size)
     signs = health.sign_test(model, images[:FEW])
     first = next(iter(children.values()))
     routers = routers_of(model)
