@@ -11,7 +11,7 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import Capsules, ModelSpec
 
 POSE, FEATURES, TEMPLATE = 6, 16, 11  # numbers of a pose, and beside it; side of a template in pixels
@@ -348,20 +348,8 @@ def _smallest(strides: Sequence[int]) -> int:
     return side
 
 
-@register_model(
-    Passport(
-        title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
-        num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
-    )
-)  # fmt: skip
-def scae(
-    *, num_classes: int = 0, parts: int = 16, objects: int = 20, channels: int = 32, units: int = 64,
-    pixel_scale: float = 0.2, **options: Any,
-) -> SCAE:  # fmt: skip
-    """The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
-
-    Labels have no part in it: `num_classes` is not looked at.
-    """
-    del num_classes
-    options |= {"parts": parts, "objects": objects, "channels": channels, "units": units}
-    return SCAE(pixel_scale=pixel_scale, **options)
+# The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
+enlist("scae", SCAE, Passport(
+    title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
+    num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
+), parts=16, objects=20, channels=32, units=64, pixel_scale=0.2)  # fmt: skip

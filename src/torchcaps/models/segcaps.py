@@ -9,7 +9,6 @@ kernels at the start (see `KernelCaps`), windows centred on a pixel where the ma
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
@@ -133,19 +132,13 @@ def _passport(parameters: int, published: str) -> Passport:
     )  # fmt: skip
 
 
-@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
-def segcaps(**options: Any) -> SegCaps:
-    """SegCaps R3: three iterations in every layer."""
-    return SegCaps(**options)
+# SegCaps R3: three iterations in every layer.
+enlist("segcaps", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
 
 
-@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"))
-def segcaps_r1(*, same_size: int | None = 1, **options: Any) -> SegCaps:
-    """SegCaps R1: equal couplings where the size of the map stays."""
-    return SegCaps(same_size=same_size, **options)
+# SegCaps R1: equal couplings where the size of the map stays.
+enlist("segcaps_r1", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"), same_size=1)
 
 
-@register_model(_passport(363_609, "none; a network of its own, half as wide"))
-def segcaps_small(*, dim: int = 8, **options: Any) -> SegCaps:
-    """Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores."""
-    return SegCaps(dim=dim, **options)
+# Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
+enlist("segcaps_small", SegCaps, _passport(363_609, "none; a network of its own, half as wide"), dim=8)

@@ -8,7 +8,7 @@ Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g
 """
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -187,14 +187,8 @@ class TransformingAutoencoder(ImageModel):
         return self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
 
 
-@register_model(Passport(
+# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
+enlist("transforming_autoencoder", TransformingAutoencoder, Passport(
     title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
     parameters=1_914_210, published="pictures only",
-))  # fmt: skip
-def transforming_autoencoder(*, num_classes: int = 0, recognition: int = 60, **options: Any) -> TransformingAutoencoder:
-    """The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
-
-    Labels have no part in it: `num_classes` is not looked at.
-    """
-    del num_classes
-    return TransformingAutoencoder(recognition=recognition, **options)
+), recognition=60)  # fmt: skip

@@ -18,7 +18,7 @@ from torchcaps.errors import check_range
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, side_after
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -138,16 +138,14 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     return layer
 
 
-@register_model(Passport(
+# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters.
+enlist("vb_caps", VBCaps, Passport(
     title="Capsule Routing via Variational Bayes", year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2,
     num_classes=5, parameters=68_640, published="smallNORB test accuracy 98.7 %",
 ))  # fmt: skip
-def vb_caps(**options: Any) -> VBCaps:
-    """Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters."""
-    return VBCaps(**options)
 
 
-@register_model(replace(model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %"))
-def vb_caps_small(*, primary_types: int = 16, types: tuple[int, ...] = (), **options: Any) -> VBCaps:
-    """Two layers of capsules, primary ones and classes, in the authors' code "tiny"."""
-    return VBCaps(primary_types=primary_types, types=types, **options)
+# Two layers of capsules, primary ones and classes, in the authors' code "tiny".
+enlist("vb_caps_small", VBCaps, replace(
+    model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %",
+), primary_types=16, types=())  # fmt: skip
