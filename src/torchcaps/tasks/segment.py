@@ -69,9 +69,8 @@ def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
     return (0.5 * weight * target * short + 0.25 * (1 - target) * long).sum(dim=1).mean()
 
 
-def dice(said: Said, target: Scores, weight: Tensor) -> Tensor:
+def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows."""
-    del weight
     axes = (0, 2, 3)
     both, size = (said.share * target).sum(dim=axes), said.share.sum(dim=axes) + target.sum(dim=axes)
     lost = 1 - (2 * both + SMOOTH) / (size + SMOOTH)
@@ -146,9 +145,8 @@ class Segment(Task):
         found = full_precision(self.model(images))
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def forward(self, batch: Batch, _share: float) -> Outcomes:
         """The loss of the pixels, and the mean squared error of the reconstruction."""
-        del share
         masks = batch.masks
         assert masks is not None
         if not self.weight:
