@@ -71,10 +71,6 @@ class ContextNorm(nn.Module):
     `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
     variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
     channels.
-
-    Args:
-        channels: of the points' features.
-        groups: softmax groups.
     """
 
     def __init__(self, channels: int, groups: int) -> None:
@@ -110,11 +106,8 @@ class PointLayer(nn.Module):
 class PointEncoder(nn.Module):
     """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
 
-    Args:
-        dim: coordinates of a point.
-        channels: of its features.
-        capsules: their number, and that of the groups of the normalisation.
-        attends: whether this encoder's attention is used. It is there in any case, as in the authors' code.
+    There are as many groups as capsules. Attention is there in any case, as in the authors' code; `attends` says
+    whether it is used.
     """
 
     def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:

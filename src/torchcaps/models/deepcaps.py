@@ -77,11 +77,7 @@ class CapsuleCell(nn.Module):
 
 
 class ClassIndependentDecoder(nn.Module):
-    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions.
-
-    Shapes:
-        input: masked poses `[batch, classes, dim]`; output `[batch, channels, height, width]` in [0, 1].
-    """
+    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions."""
 
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()

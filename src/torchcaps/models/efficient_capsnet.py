@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, side_after, side_before
 from torchcaps.models._registry import Passport, enlist, model_passport
@@ -112,8 +112,7 @@ def _activation(slope: float) -> nn.Module:
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
     if name == "batch":
         return nn.BatchNorm2d(channels, epsilon, momentum)
-    if name != "instance":
-        raise UnknownNameError("norm", name, ("batch", "instance"))
+    check_known("norm", name, ("batch", "instance"))
     norm = nn.InstanceNorm2d(channels, epsilon, affine=True)
     for parameter in norm.parameters():  # the authors' choice
         nn.init.uniform_(parameter, -0.05, 0.05)
@@ -125,8 +124,7 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
         return None
     kinds = {"dense": FullyConnectedDecoder, "upsampling": UpsamplingDecoder}
     name = "dense" if name is True else name
-    if name not in kinds:
-        raise UnknownNameError("decoder", name, kinds)
+    check_known("decoder", name, kinds)
     return kinds[name](num_classes, CLASS_DIM, image_shape)
 
 

@@ -6,7 +6,6 @@ of pretrained transformers, and here the vectors of a small convolutional map; t
 convolutions, for smaller images.
 """
 
-from abc import abstractmethod
 from itertools import pairwise
 from typing import Any
 
@@ -50,22 +49,13 @@ class _Convolved(LogitModel):
         places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
-    @abstractmethod
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """What the probabilities are made of: any numbers."""
-
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """`logits_of` the capsules of images."""
-        return self.logits_of(self.capsules(images))
-
 
 class ConvRouting(_Convolved):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
     Args:
         num_classes: class capsules, each a single number.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 9 pixels each with three convolutions.
+        in_chans, img_size: see `create_model`; at least 9 pixels each with three convolutions.
         channels: of each 3x3 convolution, and the dimensions of a vector.
         strides: of each convolution.
         hidden: capsules of the layers before the classes.

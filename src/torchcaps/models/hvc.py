@@ -60,8 +60,7 @@ class HVC(LogitModel):
 
     Args:
         num_classes: K, class capsules of each branch.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         convolutions: how many; the first has 32 channels, each other one 16 more than the one before.
         branches: the convolutions, counted from 1, after which there are class capsules. For smallNORB the authors take
             11 convolutions and branches 5, 8, 11.

@@ -91,10 +91,6 @@ class InvertedAttentionCaps(LogitModel):
         """What the probabilities are made of: any numbers, of each class capsule's pose by the same weights."""
         return full_precision(self.classes_layer(capsules.pose.to(self.classes_layer.weight.dtype))).squeeze(-1)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """`logits_of` the capsules of images."""
-        return self.logits_of(self.capsules(images))
-
 
 def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
     """Votes start at random, without the identity: the routing brings their sums to size."""

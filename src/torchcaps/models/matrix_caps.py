@@ -33,8 +33,7 @@ class MatrixCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers.

@@ -50,8 +50,7 @@ class TransformingAutoencoder(ImageModel):
     contributions. All five have biases.
 
     Args:
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         capsules: their number; 30 in the paper's experiment with shifted digits.
         recognition: sigmoid units that recognise, per capsule; 10 there.
         generation: sigmoid units that draw, per capsule; 20 there.

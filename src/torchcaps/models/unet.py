@@ -25,8 +25,7 @@ class UNet(PlainNetwork):
 
     Args:
         num_classes: at least 2, the first of which is the background, which has no output.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         channels: of the first level; each level below has twice as many.
         levels: at least 1; the map is halved between them.
 

@@ -29,12 +29,7 @@ SMALLEST = 17  # pixels that leave one position for the last map
 
 
 class NormalisedPrimaryCaps(nn.Module):
-    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over its activations' logits.
-
-    Shapes:
-        input `[batch, in_channels, height, width]`; output Capsules with pose `[batch, height, width, types, 16]` and
-        activation `[batch, height, width, types]` in [0, 1].
-    """
+    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over their activations."""
 
     def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
         super().__init__()
@@ -57,8 +52,7 @@ class VBCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers. () leaves both out: then primary capsules come

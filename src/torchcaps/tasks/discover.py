@@ -56,11 +56,7 @@ class Discover(Task):
 
     def forward(self, batch: Seen, _share: float) -> Outcomes:
         """The loss by its parts, each of them before it is weighted."""
-        of_parts, of_objects, of_votes = batch[2:]
-        noise = None
-        if of_parts is not None and of_objects is not None and of_votes is not None:
-            noise = Noise(of_parts, of_objects, of_votes)
-        found = self.model.explain(batch.images, noise)
+        found = self.model.explain(batch.images, None if batch.parts is None else Noise(*batch[2:]))
         with without_autocast(batch.images):
             parts = losses(found, self.model.num_clusters)
         return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}

@@ -207,7 +207,6 @@ class Segment(Task):
         """Images under true and predicted masks, and the figures by class."""
         from torchcaps.viz.tiles import masks
 
-        assert isinstance(found, MaskFigures)
         assert isinstance(images, MaskedSet)
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
         with evaluating(self):
@@ -215,10 +214,12 @@ class Segment(Task):
         predicted = _classes(torch.cat(shares)).cpu()
         shown = images.subset(some).to("cpu")
         heads, *rows = found.table()
-        figure = masks(shown.float_images(), shown.masks, predicted, classes=images.classes)
-        about = "Above: test images. Middle: with their true masks. Below: with the masks that the model finds."
-        alt = "Test images, and the same with true and with predicted masks as colours over them."
-        return [Exhibit("masks", "Masks", about, figure, alt, heads, tuple(rows))]
+        return [Exhibit(
+            "masks", "Masks",
+            "Above: test images. Middle: with their true masks. Below: with the masks that the model finds.",
+            masks(shown.float_images(), shown.masks, predicted, classes=images.classes),
+            "Test images, and the same with true and with predicted masks as colours over them.", heads, tuple(rows),
+        )]  # fmt: skip
 
     def predict_files(
         self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
@@ -284,7 +285,8 @@ class Segment(Task):
                 total[place] += near
         return (share / total)[:, :height, :width]
 
-    def _found(self, outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
+    @staticmethod
+    def _found(outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
         return mask_figures(PixelCounts(*outcomes["counts"].unbind(dim=1)), outcomes["right"], classes)
 
 
