@@ -56,7 +56,8 @@ class Discover(Task):
 
     def forward(self, batch: Seen, _share: float) -> Outcomes:
         """The loss by its parts, each of them before it is weighted."""
-        found = self.model.explain(batch.images, None if batch.parts is None else Noise(*batch[2:]))
+        noise: Any = batch[2:]
+        found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
         with without_autocast(batch.images):
             parts = losses(found, self.model.num_clusters)
         return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}
