@@ -88,8 +88,8 @@ def test_the_loss_is_that_of_the_paper():
 
 def test_poses_and_presences_are_weighted_by_the_model():
     found = create_task(SCAE(1, 20, **MODEL, weights={"poses": 0.0}), TrainConfig())
-    assert found.weights["poses"] == 0
-    assert found.weights["objects"] == 2
+    assert found.model.weights["poses"] == 0
+    assert found.model.weights["objects"] == 2
 
 
 def test_entropy():

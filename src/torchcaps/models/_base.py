@@ -66,9 +66,8 @@ class ImageModel(nn.Module, ABC):
         """Activations of the class capsules, in [0, 1]; not logits."""
         return self.capsules(images).activation
 
-    def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:
+    def reconstruct(self, _capsules: Any, _labels: Tensor | None = None) -> Tensor:
         """Images drawn from capsules; ValueError, as here there is no decoder."""
-        del capsules, labels
         raise ValueError(f"reconstruct: {type(self).__name__} has no decoder")
 
     def notebook_stages(self) -> list[Stage]:
@@ -100,7 +99,7 @@ class DrawingModel(ImageModel):
     decoder: nn.Module | None
 
     def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+        self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None
     ) -> Float[Tensor, "batch channels height width"]:
         """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
 
@@ -108,7 +107,11 @@ class DrawingModel(ImageModel):
         """
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
-        return self.decoder(mask_capsules(capsules, labels))
+        return self.decoder(self.masked(capsules, labels))
+
+    def masked(self, capsules: Capsules, labels: Tensor | None) -> Tensor:
+        """What the decoder sees of capsules."""
+        return mask_capsules(capsules, labels)
 
 
 class LogitModel(ImageModel):
@@ -116,9 +119,13 @@ class LogitModel(ImageModel):
 
     several = False  # a sigmoid for each class in place of one softmax
 
-    @abstractmethod
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the probabilities are made of: any numbers."""
+        """What the probabilities are made of, and the cross-entropy starts from: any numbers."""
+        return self.logits_of(self.capsules(images))
+
+    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+        """The logits that class capsules stand for, unless a network makes them of something else."""
+        raise NotImplementedError(f"{type(self).__name__} makes no logits of capsules")
 
     def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
         """Softmax over classes, or a sigmoid for each; half precision gives float32."""
@@ -148,14 +155,13 @@ class PlainNetwork(LogitModel):
         """Logits of images that are checked and, if asked, standardised."""
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax (or the sigmoids) are taken of: any numbers, which the cross-entropy starts from."""
+        """What the softmax (or the sigmoids) are taken of: any numbers."""
         return self.scores(self._seen(images))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Probabilities of the classes, in [0, 1]; not logits."""
         return self.probabilities(self.logits(images))
 
-    def capsules(self, images: Tensor) -> NoReturn:
+    def capsules(self, _images: Tensor) -> NoReturn:
         """ValueError: there are no capsules in this network."""
-        del images
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Passport:
         arxiv: identifier, or empty.
         img_size: (height, width) it was published for.
         in_chans: channels it was published for.
-        num_classes: classes it was published for.
+        num_classes: classes it was published for; 0 where labels have no part in it, and it is not told of classes.
         parameters: published count at those sizes.
         published: the paper's own figure, in words.
         named: its builder takes the names of the classes, as `classes`: what it builds depends on their label tree.
@@ -50,10 +51,15 @@ def register_model(passport: Passport) -> Callable[[Builder], Builder]:
     """Decorator for a builder function: its name is the model's name."""
 
     def register(builder: Builder) -> Builder:
-        _MODELS[builder.__name__] = (builder, passport)
+        enlist(builder.__name__, builder, passport)
         return builder
 
     return register
+
+
+def enlist(name: str, builder: Builder, passport: Passport, **options: Any) -> None:
+    """Make a model known that is built with these options unless others are given."""
+    _MODELS[name] = (partial(builder, **options), passport)
 
 
 def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
@@ -98,5 +104,7 @@ def create_model(
     builder, passport = plugins.find("model", name, _MODELS)
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     sizes = {key: getattr(passport, key) if value is None else value for key, value in given.items()}
+    if not passport.num_classes:
+        del sizes["num_classes"]
     with nullcontext() if generator is None else drawn_from(generator):
         return pretrained_model(name, builder, given, options) if pretrained else builder(**sizes, **options)

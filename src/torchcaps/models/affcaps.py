@@ -14,7 +14,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision, safe_norm, squash_with_length
 from torchcaps.functional.votes import Votes
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.types import Capsules
@@ -102,11 +102,9 @@ class AffCapsNet(CapsNet):
         )
 
 
-@register_model(Passport(
+# CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw.
+enlist("affcaps", AffCapsNet, Passport(
     title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020, arxiv="1911.07968",
     img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
     published="affNIST accuracy 93.21 %, trained on MNIST",
 ))  # fmt: skip
-def affcaps(**options: Any) -> AffCapsNet:
-    """CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw."""
-    return AffCapsNet(**options)

@@ -9,7 +9,8 @@ Letters: b batch, n points, d coordinates, k capsules, c channels of a descripto
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -70,10 +71,6 @@ class ContextNorm(nn.Module):
     `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
     variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
     channels.
-
-    Args:
-        channels: of the points' features.
-        groups: softmax groups.
     """
 
     def __init__(self, channels: int, groups: int) -> None:
@@ -109,11 +106,8 @@ class PointLayer(nn.Module):
 class PointEncoder(nn.Module):
     """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
 
-    Args:
-        dim: coordinates of a point.
-        channels: of its features.
-        capsules: their number, and that of the groups of the normalisation.
-        attends: whether this encoder's attention is used. It is there in any case, as in the authors' code.
+    There are as many groups as capsules. Attention is there in any case, as in the authors' code; `attends` says
+    whether it is used.
     """
 
     def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:
@@ -243,29 +237,15 @@ class CanonicalCapsules(ImageModel):
         return [*found, Stage("grid", "learnt", times(*self.grid.shape), self.grid.numel())]
 
 
-TITLE = "Canonical Capsules: Self-Supervised Capsules in Canonical Pose"
+# The network of the paper.
+enlist("canonical_capsules", CanonicalCapsules, Passport(
+    title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose", year=2021, arxiv="2012.04718",
+    img_size=(1024, 1), in_chans=3, num_classes=0, parameters=13_994_932,
+    published="Chamfer distance on ShapeNet; its tables were not read here",
+))  # fmt: skip
 
-
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2012.04718", img_size=(1024, 1), in_chans=3, num_classes=0,
-        parameters=13_994_932, published="Chamfer distance on ShapeNet; its tables were not read here",
-    )
-)  # fmt: skip
-def canonical_capsules(*, num_classes: int = 0, **options: Any) -> CanonicalCapsules:
-    """The network of the paper, for 1,024 points in three dimensions. Labels have no part in it."""
-    del num_classes
-    return CanonicalCapsules(**options)
-
-
-@register_model(
-    Passport(
-        title=TITLE, year=2021, arxiv="2012.04718", img_size=(256, 1), in_chans=2, num_classes=0, parameters=68_320,
-        published="nothing of this size",
-    )
-)  # fmt: skip
-def canonical_capsules_small(*, num_classes: int = 0, **options: Any) -> CanonicalCapsules:
-    """Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU. Labels have no part in it."""
-    del num_classes
-    small = {"capsules": 5, "channels": 32, "grid": 4, "decoder": (64, 32)}
-    return CanonicalCapsules(**(small | options))  # type: ignore[arg-type]
+# Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU.
+enlist("canonical_capsules_small", CanonicalCapsules, replace(
+    model_passport("canonical_capsules"), img_size=(256, 1), in_chans=2, parameters=68_320,
+    published="nothing of this size",
+), capsules=5, channels=32, grid=4, decoder=(64, 32))  # fmt: skip

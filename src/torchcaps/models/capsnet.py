@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
@@ -89,21 +89,15 @@ class CapsNet(DrawingModel):
         return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
 
 
-@register_model(Passport(
+# The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
+enlist("capsnet", CapsNet, Passport(
     title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
     num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
 ))  # fmt: skip
-def capsnet(**options: Any) -> CapsNet:
-    """The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without."""
-    return CapsNet(**options)
 
 
-@register_model(replace(
+# A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder.
+enlist("capsnet_small", CapsNet, replace(
     model_passport("capsnet"), parameters=1_280_720,
     published="none: a small form, whose weights come with the package",
-))  # fmt: skip
-def capsnet_small(
-    *, channels: int = 64, primary_types: int = 8, decoder: bool | tuple[int, int] = (256, 512), **options: Any
-) -> CapsNet:
-    """A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder."""
-    return CapsNet(channels=channels, primary_types=primary_types, decoder=decoder, **options)
+), channels=64, primary_types=8, decoder=(256, 512))  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range
 from torchcaps.models._base import PlainNetwork
-from torchcaps.models._registry import Passport, create_model, register_model
+from torchcaps.models._registry import Passport, create_model, enlist, register_model
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
@@ -161,34 +161,25 @@ DYNAMIC = "Dynamic Routing Between Capsules"
 MATRIX = "Matrix capsules with EM routing"
 
 
-@register_model(Passport(
+# The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units.
+enlist("cnn_baseline", CNN, Passport(
     title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10, parameters=35_445_522,
     published="MNIST test error 0.39 % (the paper's baseline)",
 ))  # fmt: skip
-def cnn_baseline(**options: Any) -> CNN:
-    """The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units."""
-    return CNN(**options)
 
 
-@register_model(Passport(
+# The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units.
+enlist("cnn_multimnist", CNN, Passport(
     title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10, parameters=24_563_978,
     published="MultiMNIST test error 8.1 % (the paper's baseline)",
-))  # fmt: skip
-def cnn_multimnist(
-    *, channels: tuple[int, ...] = (512, 256), hidden: tuple[int, ...] = (1024,), dropout: float = 0.0,
-    several: bool = True, **options: Any,
-) -> CNN:  # fmt: skip
-    """The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units."""
-    return CNN(channels=channels, kernels=(9, 5), pool=True, hidden=hidden, dropout=dropout, several=several, **options)
+), channels=(512, 256), kernels=(9, 5), pool=True, hidden=(1024,), dropout=0.0, several=True)  # fmt: skip
 
 
-@register_model(Passport(
+# The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout.
+enlist("cnn_smallnorb", CNN, Passport(
     title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
     published="smallNORB test error 5.2 % (the paper's baseline)",
-))  # fmt: skip
-def cnn_smallnorb(*, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (1024,), **options: Any) -> CNN:
-    """The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout."""
-    return CNN(channels=channels, kernels=(5, 5), pool=True, hidden=hidden, **options)
+), channels=(32, 64), kernels=(5, 5), pool=True, hidden=(1024,))  # fmt: skip
 
 
 @register_model(Passport(

@@ -10,7 +10,6 @@ axes before the routed skip, where the code mixes them; weights of the class cap
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional import squash
 from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -78,11 +77,7 @@ class CapsuleCell(nn.Module):
 
 
 class ClassIndependentDecoder(nn.Module):
-    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions.
-
-    Shapes:
-        input: masked poses `[batch, classes, dim]`; output `[batch, channels, height, width]` in [0, 1].
-    """
+    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions."""
 
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -162,19 +157,15 @@ class DeepCaps(DrawingModel):
         return self.class_capsules(torch.cat(children, dim=1))  # 512 + 2048 of dim 8 vote for 10 of dim 32
 
 
-@register_model(Passport(
+# The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28.
+enlist("deepcaps", DeepCaps, Passport(
     title="DeepCaps: Going Deeper with Capsule Networks", year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3,
     num_classes=10, parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
 ))  # fmt: skip
-def deepcaps(**options: Any) -> DeepCaps:
-    """The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28."""
-    return DeepCaps(**options)
 
 
-@register_model(replace(
+# A quarter of its width, and images that are not enlarged: for two CPU cores.
+enlist("deepcaps_small", DeepCaps, replace(
     model_passport("deepcaps"), img_size=(32, 32), parameters=906_115,
     published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
-))  # fmt: skip
-def deepcaps_small(*, channels: int = 32, types: int = 8, **options: Any) -> DeepCaps:
-    """A quarter of its width, and images that are not enlarged: for two CPU cores."""
-    return DeepCaps(channels=channels, types=types, **options)
+), channels=32, types=8)  # fmt: skip

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, side_after, side_before
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
@@ -112,8 +112,7 @@ def _activation(slope: float) -> nn.Module:
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
     if name == "batch":
         return nn.BatchNorm2d(channels, epsilon, momentum)
-    if name != "instance":
-        raise UnknownNameError("norm", name, ("batch", "instance"))
+    check_known("norm", name, ("batch", "instance"))
     norm = nn.InstanceNorm2d(channels, epsilon, affine=True)
     for parameter in norm.parameters():  # the authors' choice
         nn.init.uniform_(parameter, -0.05, 0.05)
@@ -125,39 +124,27 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
         return None
     kinds = {"dense": FullyConnectedDecoder, "upsampling": UpsamplingDecoder}
     name = "dense" if name is True else name
-    if name not in kinds:
-        raise UnknownNameError("decoder", name, kinds)
+    check_known("decoder", name, kinds)
     return kinds[name](num_classes, CLASS_DIM, image_shape)
 
 
-@register_model(Passport(
+# The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder.
+enlist("efficient_capsnet", EfficientCapsNet, Passport(
     title="Efficient-CapsNet: capsule network with self-attention routing", year=2021, arxiv="2101.12491",
     img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
     published="MNIST test error 0.26 %; 0.16 % with an ensemble",
 ))  # fmt: skip
-def efficient_capsnet(**options: Any) -> EfficientCapsNet:
-    """The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder."""
-    return EfficientCapsNet(**options)
 
 
-@register_model(replace(
+# The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder.
+enlist("efficient_capsnet_smallnorb", EfficientCapsNet, replace(
     model_passport("efficient_capsnet"), img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
     published="151 thousand parameters without the decoder (table 4)",
-))  # fmt: skip
-def efficient_capsnet_smallnorb(
-    *, stem: tuple[tuple[int, ...], ...] = SMALLNORB, norm: Literal["batch", "instance"] = "instance",
-    slope: float = 0.3, decoder: bool | str = "upsampling", **options: Any,
-) -> EfficientCapsNet:  # fmt: skip
-    """The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder."""
-    return EfficientCapsNet(stem=stem, norm=norm, slope=slope, decoder=decoder, **options)
+), stem=SMALLNORB, norm="instance", slope=0.3, decoder="upsampling")  # fmt: skip
 
 
-@register_model(replace(
+# The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder.
+enlist("efficient_capsnet_multimnist", EfficientCapsNet, replace(
     model_passport("efficient_capsnet"), img_size=(36, 36), parameters=2_090_800,
     published="154 thousand parameters without the decoder; its errors count each digit for a half",
-))  # fmt: skip
-def efficient_capsnet_multimnist(
-    *, stem: tuple[tuple[int, ...], ...] = MULTIMNIST, edge: int = 1, **options: Any
-) -> EfficientCapsNet:
-    """The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder."""
-    return EfficientCapsNet(stem=stem, edge=edge, **options)
+), stem=MULTIMNIST, edge=1)  # fmt: skip

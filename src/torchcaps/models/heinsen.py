@@ -6,7 +6,6 @@ of pretrained transformers, and here the vectors of a small convolutional map; t
 convolutions, for smaller images.
 """
 
-from abc import abstractmethod
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import LogitModel, side_before
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -50,22 +49,13 @@ class _Convolved(LogitModel):
         places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
-    @abstractmethod
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """What the probabilities are made of: any numbers."""
-
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """`logits_of` the capsules of images."""
-        return self.logits_of(self.capsules(images))
-
 
 class ConvRouting(_Convolved):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
     Args:
         num_classes: class capsules, each a single number.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 9 pixels each with three convolutions.
+        in_chans, img_size: see `create_model`; at least 9 pixels each with three convolutions.
         channels: of each 3x3 convolution, and the dimensions of a vector.
         strides: of each convolution.
         hidden: capsules of the layers before the classes.
@@ -145,20 +135,16 @@ class MatrixRouting(_Convolved):
         return capsules.activation.logit(CERTAIN)
 
 
-@register_model(Passport(
+# A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions.
+enlist("heinsen", ConvRouting, Passport(
     title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28), in_chans=1,
     num_classes=10, parameters=163_025,
     published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
 ))  # fmt: skip
-def heinsen(**options: Any) -> ConvRouting:
-    """A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions."""
-    return ConvRouting(**options)
 
 
-@register_model(Passport(
+# The network of 2019 for smallNORB: 272 thousand parameters.
+enlist("heinsen_2019", MatrixRouting, Passport(
     title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
     in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
 ))  # fmt: skip
-def heinsen_2019(**options: Any) -> MatrixRouting:
-    """The network of 2019 for smallNORB: 272 thousand parameters."""
-    return MatrixRouting(**options)

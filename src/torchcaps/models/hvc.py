@@ -6,7 +6,7 @@ theirs (0.9997) need thousands; there is no decoder, which their default does no
 """
 
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import LogitModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import Capsules, ModelSpec
 
 Merge = Literal["fixed", "random", "ones"]
@@ -60,8 +60,7 @@ class HVC(LogitModel):
 
     Args:
         num_classes: K, class capsules of each branch.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         convolutions: how many; the first has 32 channels, each other one 16 more than the one before.
         branches: the convolutions, counted from 1, after which there are class capsules. For smallNORB the authors take
             11 convolutions and branches 5, 8, 11.
@@ -136,10 +135,8 @@ class HVC(LogitModel):
         return Capsules(pose, self.probabilities(self.merged(parents)))
 
 
-@register_model(Passport(
+# Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing.
+enlist("hvc", HVC, Passport(
     title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
     num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
 ))  # fmt: skip
-def hvc(**options: Any) -> HVC:
-    """Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing."""
-    return HVC(**options)

@@ -18,7 +18,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import LogitModel
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
@@ -91,10 +91,6 @@ class InvertedAttentionCaps(LogitModel):
         """What the probabilities are made of: any numbers, of each class capsule's pose by the same weights."""
         return full_precision(self.classes_layer(capsules.pose.to(self.classes_layer.weight.dtype))).squeeze(-1)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """`logits_of` the capsules of images."""
-        return self.logits_of(self.capsules(images))
-
 
 def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
     """Votes start at random, without the identity: the routing brings their sums to size."""
@@ -113,17 +109,15 @@ def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     return nn.Sequential(*convolution(in_chans, half), *blocks)
 
 
-@register_model(Passport(
+# The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone.
+enlist("inverted_attention", InvertedAttentionCaps, Passport(
     title="Capsules with Inverted Dot-Product Attention Routing", year=2020, arxiv="2002.04764", img_size=(32, 32),
     in_chans=3, num_classes=10, parameters=1_828_817,
     published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
 ))  # fmt: skip
-def inverted_attention(**options: Any) -> InvertedAttentionCaps:
-    """The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone."""
-    return InvertedAttentionCaps(**options)
 
 
-@register_model(replace(model_passport("inverted_attention"), parameters=70_545, published="none of this size"))
-def inverted_attention_small(*, backbone: Backbone = "simple", types: int = 8, **options: Any) -> InvertedAttentionCaps:
-    """This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32."""
-    return InvertedAttentionCaps(backbone=backbone, types=types, **options)
+# This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32.
+enlist("inverted_attention_small", InvertedAttentionCaps, replace(
+    model_passport("inverted_attention"), parameters=70_545, published="none of this size",
+), backbone="simple", types=8)  # fmt: skip

@@ -17,7 +17,7 @@ from torchcaps.functional import receptive_centres
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
@@ -33,8 +33,7 @@ class MatrixCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers.
@@ -107,18 +106,14 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
     return {"inverse_temperature": gain / (data * pose_size**2 * rise), "beta_a": gain * LOG_DEVIATION}
 
 
-@register_model(Passport(
+# The network of 2018 with A = B = C = D = 32: 310 thousand parameters.
+enlist("matrix_caps", MatrixCaps, Passport(
     title="Matrix capsules with EM routing", year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5,
     parameters=316_650, published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
 ))  # fmt: skip
-def matrix_caps(**options: Any) -> MatrixCaps:
-    """The network of 2018 with A = B = C = D = 32: 310 thousand parameters."""
-    return MatrixCaps(**options)
 
 
-@register_model(replace(model_passport("matrix_caps"), parameters=68_618, published="smallNORB test error 2.2 %"))
-def matrix_caps_small(
-    *, channels: int = 64, primary_types: int = 8, types: tuple[int, int] = (16, 16), **options: Any
-) -> MatrixCaps:
-    """The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters."""
-    return MatrixCaps(channels=channels, primary_types=primary_types, types=types, **options)
+# The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters.
+enlist("matrix_caps_small", MatrixCaps, replace(
+    model_passport("matrix_caps"), parameters=68_618, published="smallNORB test error 2.2 %",
+), channels=64, primary_types=8, types=(16, 16))  # fmt: skip

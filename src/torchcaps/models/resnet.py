@@ -6,7 +6,7 @@ zeros after the others (any order of channels is the same network).
 """
 
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.models._base import PlainNetwork
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 
 Shortcut = Literal["A", "B"]
 BLOCKS = 3  # of each stage
@@ -95,10 +95,8 @@ class ResNet(PlainNetwork):
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
 
 
-@register_model(Passport(
+# The network of 20 layers for CIFAR-10: 270 thousand parameters.
+enlist("resnet20", ResNet, Passport(
     title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32), in_chans=3,
     num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
 ))  # fmt: skip
-def resnet20(**options: Any) -> ResNet:
-    """The network of 20 layers for CIFAR-10: 270 thousand parameters."""
-    return ResNet(**options)

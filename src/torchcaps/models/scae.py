@@ -11,19 +11,19 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._base import ImageModel, side_after, side_before
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import Capsules, ModelSpec
 
 POSE, FEATURES, TEMPLATE = 6, 16, 11  # numbers of a pose, and beside it; side of a template in pixels
@@ -82,8 +82,6 @@ class Explained(NamedTuple):
     """An image, taken apart.
 
     Attributes:
-        parts: see `Parts`.
-        objects: see `Objects`.
         drawn: `[b, m + 1, c, h, w]` in [0, 1]: what each part, and last the background, draws at each pixel.
         share: `[b, m + 1, 1, h, w]`, logits: how much each of them has to say there.
         log_likelihood: `[b]`, of the pixels.
@@ -110,11 +108,10 @@ class PartCapsules(nn.Module):
         super().__init__()
         self.sizes, self.pixel_scale = (in_chans, *img_size), pixel_scale
         layers: list[nn.Module] = []
-        sides, taken = list(img_size), in_chans
-        for stride in strides:
-            layers += [nn.Conv2d(taken, channels, 3, stride), nn.ReLU()]
-            sides, taken = [(side - 3) // stride + 1 for side in sides], channels
+        for below, stride in zip((in_chans, *len(strides) * [channels]), strides, strict=False):
+            layers += [nn.Conv2d(below, channels, 3, stride), nn.ReLU()]
         self.see = nn.Sequential(*layers)
+        sides = [side_after(side, [(3, stride) for stride in strides]) for side in img_size]
         self.place = nn.Parameter(torch.zeros(channels, *sides))
         self.tell = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
         start = torch.empty(parts, in_chans * TEMPLATE**2)
@@ -254,8 +251,7 @@ class SCAE(ImageModel):
     """Part capsules that draw an image, and object capsules that explain where the parts are.
 
     Args:
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         parts: part capsules; 40 in the paper's experiment with MNIST.
         objects: object capsules; 32 there.
         clusters: that images are divided into by their objects, after the training; as many as there are classes.
@@ -280,7 +276,9 @@ class SCAE(ImageModel):
         pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "units": units}
-        smallest = _smallest(strides)
+        for stride in strides:
+            check_range("strides", stride, low=1)
+        smallest = side_before(1, [(3, stride) for stride in strides])
         super().__init__(in_chans, img_size, (smallest, f"{len(strides)} convolutions"), **sizes)
         self.spec = replace(self.spec, smallest=smallest)
         check_range("pixel_scale", pixel_scale, low=1e-3)
@@ -290,8 +288,7 @@ class SCAE(ImageModel):
         )
         self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
         for name, value in (weights or {}).items():
-            if name not in WEIGHTS:
-                raise UnknownNameError("weight", name, WEIGHTS)
+            check_known("weight", name, WEIGHTS)
             check_range(name, value, low=0)
         self.num_clusters, self.weights = clusters, {**WEIGHTS, **(weights or {})}
         self.register_buffer("centres", torch.zeros(2, clusters, objects))
@@ -315,10 +312,6 @@ class SCAE(ImageModel):
         objects = self._objects(self.part_capsules(images, None), None)
         return Capsules(objects.pose, objects.presence)
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch objects"]:
-        """Presences of object capsules, in [0, 1]."""
-        return self.capsules(images).activation
-
     def templates(self) -> Float[Tensor, "parts channels side side"]:
         """The learned templates, in (0, 1)."""
         return self.part_capsules.templates().detach()
@@ -339,29 +332,8 @@ class SCAE(ImageModel):
         return objects
 
 
-def _smallest(strides: Sequence[int]) -> int:
-    """Side of the smallest image of which 3x3 convolutions with these strides leave a pixel."""
-    side = 1
-    for stride in reversed(strides):
-        check_range("strides", stride, low=1)
-        side = (side - 1) * stride + 3
-    return side
-
-
-@register_model(
-    Passport(
-        title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
-        num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
-    )
-)  # fmt: skip
-def scae(
-    *, num_classes: int = 0, parts: int = 16, objects: int = 20, channels: int = 32, units: int = 64,
-    pixel_scale: float = 0.2, **options: Any,
-) -> SCAE:  # fmt: skip
-    """The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
-
-    Labels have no part in it: `num_classes` is not looked at.
-    """
-    del num_classes
-    options |= {"parts": parts, "objects": objects, "channels": channels, "units": units}
-    return SCAE(pixel_scale=pixel_scale, **options)
+# The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
+enlist("scae", SCAE, Passport(
+    title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
+    num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
+), parts=16, objects=20, channels=32, units=64, pixel_scale=0.2)  # fmt: skip

@@ -9,7 +9,6 @@ kernels at the start (see `KernelCaps`), windows centred on a pixel where the ma
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,8 +17,8 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._base import DrawingModel
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
@@ -27,13 +26,12 @@ STEP = 8  # the map is halved three times
 Images = Float[Tensor, "batch channels height width"]
 
 
-class SegCaps(ImageModel):
+class SegCaps(DrawingModel):
     """Convolution -> capsules whose map is halved three times and doubled three times, with skips -> one per class.
 
     Args:
         num_classes: at least 2, the first of which is the background, which has no capsule.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         dim: dimensions of the capsules of the largest map; those below have twice and four times as many.
         iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
         same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
@@ -71,7 +69,10 @@ class SegCaps(ImageModel):
         self.up3_1 = larger(4, a, 2, a)
         self.seg_caps = KernelCaps(3, a, num_classes - 1, a, kernel_size=1, iterations=kept)
         hidden = (a * (num_classes - 1), 64, 128, in_chans)
-        self.decoder = _decoder(*hidden) if decoder else None
+        self.decoder = None
+        if decoder:
+            first, second, third = (nn.Conv2d(*pair, 1) for pair in pairwise(hidden))
+            self.decoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
         self.spec = ModelSpec(
             pose=True, activation="length", decoder=decoder, pixels=True, task="segment", loss="weighted_cross_entropy"
         )
@@ -95,35 +96,18 @@ class SegCaps(ImageModel):
         """Lengths of the class capsules at each pixel, in [0, 1); not logits."""
         return self.capsules(images).activation.movedim(-1, 1)
 
-    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None = None) -> Images:
-        """What the capsules of each pixel draw of it, in [0, 1]: that of its class alone, or else the longest one.
-
-        Args:
-            capsules: as `capsules` gives them.
-            labels: the class of each pixel; background shows no capsule. Training asks for the image there as 0.
-
-        Raises:
-            ValueError: if the model was built without a decoder.
-        """
-        if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
+    def masked(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None) -> Tensor:
+        """Of each pixel the capsule of its class alone, or else the longest one; background shows no capsule."""
         pose, length = capsules
         chosen = 1 + length.argmax(dim=-1) if labels is None else labels
         shown = chosen.unsqueeze(-1) == torch.arange(1, self.num_classes, device=pose.device)
-        drawn: Tensor = self.decoder((pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1))
-        return drawn
+        return (pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1)
 
 
 def _joined(one: Capsules, other: Capsules) -> Capsules:
     """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
     pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(0, 3, 4, 1, 2)
     return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
-
-
-def _decoder(*widths: int) -> nn.Sequential:
-    """1x1 convolutions: ReLU, ReLU, sigmoid."""
-    first, second, third = (nn.Conv2d(a, b, 1) for a, b in pairwise(widths))
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
 
 
 def _passport(parameters: int, published: str) -> Passport:
@@ -133,19 +117,13 @@ def _passport(parameters: int, published: str) -> Passport:
     )  # fmt: skip
 
 
-@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
-def segcaps(**options: Any) -> SegCaps:
-    """SegCaps R3: three iterations in every layer."""
-    return SegCaps(**options)
+# SegCaps R3: three iterations in every layer.
+enlist("segcaps", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
 
 
-@register_model(_passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"))
-def segcaps_r1(*, same_size: int | None = 1, **options: Any) -> SegCaps:
-    """SegCaps R1: equal couplings where the size of the map stays."""
-    return SegCaps(same_size=same_size, **options)
+# SegCaps R1: equal couplings where the size of the map stays.
+enlist("segcaps_r1", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"), same_size=1)
 
 
-@register_model(_passport(363_609, "none; a network of its own, half as wide"))
-def segcaps_small(*, dim: int = 8, **options: Any) -> SegCaps:
-    """Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores."""
-    return SegCaps(dim=dim, **options)
+# Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
+enlist("segcaps_small", SegCaps, _passport(363_609, "none; a network of its own, half as wide"), dim=8)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import UnknownNameError, check_known, check_range
+from torchcaps.errors import check_known, check_range
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.models._base import ImageModel, PlainNetwork
@@ -84,11 +84,8 @@ class PlainHeadNetwork(PlainNetwork):
 class BranchedPrimaryCaps(nn.Module):
     """3x3 convolutions with batch norm, one for poses and one for activations, which are apart from each other.
 
-    There is none for activations with `squashed`: poses are squashed, and their lengths are it.
-
-    Shapes:
-        input `[batch, channels, height, width]`; output Capsules with pose `[batch, height, width, types, dim]` and
-        activation `[batch, height, width, types]` in [0, 1].
+    There is none for activations with `squashed`: poses are squashed, and their lengths are it. Shapes are those of
+    `PrimaryCaps`.
     """
 
     def __init__(self, channels: int, types: int, dim: int, *, squashed: bool) -> None:
@@ -187,8 +184,7 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
     if routing == "em":
         pose_size, share = round(sizes.dim**0.5), sizes.children / sizes.parents
         return RoutedLayer(MatrixVotes(sizes), routing, field, **temperature(EM_GAIN, share, 3, pose_size))
-    if routing != "self_routing":
-        raise UnknownNameError("routing", routing, get_args(CapsuleHead))
+    check_known("routing", routing, get_args(CapsuleHead))
     if field is not Everything:
         return RoutedLayer(LinearVotes(sizes, init_std=sizes.in_dim**-0.5), routing, field)
     layer = RoutedLayer(PoseVotes(sizes), routing)
@@ -206,6 +202,5 @@ def sr_capsnet(*, head: PlainHead | CapsuleHead = "self_routing", **options: Any
     chosen: Any = head
     if head in get_args(PlainHead):
         return PlainHeadNetwork(head=chosen, **options)
-    if head not in get_args(CapsuleHead):
-        raise UnknownNameError("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
+    check_known("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
     return SRCapsNet(routing=chosen, **options)

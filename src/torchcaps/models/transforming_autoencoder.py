@@ -8,7 +8,7 @@ Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g
 """
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -50,8 +50,7 @@ class TransformingAutoencoder(ImageModel):
     contributions. All five have biases.
 
     Args:
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         capsules: their number; 30 in the paper's experiment with shifted digits.
         recognition: sigmoid units that recognise, per capsule; 10 there.
         generation: sigmoid units that draw, per capsule; 20 there.
@@ -187,14 +186,8 @@ class TransformingAutoencoder(ImageModel):
         return self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
 
 
-@register_model(Passport(
+# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
+enlist("transforming_autoencoder", TransformingAutoencoder, Passport(
     title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
     parameters=1_914_210, published="pictures only",
-))  # fmt: skip
-def transforming_autoencoder(*, num_classes: int = 0, recognition: int = 60, **options: Any) -> TransformingAutoencoder:
-    """The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
-
-    Labels have no part in it: `num_classes` is not looked at.
-    """
-    del num_classes
-    return TransformingAutoencoder(recognition=recognition, **options)
+), recognition=60)  # fmt: skip

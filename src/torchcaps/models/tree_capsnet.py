@@ -19,7 +19,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
 from torchcaps.nn.routers import check_iterations
@@ -149,12 +149,8 @@ class TreeCapsNet(ImageModel):
         return self.levels(images)[-1]
 
 
-@register_model(
-    Passport(
-        title="HT-CapsNet", year=2025, arxiv="", img_size=(28, 28), in_chans=1, num_classes=10, parameters=420_352,
-        published="none for this small form, which the authors' results do not bear on", named=True,
-    )
-)  # fmt: skip
-def tree_capsnet(**options: Any) -> TreeCapsNet:
-    """A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes."""
-    return TreeCapsNet(**options)
+# A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes.
+enlist("tree_capsnet", TreeCapsNet, Passport(
+    title="HT-CapsNet", year=2025, arxiv="", img_size=(28, 28), in_chans=1, num_classes=10, parameters=420_352,
+    published="none for this small form, which the authors' results do not bear on", named=True,
+))  # fmt: skip

@@ -5,7 +5,6 @@ MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep t
 """
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import PlainNetwork
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import ModelSpec
 
 Images = Float[Tensor, "batch channels height width"]
@@ -26,8 +25,7 @@ class UNet(PlainNetwork):
 
     Args:
         num_classes: at least 2, the first of which is the background, which has no output.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both.
+        in_chans, img_size: see `create_model`.
         channels: of the first level; each level below has twice as many.
         levels: at least 1; the map is halved between them.
 
@@ -87,13 +85,9 @@ def _passport(parameters: int, published: str) -> Passport:
     )  # fmt: skip
 
 
-@register_model(_passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
-def unet(**options: Any) -> UNet:
-    """The network that SegCaps was compared with."""
-    return UNet(**options)
+# The network that SegCaps was compared with.
+enlist("unet", UNet, _passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
 
 
-@register_model(_passport(1_474_061, "none; it has as many parameters as SegCaps"))
-def unet_matched(*, channels: int = 28, levels: int = 4, **options: Any) -> UNet:
-    """With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images."""
-    return UNet(channels=channels, levels=levels, **options)
+# With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
+enlist("unet_matched", UNet, _passport(1_474_061, "none; it has as many parameters as SegCaps"), channels=28, levels=4)

@@ -18,7 +18,7 @@ from torchcaps.errors import check_range
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, side_after
-from torchcaps.models._registry import Passport, model_passport, register_model
+from torchcaps.models._registry import Passport, enlist, model_passport
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -29,12 +29,7 @@ SMALLEST = 17  # pixels that leave one position for the last map
 
 
 class NormalisedPrimaryCaps(nn.Module):
-    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over its activations' logits.
-
-    Shapes:
-        input `[batch, in_channels, height, width]`; output Capsules with pose `[batch, height, width, types, 16]` and
-        activation `[batch, height, width, types]` in [0, 1].
-    """
+    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over their activations."""
 
     def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
         super().__init__()
@@ -57,8 +52,7 @@ class VBCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
-        in_chans: channels of the images.
-        img_size: (height, width) or one number for both; at least 17 pixels each.
+        in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers. () leaves both out: then primary capsules come
@@ -138,16 +132,14 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     return layer
 
 
-@register_model(Passport(
+# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters.
+enlist("vb_caps", VBCaps, Passport(
     title="Capsule Routing via Variational Bayes", year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2,
     num_classes=5, parameters=68_640, published="smallNORB test accuracy 98.7 %",
 ))  # fmt: skip
-def vb_caps(**options: Any) -> VBCaps:
-    """Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters."""
-    return VBCaps(**options)
 
 
-@register_model(replace(model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %"))
-def vb_caps_small(*, primary_types: int = 16, types: tuple[int, ...] = (), **options: Any) -> VBCaps:
-    """Two layers of capsules, primary ones and classes, in the authors' code "tiny"."""
-    return VBCaps(primary_types=primary_types, types=types, **options)
+# Two layers of capsules, primary ones and classes, in the authors' code "tiny".
+enlist("vb_caps_small", VBCaps, replace(
+    model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %",
+), primary_types=16, types=())  # fmt: skip

@@ -66,10 +66,7 @@ class MapRouting(Router):
 
 @dataclass(frozen=True)
 class Together(Everything):
-    """Children stand at their parents' positions, and the parents of ALL positions compete for a child type.
-
-    Attributes are those of `Everything`.
-    """
+    """Children stand at their parents' positions, and the parents of ALL positions compete for a child type."""
 
     convention: Convention = field(default="patch", init=False)
 
@@ -100,20 +97,9 @@ def apart(height: int, width: int) -> Everything:
 class KernelVotes(nn.Module):
     """The K x K window of a child type's map votes as one child, by a kernel that all child types share; K is odd.
 
-    Args:
-        sizes: of the layer; the children are the types of the map.
-        kernel_size: K, odd; the map keeps its size, or is `stride` times smaller (rounded up).
-        stride: positions from one window to the next.
-        transposed: make the map `stride` times larger instead, by a transposed convolution; K is then as even or odd as
-            the stride, and at least as large.
-        gain: of the kernel at the start, times what He's rule gives for the numbers that a vote is made of.
-
-    Shapes:
-        `weight` is `[parents * dim, in_dim, K, K]` (transposed: `[in_dim, parents * dim, K, K]`), `bias`
-        `[parents, dim]`.
-
-    Raises:
-        ValueError: for sizes below one, or a kernel that cannot be centred.
+    The map keeps its size, or is `stride` times smaller (rounded up). `transposed` makes it `stride` times larger; K is
+    then as even or odd as the stride, and at least as large. `gain` is that of the kernel at the start, times what He's
+    rule gives for the numbers that a vote is made of. ValueError for a kernel that cannot be centred.
     """
 
     def __init__(
@@ -206,10 +192,7 @@ class KernelCaps(RoutedLayer):
     say of places fades to a few thousandths within a few layers, as squash shortens what is short.
 
     Args:
-        in_types: capsule types of the map.
-        in_dim: dimensions of their poses.
-        out_types: parent types.
-        out_dim: dimensions of theirs.
+        in_types, in_dim, out_types, out_dim: capsule types of both maps, and the dimensions of their poses.
         kernel_size, stride, transposed: see `KernelVotes`.
         iterations: of routing among the types of each position; 1 is equal couplings.
 

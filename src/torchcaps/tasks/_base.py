@@ -117,6 +117,8 @@ class Task(nn.Module):
         labelled: whether labels have a part in it.
         pixels: whether its models say something of each pixel.
         at_once: images in a pass of the model that are not trained with.
+        clip: largest norm of the gradient where the run leaves it open; 0 is any.
+        made_for: in words, the models it takes, if they are only those that declare it.
     """
 
     name: ClassVar[str]
@@ -127,10 +129,14 @@ class Task(nn.Module):
     labelled: ClassVar[bool] = True
     pixels: ClassVar[bool] = False
     at_once: int = BATCH
+    clip: float = 1.0
+    made_for: ClassVar[str] = ""
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
         del images
+        if self.made_for and spec_of(model).task != self.name:
+            raise ValueError(f"task: {self.name} takes {self.made_for}, got {type(model).__name__}")
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
         if declares(model) and self.spec.pixels != self.pixels:
@@ -150,15 +156,9 @@ class Task(nn.Module):
         """Defaults that depend on the model or the loss, of settings that the run leaves open."""
         return {}
 
-    @property
-    def clip(self) -> float:
-        """Largest norm of the gradient where the run leaves it open."""
-        return 1.0
-
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
+    def takes(cls, _images: ImageSet) -> bool:
         """Whether the labels of images are of the kind that this task needs."""
-        del images
         return True
 
     @classmethod
@@ -195,23 +195,24 @@ class Task(nn.Module):
         """Figures of all images by their outcomes, "loss" and the score among them; by default means."""
         return {name: values.double().mean().item() for name, values in outcomes.items()}
 
-    def warnings(self, outcomes: Outcomes) -> list[str]:
+    def warnings(self, _outcomes: Outcomes) -> list[str]:
         """What is wrong with the model by its outcomes on held-out images, a sentence each."""
-        del outcomes
         return []
 
-    def stuck(self, losses: Outcomes) -> str | None:
+    def stuck(self, _losses: Outcomes) -> str | None:
         """What is wrong with a network that does not learn, by what `forward` gave in an early step: it starts again.
 
         Such as "every class capsule was dead"; None where nothing is.
         """
-        del losses
         return None
 
-    def outcomes(self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None) -> Outcomes:
-        """The outcomes of all images in their order, computed by all processes together."""
+    def outcomes(
+        self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None, alone: bool = False
+    ) -> Outcomes:
+        """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
-        ranks = joined() if total >= joined().world else Ranks()  # a few images are looked at by every process
+        # A few images are looked at by every process.
+        ranks = Ranks() if alone or total < joined().world else joined()
         rows = torch.arange(total)[ranks.rows(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
@@ -232,18 +233,16 @@ class Task(nn.Module):
         outcomes = self.outcomes(images, progress=progress)
         return Measured(self.figures(outcomes), len(images), self.score)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, _found: Found, _images: ImageSet) -> list[Exhibit]:
         """What to show of the model beside its figures, on these images; needs matplotlib."""
-        del found, images
         return []
 
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+    def predict(self, _pictures: Tensor) -> list[dict[str, Any]]:
         """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
 
         Raises:
             ValueError: the task says nothing of single pictures.
         """
-        del pictures
         raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
 
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,14 +254,13 @@ class Task(nn.Module):
         raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
 
     def predict_files(
-        self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
+        self, files: Sequence[Path], _names: Sequence[str], preprocess: Preprocess, output: Path | None
     ) -> list[dict[str, Any]]:
         """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
 
         Raises:
             ValueError: there is nothing to draw, and `output` is no None.
         """
-        del names
         if output is not None:
             raise ValueError(f"output: the task {self.name} draws nothing of single pictures")
         return self.predict(torch.stack([preprocess(file) for file in files]).to(device_of(self.model)))
@@ -372,13 +370,14 @@ def predict(
         raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
     files, ranks, rows = preprocess.files(paths), joined(), []
-    names, mine = unlike([file.stem for file in files]), range(len(files))[ranks.rows(len(files))]
+    mine = ranks.rows(len(files))
+    names, files = unlike([file.stem for file in files])[mine], files[mine]
     folder = None if output is None else Path(output)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with evaluating(model):
-        for start in range(0, len(mine), batch_size):
-            some = slice(mine[start : start + batch_size].start, mine[start : start + batch_size].stop)
+        for start in range(0, len(files), batch_size):
+            some = slice(start, start + batch_size)
             found = task.predict_files(files[some], names[some], preprocess, folder)
             rows += [{"path": str(file), **row} for file, row in zip(files[some], found, strict=True)]
     return [row for part in ranks.gather(rows) for row in part]

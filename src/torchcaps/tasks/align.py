@@ -5,7 +5,6 @@ the six losses with the weights of the authors' code.
 """
 
 import math
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +12,12 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import Aligned
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, mapped, register_task
-from torchcaps.types import spec_of
 
 WEIGHTS = {
     "equivariance": 5.0, "localisation": 1.0, "equilibrium": 1e-3, "invariance": 1.0, "canonical": 1.0, "chamfer": 1.0,
@@ -60,23 +58,18 @@ class Align(Task):
 
     score = "steadiness"  # a drawing may be good in any pose
     losses = tuple(LOSSES)
-    defaults = MappingProxyType({"lr": 1e-3})
     labelled = False
+    clip = 0.0  # as in the authors' code
+    at_once = PIECE
+    made_for = "a model of sets of points"
 
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        if spec_of(model).task != self.name:
-            raise ValueError(f"task: {self.name} takes a model of sets of points, got {type(model).__name__}")
+        super().__init__(model, config, images)
         if images is not None and not self.takes(images):
             raise ValueError(f"data: expected sets of points for {type(model).__name__}, got {images!r}")
         given = [name for name in UNUSED if getattr(config.augmentation, name)]
         if given:
             raise ValueError(f"{given[0]}: expected no change of images for sets of points")
-        super().__init__(model, config, images)
-
-    @property
-    def clip(self) -> float:
-        """None, as in the authors' code."""
-        return 0.0
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
@@ -90,33 +83,30 @@ class Align(Task):
         drawn = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
         return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
 
-    def forward(self, batch: Motions, share: float) -> Outcomes:
+    def forward(self, batch: Motions, _share: float) -> Outcomes:
         """The weighted loss, and its six parts before they are weighted."""
-        del share
         return {name: values.mean() for name, values in self._losses(batch).items()}
 
     def _losses(self, batch: Motions) -> Outcomes:
         count = len(batch.points)
         both = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
         first = Aligned(*(part[:count] for part in both))
-        drawn = self.model.draw(*self.model.described(first)).flatten(1, 2)
-        parts = capsule_losses(both, batch) | {"chamfer": chamfer_distance(first.upright, drawn)}
+        parts = capsule_losses(both, batch) | {"chamfer": self._chamfer(first)}
         weights = LOSSES[self.loss]
         return {"loss": torch.stack([weights[name] * value for name, value in parts.items()]).sum(dim=0), **parts}
 
+    def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
+        """The distance of each set and its drawing, in the canonical pose."""
+        drawn = self.model.draw(*self.model.described(aligned))
+        return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
+
     def outcome(self, batch: Motions) -> Outcomes:
         """Of each set: the loss, and what becomes of it under eight motions; see `figures`."""
-        pieces = zip(*(part.split(PIECE) for part in batch), strict=True)
-        found = [self._outcome(Motions(*piece)) for piece in pieces]
-        return {name: torch.cat([piece[name] for piece in found]) for name in found[0]}
-
-    def _outcome(self, batch: Motions) -> Outcomes:
         chamfer, turns, axes, homes = [], [], [], []
         for k in range(batch.shift.shape[1]):
             points, rotation = batch.view(k), batch.rotation[:, k]
             aligned = self.model.align(points)
-            drawn = self.model.draw(*self.model.described(aligned)).flatten(1, 2)
-            chamfer.append(chamfer_distance(aligned.upright, drawn))
+            chamfer.append(self._chamfer(aligned))
             turns.append(aligned.rotation @ rotation)
             axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
             homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
@@ -151,12 +141,11 @@ class Align(Task):
             found |= {f"{name}steadiness": steady, f"{name}spread": spread, f"{name}agreement": agreement}
         return found
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, _found: Found, images: ImageSet) -> list[Exhibit]:
         """Sets coloured by capsule as they are moved, in their canonical pose, and as they are drawn."""
         from torchcaps import viz
 
-        del found
-        place = next(self.model.parameters()).device
+        place = device_of(self.model)
         some = torch.arange(min(SHAPES, len(images)), device=images.images.device)
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
         with evaluating(self):
@@ -182,9 +171,7 @@ class Align(Task):
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """The motion of each set to its canonical pose, its parts, and how well it is drawn; see `Aligned`."""
         aligned = self.model.align(pictures)
-        drawn = self.model.draw(*self.model.described(aligned)).flatten(1, 2)
-        distance = chamfer_distance(aligned.upright, drawn)
-        found = []
+        distance, found = self._chamfer(aligned), []
         for i in range(len(pictures)):
             turn = aligned.rotation[i].double()
             plane = {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))} if len(turn) == 2 else {}
@@ -250,8 +237,7 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
     """Rotations that bring the longest axis of each set to the first coordinate; the first axis points either way."""
     centred = points - points.mean(dim=1, keepdim=True)
     axes = torch.linalg.eigh(centred.mT @ centred)[1].flip(2).mT
-    axes = torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
-    return axes
+    return torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
 
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:

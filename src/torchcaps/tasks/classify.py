@@ -49,9 +49,8 @@ register_loss = plugins.by_its_name("loss", LOSSES)  # its name is one that the 
 
 
 @register_loss
-def cross_entropy(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+def cross_entropy(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
     """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
-    del share
     if scores.logits is None:
         raise ValueError("loss: cross_entropy needs a model with logits, and this one has none")
     logits, smoothing = full_precision(scores.logits), settings.label_smoothing
@@ -62,23 +61,20 @@ def cross_entropy(scores: Scores, wanted: Tensor, share: float, settings: TaskSe
 
 
 @register_loss
-def margin(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+def margin(scores: Scores, wanted: Tensor, _share: float, _settings: TaskSettings) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
-    del share, settings
     return margin_loss(scores.activation, wanted)
 
 
 @register_loss
-def two_margins(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+def two_margins(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
-    del settings
     return margin_loss(scores.activation, wanted, **({} if share < 0.5 else HARD))
 
 
 @register_loss
-def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+def spread(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
-    del settings
     if wanted.dim() == 2:
         raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
     low, high = SPREAD
@@ -86,9 +82,8 @@ def spread(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings)
 
 
 @register_loss
-def likelihood(scores: Scores, wanted: Tensor, share: float, settings: TaskSettings) -> Tensor:
+def likelihood(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
-    del share
     if wanted.dim() == 2:
         raise ValueError("loss: the likelihood has no form for images that show several classes; take margin")
     activation = full_precision(scores.activation)
@@ -117,15 +112,12 @@ class Classify(Task):
         if weight and not self.spec.decoder and self.loss in MARGINS:
             raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {weight}")
         self.weight = weight if self.spec.decoder else 0.0
+        # Losses but this one start with gradients that Adam remembers for a thousand steps.
+        self.clip = 0.0 if self.loss == "spread" else 1.0
 
     def settings(self) -> dict[str, Any]:
         """The paper's weight of the reconstruction, with a margin loss and a decoder."""
         return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0}
-
-    @property
-    def clip(self) -> float:
-        """None for the spread loss; others start with gradients that Adam remembers for a thousand steps."""
-        return 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:

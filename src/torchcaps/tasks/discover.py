@@ -5,33 +5,19 @@ and 2.4. Labels have no part in a training, nor in the score by which the epoch 
 clusters of objects are classes.
 """
 
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import (
-    BATCH,
-    Exhibit,
-    Found,
-    Measured,
-    Outcomes,
-    Task,
-    changed,
-    lit,
-    mapped,
-    register_task,
-)  # fmt: skip
-from torchcaps.types import spec_of
+from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST = 99, 1e-8
@@ -54,19 +40,9 @@ class Discover(Task):
 
     score = "log_likelihood"
     losses = ("likelihood",)
-    defaults = MappingProxyType({"lr": 1e-3, "schedule": "short"})
     labelled = False
-
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        if spec_of(model).task != self.name:
-            raise ValueError(f"task: {self.name} takes a model of parts and objects, got {type(model).__name__}")
-        super().__init__(model, config, images)
-        self.weights = self.model.weights
-
-    @property
-    def clip(self) -> float:
-        """None: the loss is a sum over pixels, and so are its gradients."""
-        return 0.0
+    clip = 0.0  # the loss is a sum over pixels, and so are its gradients
+    made_for = "a model of parts and objects"
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
         """Images, changed at random in training, and noise for presences."""
@@ -78,17 +54,13 @@ class Discover(Task):
         noise = (NOISE * (torch.rand(b, *n, generator=generator) - 0.5) for n in ((m,), (k,), (k, m)))
         return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
 
-    def forward(self, batch: Seen, share: float) -> Outcomes:
+    def forward(self, batch: Seen, _share: float) -> Outcomes:
         """The loss by its parts, each of them before it is weighted."""
-        del share
-        of_parts, of_objects, of_votes = batch[2:]
-        noise = None
-        if of_parts is not None and of_objects is not None and of_votes is not None:
-            noise = Noise(of_parts, of_objects, of_votes)
-        found = self.model.explain(batch.images, noise)
+        noise: Any = batch[2:]
+        found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
         with without_autocast(batch.images):
             parts = losses(found, self.model.num_clusters)
-        return {"loss": sum(self.weights[name] * value for name, value in parts.items()), **parts}
+        return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}
 
     def outcome(self, batch: Seen) -> Outcomes:
         """For each image how unlikely its pixels and poses are, presences of its objects, and what they explain."""
@@ -108,15 +80,13 @@ class Discover(Task):
                 self.model.centres[row] = centres
                 self.model.names[row] = match_clusters(taken, outcomes["labels"], len(centres))
         pixels, poses = (float(outcomes[name].double().mean()) for name in ("pixels", "poses"))
-        weighted = self.weights["pixels"] * pixels + self.weights["poses"] * poses
+        weighted = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
         found = {"loss": weighted, "log_likelihood": -weighted, "pixels": pixels, "poses": poses}
         for row, kind in enumerate(KINDS):
             taken = nearest(outcomes[kind], self.model.centres[row].cpu())
             right = self.model.names[row].cpu()[taken] == outcomes["labels"]
-            found |= {
-                f"accuracy_{kind}": float(right.double().mean()),
-                f"linear_{kind}": linear_accuracy(outcomes[kind], outcomes["labels"]),
-            }  # fmt: skip
+            found[f"accuracy_{kind}"] = float(right.double().mean())
+            found[f"linear_{kind}"] = linear_accuracy(outcomes[kind], outcomes["labels"])
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
@@ -124,9 +94,8 @@ class Discover(Task):
         figures = self.eval().figures(self.outcomes(images, progress=progress))
         return Measured(figures, len(images), "accuracy_presence")
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, _found: Found, images: ImageSet) -> list[Exhibit]:
         """Templates, images drawn by their parts, and what each object explains."""
-        del found
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]
 
@@ -181,13 +150,8 @@ class Discover(Task):
         from torchcaps.viz.tiles import image_rows
 
         looked, place = images.subset(torch.arange(min(LOOKED_AT, len(images)))), device_of(self.model)
-        each = [  # not `outcomes`, which waits for all processes: one of them draws
-            self.outcome(mapped(self.batch(looked, rows, Generator()), lambda x: x.to(place)))
-            for rows in torch.arange(len(looked), device=images.images.device).split(BATCH)
-        ]
-        presence, posterior, labels = (
-            torch.cat([outcome[name] for outcome in each]).cpu() for name in ("presence", "posterior", "labels")
-        )
+        outcomes = self.outcomes(looked, alone=True)  # one process draws
+        presence, posterior, labels = (outcomes[name] for name in ("presence", "posterior", "labels"))
         count = min(EXAMPLES, len(looked))
         rows, table = {}, []
         for k in presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS].tolist():

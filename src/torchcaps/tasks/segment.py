@@ -69,9 +69,8 @@ def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
     return (0.5 * weight * target * short + 0.25 * (1 - target) * long).sum(dim=1).mean()
 
 
-def dice(said: Said, target: Scores, weight: Tensor) -> Tensor:
+def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows."""
-    del weight
     axes = (0, 2, 3)
     both, size = (said.share * target).sum(dim=axes), said.share.sum(dim=axes) + target.sum(dim=axes)
     lost = 1 - (2 * both + SMOOTH) / (size + SMOOTH)
@@ -146,9 +145,8 @@ class Segment(Task):
         found = full_precision(self.model(images))
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def forward(self, batch: Batch, _share: float) -> Outcomes:
         """The loss of the pixels, and the mean squared error of the reconstruction."""
-        del share
         masks = batch.masks
         assert masks is not None
         if not self.weight:
@@ -209,7 +207,6 @@ class Segment(Task):
         """Images under true and predicted masks, and the figures by class."""
         from torchcaps.viz.tiles import masks
 
-        assert isinstance(found, MaskFigures)
         assert isinstance(images, MaskedSet)
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
         with evaluating(self):
@@ -217,10 +214,12 @@ class Segment(Task):
         predicted = _classes(torch.cat(shares)).cpu()
         shown = images.subset(some).to("cpu")
         heads, *rows = found.table()
-        figure = masks(shown.float_images(), shown.masks, predicted, classes=images.classes)
-        about = "Above: test images. Middle: with their true masks. Below: with the masks that the model finds."
-        alt = "Test images, and the same with true and with predicted masks as colours over them."
-        return [Exhibit("masks", "Masks", about, figure, alt, heads, tuple(rows))]
+        return [Exhibit(
+            "masks", "Masks",
+            "Above: test images. Middle: with their true masks. Below: with the masks that the model finds.",
+            masks(shown.float_images(), shown.masks, predicted, classes=images.classes),
+            "Test images, and the same with true and with predicted masks as colours over them.", heads, tuple(rows),
+        )]  # fmt: skip
 
     def predict_files(
         self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
@@ -286,7 +285,8 @@ class Segment(Task):
                 total[place] += near
         return (share / total)[:, :height, :width]
 
-    def _found(self, outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
+    @staticmethod
+    def _found(outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
         return mask_figures(PixelCounts(*outcomes["counts"].unbind(dim=1)), outcomes["right"], classes)
 
 

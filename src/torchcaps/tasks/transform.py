@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import UnknownNameError, check_range, check_shape
-from torchcaps.evaluation.forward import Progress, evaluating
+from torchcaps.errors import check_known, check_range, check_shape
+from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
@@ -23,7 +23,6 @@ from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
 from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
-from torchcaps.types import spec_of
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
@@ -45,11 +44,10 @@ class Transform(Task):
     defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
     offers = frozenset({"decode", "sweep"})
     labelled = False
+    clip = 0.0  # the loss is a sum over pixels, and so are its gradients
+    made_for = "a model whose poses a known transformation moves"
 
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        if spec_of(model).task != self.name:
-            kind = type(model).__name__
-            raise ValueError(f"task: {self.name} takes a model whose poses a known transformation moves, got {kind}")
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
         how = self.config.augmentation
@@ -63,11 +61,6 @@ class Transform(Task):
         """Poses that are moved by shifts see nothing but shifts."""
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
 
-    @property
-    def clip(self) -> float:
-        """None: the loss is a sum over pixels, and so are its gradients."""
-        return 0.0
-
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
         """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
         if not self.training:
@@ -78,9 +71,8 @@ class Transform(Task):
         height, width = originals.shape[2:]
         return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
 
-    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
+    def forward(self, batch: TransformedPairs, _share: float) -> Outcomes:
         """The squared error of the drawn target, summed over its pixels."""
-        del share
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
@@ -135,7 +127,7 @@ class Transform(Task):
     def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
         from torchcaps import viz
 
-        place = next(self.model.parameters()).device
+        place = device_of(self.model)
         some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
         with evaluating(self):
             pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
@@ -197,8 +189,7 @@ def transformed_pairs(
     for name, value in (("shift", shift), ("degrees", degrees), ("shear", shear)):
         check_range(name, value, low=0)
     check_range("zoom", zoom, low=0, high=0.9)
-    if pose not in get_args(Pose):
-        raise UnknownNameError("pose", pose, get_args(Pose))
+    check_known("pose", pose, get_args(Pose))
     if pose == "translation":
         degrees = zoom = shear = 0.0
     height, width = images.shape[2:]

@@ -29,6 +29,13 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
     return last if last.shape[-1] == 3 else last[..., :1].repeat(3, axis=-1)
 
 
+def check_alike(argument: str, images: NDArray[np.uint8], of: str, others: NDArray[np.uint8]) -> None:
+    """Raise ValueError unless these pictures have the shape of the others, which are named in words."""
+    if images.shape != others.shape:
+        want, came = (named_shape(("n", "height", "width", "colours"), each.shape) for each in (others, images))
+        raise ValueError(f"{argument}: expected the shape of {of}, {want}, got {came}")
+
+
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
     """Height and width in inches of an image of `size` pixels whose longer side takes `longest` inches."""
     scale = longest / max(size)

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.data.masks import overlaid as masked
 from torchcaps.data.masks import palette
-from torchcaps.errors import check_range, check_shape, named_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
-from torchcaps.viz.images import pictures, tile_grid, tile_size
+from torchcaps.viz.images import check_alike, pictures, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
 MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
@@ -40,9 +40,7 @@ def reconstructions(
         ValueError: for shapes that do not fit, or more than 80 images.
     """
     shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
-    if shown.shape != rebuilt.shape:
-        want, came = (named_shape(("n", "height", "width", "colours"), each.shape) for each in (shown, rebuilt))
-        raise ValueError(f"reconstructions: expected the shape of the images, {want}, got {came}")
+    check_alike("reconstructions", rebuilt, "the images", shown)
     count, names = len(shown), short_names(classes, 13)
     check_range("number of images", count, high=MOST_PAIRS)
     true = class_indices("labels", labels, len(classes), n=count)
@@ -229,10 +227,7 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
     tiles = [pictures(name, images) for name, images in rows.items()]
     check_range("number of rows", len(tiles), low=1)
     for name, row in zip(rows, tiles, strict=True):
-        if row.shape != tiles[0].shape:
-            axes = ("n", "height", "width", "colours")
-            want, came = named_shape(axes, tiles[0].shape), named_shape(axes, row.shape)
-            raise ValueError(f"{name}: expected the shape of the first row, {want}, got {came}")
+        check_alike(name, row, "the first row", tiles[0])
     check_range("number of images", sum(map(len, tiles)), high=MOST_TILES)
     return tile_grid(np.concatenate(tiles), list(rows), title)
 

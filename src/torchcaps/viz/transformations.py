@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, named_shape
 from torchcaps.viz.canvas import BLUE, GREY, TEXT, Figure, panels, plain
-from torchcaps.viz.images import pictures, tile_grid
+from torchcaps.viz.images import check_alike, pictures, tile_grid
 from torchcaps.viz.names import check_length, short
 
 MOST_COLUMNS, MOST_UNITS = 20, 400
@@ -28,10 +28,7 @@ def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figur
     """
     rows = [pictures(name, images) for name, images in (("source", source), ("drawn", drawn), ("target", target))]
     for name, images in zip(("drawn", "target"), rows[1:], strict=True):
-        if images.shape != rows[0].shape:
-            axes = ("n", "height", "width", "colours")
-            want, came = named_shape(axes, rows[0].shape), named_shape(axes, images.shape)
-            raise ValueError(f"{name}: expected the shape of source, {want}, got {came}")
+        check_alike(name, images, "source", rows[0])
     check_range("number of images", len(rows[0]), high=MOST_COLUMNS)
     return tile_grid(np.concatenate(rows), ROWS, longest=0.8)
 
