@@ -18,7 +18,7 @@ from torchcaps.evaluation.decoding.segmentation import (
 )  # fmt: skip
 from torchcaps.evaluation.robustness.affine import AffineCurve, AffineSweep, affine_sweep, transform_images
 from torchcaps.evaluation.robustness.attack_sweep import (
-    AttackOutcome, AttackSweep, MaskingCheck, MaskingReport, attack_sweep, masking_report,
+    AttackOutcome, AttackSweep, MaskingCheck, MaskingReport, attack_outcome, attack_sweep, masking_report,
 )  # fmt: skip
 from torchcaps.evaluation.robustness.attacks import (
     bim, carlini_wagner, fgsm, full_margin_loss, pgd, sign_noise, vote_attack,
@@ -42,18 +42,18 @@ from torchcaps.evaluation.routing.health import (
 from torchcaps.evaluation.routing.layers import route_images
 
 __all__ = [
-    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration",
-    "CapsuleActivity", "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps",
-    "Detection", "Diagnosis", "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck",
-    "MaskingReport", "Matched", "MultiLabel", "ParseTree", "Perturbation", "Reconstructions", "Rejection",
-    "Reliability", "RoutingAblation", "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation",
-    "ViewpointComparison", "activation_decay", "affine_sweep", "attack_sweep", "auroc", "bim", "calibration",
-    "capsule_activity", "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs",
-    "compare_viewpoints", "coupling_dynamics", "coupling_entropy", "coupling_maps", "detect_adversarial",
-    "detection_threshold", "diagnose", "equivalence_test", "equivariance", "evaluate", "evaluate_multilabel",
-    "example_indices", "fgsm", "full_margin_loss", "iteration_dynamics", "labels_needed", "log_area",
-    "masking_report", "match_segments", "mcnemar", "mcnemar_power", "parse_tree", "perturb", "pgd",
-    "reconstruction_distances", "reconstructions", "reject_by_length", "reliability", "route_images",
-    "routing_ablation", "score", "score_multilabel", "score_segmentation", "segment", "sign_noise", "sign_test",
-    "smallest_visible", "starvation", "top_labels", "transform_images", "vote_attack", "worst_mistakes",
+    "ActivationDecay", "AffineCurve", "AffineSweep", "AttackOutcome", "AttackSweep", "Calibration", "CapsuleActivity",
+    "ClassAccuracy", "Comparison", "CouplingDynamics", "CouplingEntropy", "CouplingMaps", "Detection", "Diagnosis",
+    "Equivariance", "Evaluation", "IterationDynamics", "LayerDiagnosis", "MaskingCheck", "MaskingReport", "Matched",
+    "MultiLabel", "ParseTree", "Perturbation", "Reconstructions", "Rejection", "Reliability", "RoutingAblation",
+    "RunsComparison", "Segmentation", "Segments", "SignTest", "Starvation", "ViewpointComparison", "activation_decay",
+    "affine_sweep", "attack_outcome", "attack_sweep", "auroc", "bim", "calibration", "capsule_activity",
+    "carlini_wagner", "compare_answers", "compare_evaluations", "compare_runs", "compare_viewpoints",
+    "coupling_dynamics", "coupling_entropy", "coupling_maps", "detect_adversarial", "detection_threshold", "diagnose",
+    "equivalence_test", "equivariance", "evaluate", "evaluate_multilabel", "example_indices", "fgsm",
+    "full_margin_loss", "iteration_dynamics", "labels_needed", "log_area", "masking_report", "match_segments",
+    "mcnemar", "mcnemar_power", "parse_tree", "perturb", "pgd", "reconstruction_distances", "reconstructions",
+    "reject_by_length", "reliability", "route_images", "routing_ablation", "score", "score_multilabel",
+    "score_segmentation", "segment", "sign_noise", "sign_test", "smallest_visible", "starvation", "top_labels",
+    "transform_images", "vote_attack", "worst_mistakes",
 ]  # fmt: skip

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.evaluation import attack_sweep
-from torchcaps.evaluation.robustness.attack_sweep import attack_outcome
+from torchcaps.evaluation import attack_outcome, attack_sweep
 
 from ..stubs import Linear
 
@@ -38,15 +37,14 @@ def test_accuracy_is_over_all_images_and_success_over_those_that_were_right(atta
 
 def test_the_norm_is_that_of_successful_changes() -> None:
     changed = IMAGES + torch.tensor([-0.1, -0.05, -0.5, 0.3]).view(4, 1, 1, 1)
-    before, after = (Shifted(torch.tensor([1.0]))(some).argmax(dim=1) == 0 for some in (IMAGES, changed))
-    found = attack_outcome(IMAGES, changed, before, after, eps=0.5)
+    found = attack_outcome(Shifted(torch.tensor([1.0])), IMAGES, changed, LABELS, eps=0.5)
     assert found.success == pytest.approx(2 / 3)
     assert found.distance == pytest.approx(0.3)
     assert found.accuracy == 0.5  # the last one is right now
 
 
 def test_nothing_to_attack() -> None:
-    (found,) = attack_sweep(Shifted(torch.tensor([1.0])), IMAGES[3:], LABELS[3:], [0.1]).outcomes
+    found = attack_outcome(Shifted(torch.tensor([1.0])), IMAGES[3:], IMAGES[3:], LABELS[3:], eps=0.1)
     assert found.success is None
     assert found.distance is None
 
@@ -56,3 +54,5 @@ def test_arguments_that_do_not_fit() -> None:
         attack_sweep(MODEL, IMAGES, LABELS, [0.1], attack="pdg")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="number of eps: expected at least 1, got 0"):
         attack_sweep(MODEL, IMAGES, LABELS, [])
+    with pytest.raises(ValueError, match="changed: expected the shape of images"):
+        attack_outcome(MODEL, IMAGES, IMAGES[:2], LABELS, eps=0.1)

@@ -43,7 +43,7 @@ def test_no_attack_leaves_the_ball_or_the_range(attack, eps: float) -> None:
     images, labels = torch.rand(4, 1, 6, 4), torch.tensor([0, 1, 2, 0])
     images[0] = 0
     images[1] = 1
-    options = {} if attack is fgsm else {"steps": 5}
+    options = {} if attack is fgsm else {"steps": 5, "step_size": 0.15}
     before = images.clone()
     found = attack(RoutedPixels(6, 3), images, labels, eps, **options)
     assert (found - images).abs().max() <= eps + 1e-6
@@ -59,6 +59,18 @@ def test_pgd_starts_at_random_and_the_same_for_a_seed(images: Tensor) -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, pgd(model, images, LABELS, 0.1, seed=4))
     assert 0.05 < (first - images).abs().max() <= 0.1
+
+
+def test_restarts_keep_what_fooled_the_model() -> None:
+    # Flat everywhere: only the start decides, and it must cross 0.5.
+    class Step(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            over = (images.flatten(1).mean(dim=1) > 0.5).float() + 0 * images.sum()
+            return torch.stack([1 - over, over], dim=1)
+
+    images, labels = torch.full((40, 1, 1, 1), 0.45), torch.zeros(40, dtype=torch.int64)
+    once, often = (Step()(pgd(Step(), images, labels, 0.1, steps=1, restarts=r))[:, 1].sum() for r in (1, 8))
+    assert 0 < once < often
 
 
 def test_the_loss_of_training_is_blind_where_the_loss_of_attacks_is_not(images: Tensor) -> None:
@@ -88,6 +100,8 @@ def test_mode_and_gradients_stay() -> None:
     [
         ({"eps": 1.5}, "eps: expected between 0 and 1, got 1.5"),
         ({"steps": 0}, "steps: expected at least 1, got 0"),
+        ({"step_size": 0.0}, "step_size: expected above 0, got 0.0"),
+        ({"restarts": 0}, "restarts: expected at least 1, got 0"),
         ({"labels": LABELS + 1}, "labels: expected class indices from 0 to 1, got 2"),
         ({"images": torch.full((5, 1, 2, 2), 255.0)}, r"images: expected pixels in \[0, 1\], got values from 255"),
         ({"loss": lambda a, _: a.detach().sum()}, "loss: expected a value with a gradient"),

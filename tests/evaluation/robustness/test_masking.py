@@ -36,7 +36,7 @@ class Ripples(Open):
         return super().forward((images * 8).round() / 8 - 0.01 * images)
 
 
-def checks(report: MaskingReport) -> dict[str, bool]:
+def checks(report: MaskingReport) -> dict[str, bool | None]:
     return {check.name: check.passed for check in report.checks}
 
 
@@ -67,7 +67,20 @@ def test_a_model_without_gradients_is_found_out() -> None:
 
 
 def test_gradients_that_point_the_wrong_way_are_found_out() -> None:
-    found = masking_report(Ripples(), IMAGES, LABELS, eps=0.4)
+    found = masking_report(Ripples(), IMAGES, LABELS, eps=0.4, other=Open())
     assert found.silent == 0
+    assert found.transfer == 0  # images made for the open model fool this one
+    assert checks(found)["the own gradient is better than another model's"] is False
     assert checks(found)["the loss rises with eps"] is False
-    assert found.to_dict()["passed"] is False
+
+
+def test_what_cannot_be_asked_is_neither_passed_nor_failed() -> None:
+    found = masking_report(Open(), IMAGES, LABELS, eps=0.4)
+    assert found.transfer is None
+    assert checks(found)["the own gradient is better than another model's"] is None
+    assert found.to_dict()["passed"] is True
+
+
+def test_the_large_attack_is_the_larger() -> None:
+    with pytest.raises(ValueError, match=r"large_eps: expected between 0.4 and 1, got 0.2"):
+        masking_report(Open(), IMAGES, LABELS, eps=0.4, large_eps=0.2)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labelled
 from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness import attacks
 from torchcaps.evaluation.robustness.attacks import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
@@ -83,14 +83,27 @@ def attack_sweep(
     outcomes = []
     for size in eps:
         changed = METHODS[attack](model, images, labels, size, batch_size=batch_size, **options)
-        after = right_answers(model, changed, labels, batch_size)
-        outcomes.append(attack_outcome(images, changed, before, after, eps=size))
+        outcomes.append(attack_outcome(model, images, changed, labels, eps=size, batch_size=batch_size, before=before))
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
 
 
-def attack_outcome(images: Images, changed: Images, before: Tensor, after: Tensor, *, eps: float) -> AttackOutcome:
-    """The figures of images and their changed versions, `[n]` booleans saying which are answered rightly."""
+def attack_outcome(
+    model: nn.Module, images: Images, changed: Images, labels: Labels, *,
+    eps: float, batch_size: int = BATCH, before: Tensor | None = None,
+) -> AttackOutcome:  # fmt: skip
+    """What `model` makes of images that were changed for it, or for another model (transfer).
+
+    Args:
+        model: the one that is asked; as for `fgsm`, as are images, labels and batch_size.
+        changed: the images after the attack. Raises ValueError unless they have the shape of images.
+        eps: what the attack was allowed; it is written down, not checked.
+        before: `[n]` booleans, which images were answered rightly unchanged; asked of the model by default.
+    """
+    if changed.shape != images.shape:
+        raise ValueError(f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}")
+    before = right_answers(model, images, labels, batch_size) if before is None else before
+    after = right_answers(model, changed, labels, batch_size)
     won = before & ~after
     norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
     return AttackOutcome(
@@ -105,12 +118,12 @@ class MaskingCheck:
 
     Attributes:
         name: what ought to hold.
-        passed: whether it does.
+        passed: whether it does; None if it could not be asked.
         text: the figures, in one sentence.
     """
 
     name: str
-    passed: bool
+    passed: bool | None
     text: str
 
 
@@ -125,7 +138,9 @@ class MaskingReport(Figures):
         fgsm: under one step.
         bim: under many.
         pgd: under many from random starts.
-        large: under PGD of strength 1, with which every image can become any other.
+        transfer: under PGD images made for the other model; None without one.
+        large: under PGD with `large_eps`.
+        large_eps: that strength.
         loss_eps: ascending strengths.
         losses: mean loss under PGD at each of them.
         silent: share of images whose gradient is exactly zero in every pixel.
@@ -138,7 +153,9 @@ class MaskingReport(Figures):
     fgsm: float
     bim: float
     pgd: float
+    transfer: float | None
     large: float
+    large_eps: float
     loss_eps: tuple[float, ...]
     losses: tuple[float, ...]
     silent: float
@@ -149,63 +166,82 @@ class MaskingReport(Figures):
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
-        return all(check.passed for check in self.checks)
+        return all(check.passed is not False for check in self.checks)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        failed = [check.name for check in self.checks if not check.passed]
+        failed = [check.name for check in self.checks if check.passed is False]
         if failed:
             return f"Do not quote this robustness: {'; '.join(failed)} does not hold, so the attack may be blind."
         return "No sign of hidden gradients: the attacks do what attacks do."
 
 
 def masking_report(
-    model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, steps: int = 10, batch_size: int = BATCH
-) -> MaskingReport:
+    model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
+    other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
+) -> MaskingReport:  # fmt: skip
     """Attack the model in the ways that tell robustness from hidden gradients.
 
     Args:
         model: as for `fgsm`, as are labels and batch_size.
         images: as for `fgsm`; a few hundred are enough.
         eps: strength of the attacks, in [0, 1].
+        large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
         steps: of BIM and PGD, at least 1.
+        other: a model trained otherwise, for which images are made that the model must withstand better than its own.
+        loss: what the attacks raise, a mean over images; by default `full_margin_loss`.
+        seed: of noise and random starts.
 
     Raises:
         ValueError: for arguments that do not fit.
     """
+    check_range("large_eps", large_eps, low=eps, high=1)
     check_labelled(images, labels)
-    given = (model, images, labels)
+    goal, how = loss or full_margin_loss, dict[str, Any](steps=steps, loss=loss, batch_size=batch_size)
+
+    def strong(target: nn.Module, size: float) -> Tensor:
+        return pgd(target, images, labels, size, seed=seed, **how)
+
     grid = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
-    ladder = [pgd(*given, size, steps=steps, batch_size=batch_size) for size in grid]
+    ladder = [strong(model, size) for size in grid]
     changed = {
-        "clean": images, "noise": sign_noise(images, eps), "fgsm": fgsm(*given, eps, batch_size=batch_size),
-        "bim": bim(*given, eps, steps=steps, batch_size=batch_size), "pgd": ladder[-1],
-        "large": pgd(*given, 1.0, steps=steps, batch_size=batch_size),
+        "clean": images, "noise": sign_noise(images, eps, seed=seed),
+        "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
+        "bim": bim(model, images, labels, eps, **how), "pgd": ladder[-1], "large": strong(model, large_eps),
     }  # fmt: skip
+    if other is not None:
+        changed["transfer"] = strong(other, eps)
     left = {name: proportion(right_answers(model, some, labels, batch_size)) for name, some in changed.items()}
     found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
-    losses = tuple(float(full_margin_loss(activations, labels.cpu())) for activations in found_at)
-    count = 0
+    losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
+    transfer, silent = left.pop("transfer", None), 0
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
-            gradient = attacks.input_gradient(model, batch, true, full_margin_loss)
-            count += int((gradient == 0).flatten(1).all(dim=1).sum())
-    silent = count / len(images)
+            gradient = attacks.input_gradient(model, batch, true, goal)
+            silent += int((gradient == 0).flatten(1).all(dim=1).sum())
+    checks = _checks(left, transfer, losses, silent / len(images), large_eps)
     return MaskingReport(
-        eps=eps, loss_eps=(0.0, *grid), losses=losses, silent=silent, checks=_checks(left, losses, silent), **left
-    )
+        eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses,
+        silent=silent / len(images), checks=checks, **left,
+    )  # fmt: skip
 
 
-def _checks(found: dict[str, float], losses: Sequence[float], silent: float) -> tuple[MaskingCheck, ...]:
+def _checks(
+    found: dict[str, float], transfer: float | None, losses: Sequence[float], silent: float, large_eps: float
+) -> tuple[MaskingCheck, ...]:
     many, one, noise = max(found["bim"], found["pgd"]), found["fgsm"], found["noise"]
     falls = max(before - after for before, after in pairwise(losses))
+    away = "no other model was given" if transfer is None else f"another model's images leave {transfer:.1%}"
+    own = None if transfer is None else found["pgd"] <= transfer
     course = " -> ".join(f"{loss:.3g}" for loss in losses)
     rows = (
         ("many steps are at least as strong as one", many <= one, f"BIM and PGD leave {many:.1%}, FGSM {one:.1%}."),
         ("noise is weaker than the attack", noise >= found["pgd"],
          f"Noise of the same size leaves {noise:.1%}, PGD {found['pgd']:.1%}."),
-        ("a large attack leaves nothing", found["large"] <= NEAR_ZERO, f"At eps 1 PGD leaves {found['large']:.1%}."),
+        ("a large attack leaves nothing", found["large"] <= NEAR_ZERO,
+         f"At eps {large_eps:g} PGD leaves {found['large']:.1%}."),
+        ("the own gradient is better than another model's", own, f"PGD leaves {found['pgd']:.1%}; {away}."),
         ("the loss rises with eps", falls <= SLACK * max(losses), f"The mean loss goes {course}."),
         ("gradients are not zero", silent <= MOST_SILENT, f"{silent:.1%} of the images have no gradient at all."),
     )  # fmt: skip

@@ -57,33 +57,55 @@ def fgsm(
 
 
 def bim(
-    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10,
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
     loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Basic iterative method: `steps` steps of FGSM, at least 1, each of eps / steps and clipped to [0, 1].
+    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1].
 
-    Arguments are those of `fgsm`. Raises ValueError as `fgsm`, or for steps below 1.
+    Args:
+        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
+        steps: at least 1.
+        step_size: of one step, above 0; by default eps / steps.
+
+    Raises:
+        ValueError: as `fgsm`, or for steps or a step size out of range.
     """
-    _check_strength(eps, steps)
+    sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
     goal = loss or full_margin_loss
-    return _attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, eps, 1.0, steps, goal))
+    return _attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
 
 
 def pgd(
-    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, seed: int = 0,
-    loss: Loss | None = None, batch_size: int = BATCH,
+    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
+    restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Projected gradient descent: BIM from a random start within eps, with steps of 2.5 eps / steps.
+    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept.
 
-    Every image within eps is then within reach. The starts depend on the seed alone, not on the batch size or the
-    device; other arguments are those of `bim`. Raises ValueError as `bim`.
+    Args:
+        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
+        steps: at least 1.
+        step_size: of one step, above 0; by default 2.5 eps / steps, so that every image within eps is within reach.
+        restarts: random starts, at least 1; one that fools the model is kept, else the last.
+        seed: of the starts; they do not depend on the batch size or the device.
+
+    Raises:
+        ValueError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
-    _check_strength(eps, steps)
-    noise = _uniform(images, eps, seed)
+    check_range("restarts", restarts, low=1)
+    sizes = (eps, _step_size(eps, steps, step_size, 2.5 * eps), steps)
+    generator = torch.Generator().manual_seed(seed)
+    starts = [_uniform(images, eps, generator) for _ in range(restarts)]
 
     def climb(batch: Tensor, true: Tensor, first: int) -> Tensor:
-        start = (batch + noise[first : first + len(batch)].to(batch)).clamp(0, 1)
-        return _ascend(model, batch, start, true, eps, 2.5, steps, loss or full_margin_loss)
+        best, fooled = batch, torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        for start in starts:
+            noise = start[first : first + len(batch)].to(batch)
+            end = _ascend(model, batch, (batch + noise).clamp(0, 1), true, sizes, loss or full_margin_loss)
+            best = torch.where(fooled.view(-1, 1, 1, 1), best, end)
+            if restarts > 1:
+                with torch.no_grad():
+                    fooled = fooled | (model(end).argmax(dim=1) != true)
+        return best
 
     return _attacked(model, images, labels, batch_size, climb)
 
@@ -101,9 +123,9 @@ def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **
 
 def carlini_wagner(
     model: nn.Module, images: Images, labels: Labels, *, steps: int = 200, searches: int = 6, step_size: float = 0.01,
-    batch_size: int = BATCH,
+    confidence: float = 0.0, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Minimise `|d|^2 + c max(z_y - max_k z_k, 0)` over d, with a search for the smallest c that works.
+    """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
 
     z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1].
     It asks for no eps. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017,
@@ -115,9 +137,11 @@ def carlini_wagner(
         steps: of Adam in each search, at least 1; 200 give norms within a few percent on small networks.
         searches: halvings of c, at least 1.
         step_size: of Adam, above 0.
+        confidence: by how much the wrong logit must lead, at least 0.
 
     Returns:
         Images of the same shape: the nearest that was found to turn the answer, or the image itself where none was.
+        `attack_outcome` gives the mean norm.
 
     Raises:
         ValueError: for arguments that do not fit.
@@ -125,13 +149,14 @@ def carlini_wagner(
     check_range("steps", steps, low=1)
     check_range("searches", searches, low=1)
     check_range("step_size", step_size, low=1e-9)
+    check_range("confidence", confidence, low=0)
 
     def search(x: Tensor, y: Tensor, _: int) -> Tensor:
         best, nearest = x.clone(), torch.full((len(x),), torch.inf, device=x.device)
         low, high = torch.zeros_like(nearest), torch.full_like(nearest, torch.inf)
         c = torch.ones_like(nearest)
         for _ in range(searches):
-            found, norm = _descend(model, x, y, c, steps, step_size)
+            found, norm = _descend(model, x, y, c, steps, step_size, confidence)
             closer = norm < nearest
             best, nearest = torch.where(closer.view(-1, 1, 1, 1), found, best), torch.minimum(nearest, norm)
             turned = norm.isfinite()
@@ -142,7 +167,9 @@ def carlini_wagner(
     return _attacked(model, images, labels, batch_size, search)
 
 
-def _descend(model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float) -> tuple[Tensor, Tensor]:
+def _descend(
+    model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float, confidence: float
+) -> tuple[Tensor, Tensor]:
     """The nearest image that is turned, `[batch, ...]`, and its distance `[batch]`; infinite where none is."""
     w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
     adam = torch.optim.Adam([w], lr=step_size)
@@ -154,9 +181,9 @@ def _descend(model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step
             z, own = torch.logit(model(changed).float(), eps=SMALLEST) / 2, y.unsqueeze(1)
             lead = (z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
-            loss = (square + c * lead.clamp(min=0)).sum()
+            loss = (square + c * lead.clamp(min=-confidence)).sum()
         with torch.no_grad():
-            norm = torch.where(lead < 0, square.sqrt(), torch.inf)
+            norm = torch.where((lead < 0) & (lead <= -confidence), square.sqrt(), torch.inf)
             best = torch.where((norm < nearest).view(-1, 1, 1, 1), changed, best)
             nearest = torch.minimum(nearest, norm)
         if step < steps:
@@ -169,7 +196,7 @@ def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
     """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim. Raises
     ValueError for eps outside [0, 1]."""
     check_range("eps", eps, low=0, high=1)
-    signs = _uniform(images, 1.0, seed).sign()
+    signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
     return (images + eps * signs.to(images)).clamp(0, 1)
 
 
@@ -185,18 +212,23 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
     return torch.zeros_like(x) if gradient is None else gradient
 
 
-def _check_strength(eps: float, steps: int) -> None:
+def _step_size(eps: float, steps: int, asked: float | None, way: float) -> float:
+    """The size asked for, or else so that the steps together go all the way."""
     check_range("eps", eps, low=0, high=1)
     check_range("steps", steps, low=1)
+    size = way / steps if asked is None else asked
+    if not (size > 0 or eps == 0):
+        raise ValueError(f"step_size: expected above 0, got {size}")
+    return size
 
 
 def _ascend(
-    model: nn.Module, centre: Tensor, x: Tensor, labels: Tensor, eps: float, reach: float, steps: int, loss: Loss
+    model: nn.Module, centre: Tensor, x: Tensor, labels: Tensor, sizes: tuple[float, float, int], loss: Loss
 ) -> Tensor:
-    """From x, steps that together go `reach` times eps, within eps of the centre."""
+    eps, size, steps = sizes
     low, high = (centre - eps).clamp(min=0), (centre + eps).clamp(max=1)
     for _ in range(steps):
-        x = (x + reach * eps / steps * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
+        x = (x + size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
     return x.detach()
 
 
@@ -216,5 +248,5 @@ def _attacked(
     return torch.cat(parts)
 
 
-def _uniform(images: Tensor, eps: float, seed: int) -> Tensor:
-    return (2 * torch.rand(images.shape, generator=torch.Generator().manual_seed(seed)) - 1) * eps
+def _uniform(images: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    return (2 * torch.rand(images.shape, generator=generator) - 1) * eps
