@@ -70,6 +70,14 @@ def test_even_support_makes_an_even_map(kernel, stride):
         assert sums == pytest.approx([1 / stride] * stride)
 
 
+def test_classes_that_are_asked_for_are_shown(capsnet):
+    asked = torch.tensor([2, 1, 0, 2])
+    found = coupling_maps(capsnet, images(), asked)
+    assert torch.equal(found.shown, asked)
+    length = found.activations.gather(1, asked[:, None])[:, 0]
+    torch.testing.assert_close(found.positions.sum(dim=(1, 2)), (length / (1 - length)).sqrt(), atol=1e-5, rtol=1e-4)
+
+
 def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet):
     capsnet.train()
     whole, single = coupling_maps(capsnet, images()), coupling_maps(capsnet, images(), batch_size=1)
@@ -107,6 +115,15 @@ def test_capsules_without_places_are_refused():
     model = RoutedPixels(6, 3, dim=4)
     with pytest.raises(ValueError, match="expected the children of 'layers.0' to be capsules with places"):
         coupling_maps(model, torch.rand(2, 1, 6, 4))
+
+
+@pytest.mark.parametrize(
+    ("labels", "complaint"),
+    [(torch.tensor([0]), "labels: expected .n=4"), (torch.tensor([0, 1, 2, 3]), "labels: expected class indices")],
+)
+def test_labels_that_do_not_fit_are_refused(capsnet, labels, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        coupling_maps(capsnet, images(), labels)
 
 
 def test_a_network_without_capsules_is_refused():

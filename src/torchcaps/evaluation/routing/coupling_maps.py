@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import Images, Labels, check_images
+from torchcaps.errors import check_shape
+from torchcaps.evaluation.base import Images, Labels, check_images, check_labels
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
 from torchcaps.evaluation.routing.places import places_of
@@ -47,13 +48,16 @@ class CouplingMaps:
     activations: Float[Tensor, "n classes"]
 
 
-def coupling_maps(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> CouplingMaps:
-    """Where the votes for the winning class of each image come from.
+def coupling_maps(
+    model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
+) -> CouplingMaps:
+    """Where the votes for the winning class of each image come from, or for the classes given.
 
     Args:
         model: its last routed layer makes the class capsules, from capsules that have places; perhaps with routed
             layers between: then the support of a parent is handed down to its children by their shares in it.
         images: `[n, channels, height, width]` in [0, 1], n at least 1.
+        labels: `[n]` class indices; by default the most active class of each image.
         batch_size: images at a time, at least 1.
 
     Raises:
@@ -61,17 +65,26 @@ def coupling_maps(model: nn.Module, images: Images, *, batch_size: int = BATCH) 
             not fit.
     """
     check_images(images)
+    if labels is not None:
+        check_shape("labels", labels, ("n",), n=len(images))
     with evaluating(model):
-        parts = [_of_batch(model, batch) for batch, _ in batches(model, images, batch_size=batch_size)]
+        parts = [
+            _of_batch(model, batch, None if labels is None else chosen)
+            for batch, chosen in batches(model, images, labels, batch_size=batch_size)
+        ]
     return CouplingMaps(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _of_batch(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _of_batch(model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layers = routed_layers(model)
     with record_routing(model) as record, children_of(model) as children, places_of(model) as seen:
         activation = model(images).float()
     names = [name for name in layers if name in children and record[name]]
-    shown, top, recorded = activation.argmax(dim=1), names[-1], record.last()
+    if labels is None:
+        labels = activation.argmax(dim=1)
+    check_labels(labels, activation.shape[1])
+    shown = labels.to(activation.device)
+    top, recorded = names[-1], record.last()
     support = _class_support(layers[top], children[top], recorded[top], shown)
     own = seen.map_of(children[top])
     if own is None:
