@@ -210,19 +210,23 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     layer._check_input_dim(inputs)
     x = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     rest, shape = [axis for axis in range(x.dim()) if axis != 1], [1, -1] + [1] * (x.dim() - 2)
-    counted = 0 if _idle else 1
-    sums = _summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]) * counted)
+    sums = summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]))
     count = sums[-1].detach()
     if count < 2:
         lone = inputs if len(inputs) else inputs.sum(0, keepdim=True)  # zeros
         return type(layer).forward(layer, lone)[: len(inputs)]  # refuses it, or knows what to do, on every rank
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
-    variance = _summed(centred.square().sum(rest) * counted) / count
+    variance = summed(centred.square().sum(rest)) / count
     _track(layer, mean.detach(), variance.detach() * count / (count - 1))
     scale = torch.rsqrt(variance + layer.eps) * (1 if layer.weight is None else layer.weight)
     shift = 0 if layer.bias is None else layer.bias.view(shape)
     return (centred * scale.view(shape) + shift).to(inputs.dtype)
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum over all ranks, of those whose rows count (see `counting`), with its gradient; for what a batch is."""
+    return values if joined().world == 1 else _summed(values * (0 if _idle else 1))
 
 
 def _summed(values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, matc
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
+from torchcaps.ranks import summed
 from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
 
 KINDS = ("posterior", "presence")  # what is clustered
@@ -197,12 +198,14 @@ def losses(found: Explained, classes: int) -> dict[str, Tensor]:
         from what they should add up to, over objects and over images.
     """
     q, a = explained(found), found.objects.presence
-    (b, k), together = a.shape, q.sum(dim=0)
+    (b, k) = a.shape
+    whole = summed(torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([b])]))  # of the batch, in all processes
+    together, present, count = whole.split([k, k, 1])
     return {
         "pixels": -found.log_likelihood.mean(), "poses": -found.part_log_likelihood.mean(),
         "dynamic": 0.5 * found.objects.dynamic.square().sum() / b, "within": entropy(q).mean(),
         "between": -entropy(together), "objects": (a.sum(dim=1) - k / classes).square().mean(),
-        "examples": (a.sum(dim=0) - b / classes).square().mean(),
+        "examples": (present - count / classes).square().mean(),
     }  # fmt: skip
 
 
