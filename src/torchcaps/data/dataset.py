@@ -136,7 +136,6 @@ class ImageSet:
 
     def singles(self, indices: Tensor | Sequence[int]) -> Shaped[Tensor, "m k channels height width"] | None:
         """What each of the k classes of an image looks like alone, as the images are; None where that is not known."""
-        del indices
         return None
 
     @property
@@ -146,7 +145,6 @@ class ImageSet:
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         """The images at `indices` (`[batch]`, integers) to train on; sets made on-line draw them anew."""
-        del generator
         return Drawn(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:

@@ -119,7 +119,7 @@ class Rendering:
     def __str__(self) -> str:
         return self.what
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:  # noqa: ARG002
+    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
         """Make the whole set."""
         self.make(folder, progress)
 

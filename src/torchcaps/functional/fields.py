@@ -54,7 +54,6 @@ class Field(ABC):
 
     def present(self, types: int) -> Tensor | None:
         """1 for each child that is on the map and 0 for padding, `[1, *positions, i]`; None where all are."""
-        del types
         return None
 
     def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:

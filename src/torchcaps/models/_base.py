@@ -66,7 +66,7 @@ class ImageModel(nn.Module, ABC):
         """Activations of the class capsules, in [0, 1]; not logits."""
         return self.capsules(images).activation
 
-    def reconstruct(self, _capsules: Any, _labels: Tensor | None = None) -> Tensor:
+    def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:
         """Images drawn from capsules; ValueError, as here there is no decoder."""
         raise ValueError(f"reconstruct: {type(self).__name__} has no decoder")
 
@@ -162,6 +162,6 @@ class PlainNetwork(LogitModel):
         """Probabilities of the classes, in [0, 1]; not logits."""
         return self.probabilities(self.logits(images))
 
-    def capsules(self, _images: Tensor) -> NoReturn:
+    def capsules(self, images: Tensor) -> NoReturn:
         """ValueError: there are no capsules in this network."""
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

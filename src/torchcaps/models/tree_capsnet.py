@@ -59,7 +59,7 @@ class PriorRouting(Router):
         self.iterations = check_iterations(iterations)
         self.register_buffer("prior", prior, persistent=drawn)
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """The logits of a child start from its prior."""
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 

@@ -55,7 +55,7 @@ class EMRouting(Router):
             )
         super().build(sizes)
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Procedure 1 of the paper."""
         # Of equal couplings every M-step is the first one, and the last one's temperature tells.
         heat = self.inverse_temperature[-1:] if votes.settle() else self.inverse_temperature

@@ -46,7 +46,7 @@ class Heinsen2022(Router):
         for name in ("beta_use", "beta_ignore"):
             setattr(self, name, nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m)))
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Algorithm 1: y_j = sum_i phi_ij V_ij."""
         x, learned = full_precision(votes.pose), {k: full_precision(p) for k, p in self.named_parameters()}
         W_A, B_A, W_S, B_S = (_each(votes, learned[name]) for name in ("W_A", "B_A", "W_S", "B_S"))
@@ -96,7 +96,7 @@ class Heinsen2019(Router):
         self.B = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.dim))
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(sizes.children, sizes.parents)) for _ in range(2))
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Algorithm 1, some samples at a time; the logits of the parents are told beside the activations."""
         B, use, ignore = (full_precision(_each(votes, p)) for p in (self.B, self.beta_use, self.beta_ignore))
         B = B if votes.bias is None else B + votes.bias

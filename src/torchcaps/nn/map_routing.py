@@ -43,7 +43,7 @@ class MapRouting(Router):
         super().__init__()
         self.iterations, self.local = check_iterations(iterations), local
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """The steps in turn, for a block of samples at a time."""
         return Routed(*ops.in_blocks(self._routed, votes))
 

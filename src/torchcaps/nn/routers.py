@@ -206,7 +206,7 @@ class DynamicRouting(Router):
         self.over, self.impl = over, impl
         self.coupling = "shares" if over == "parents" else "free"
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Procedure 1; the children's lengths are in the votes already."""
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
@@ -244,7 +244,7 @@ class RandomRouting(Router):
         functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
         self.seed, self.scale, self.impl = seed, scale, impl
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
         if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
@@ -268,7 +268,7 @@ class FunctionRouter(Router):
         super().__init__()
         self.function = function
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Call the function."""
         return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
 

@@ -49,7 +49,7 @@ class SelfAttention(Router):
         """One number for each child and parent."""
         self.prior = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """FCCaps of the authors' code."""
         u, B = votes.dense(), votes.per_child(full_precision(self.prior))
         here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum

@@ -31,7 +31,7 @@ class SelfRouting(Router):
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """a_j and u_j of the paper, in one pass."""
         u = bounded(full_precision(votes.pose), FACTOR)
         W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))

@@ -65,7 +65,7 @@ class VariationalBayes(Router):
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
 
-    def route(self, votes: Votes, _parents: Capsules | None) -> Routed:
+    def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """The updates in turn. Parents come before children here, so that sums over children are matrix products."""
         V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
         V, a, D = V.transpose(-3, -2), votes.activation.unsqueeze(-1), votes.dim

@@ -134,7 +134,6 @@ class Task(nn.Module):
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
-        del images
         if self.made_for and spec_of(model).task != self.name:
             raise ValueError(f"task: {self.name} takes {self.made_for}, got {type(model).__name__}")
         self.model: Any = model  # of any class: what it can do, it declares
@@ -157,7 +156,7 @@ class Task(nn.Module):
         return {}
 
     @classmethod
-    def takes(cls, _images: ImageSet) -> bool:
+    def takes(cls, images: ImageSet) -> bool:
         """Whether the labels of images are of the kind that this task needs."""
         return True
 
@@ -195,11 +194,11 @@ class Task(nn.Module):
         """Figures of all images by their outcomes, "loss" and the score among them; by default means."""
         return {name: values.double().mean().item() for name, values in outcomes.items()}
 
-    def warnings(self, _outcomes: Outcomes) -> list[str]:
+    def warnings(self, outcomes: Outcomes) -> list[str]:
         """What is wrong with the model by its outcomes on held-out images, a sentence each."""
         return []
 
-    def stuck(self, _losses: Outcomes) -> str | None:
+    def stuck(self, losses: Outcomes) -> str | None:
         """What is wrong with a network that does not learn, by what `forward` gave in an early step: it starts again.
 
         Such as "every class capsule was dead"; None where nothing is.
@@ -233,11 +232,11 @@ class Task(nn.Module):
         outcomes = self.outcomes(images, progress=progress)
         return Measured(self.figures(outcomes), len(images), self.score)
 
-    def exhibits(self, _found: Found, _images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         """What to show of the model beside its figures, on these images; needs matplotlib."""
         return []
 
-    def predict(self, _pictures: Tensor) -> list[dict[str, Any]]:
+    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
 
         Raises:

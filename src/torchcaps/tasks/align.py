@@ -83,7 +83,7 @@ class Align(Task):
         drawn = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
         return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
 
-    def forward(self, batch: Motions, _share: float) -> Outcomes:
+    def forward(self, batch: Motions, share: float) -> Outcomes:
         """The weighted loss, and its six parts before they are weighted."""
         return {name: values.mean() for name, values in self._losses(batch).items()}
 
@@ -141,7 +141,7 @@ class Align(Task):
             found |= {f"{name}steadiness": steady, f"{name}spread": spread, f"{name}agreement": agreement}
         return found
 
-    def exhibits(self, _found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         """Sets coloured by capsule as they are moved, in their canonical pose, and as they are drawn."""
         from torchcaps import viz
 

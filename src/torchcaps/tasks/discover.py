@@ -55,7 +55,7 @@ class Discover(Task):
         noise = (NOISE * (torch.rand(b, *n, generator=generator) - 0.5) for n in ((m,), (k,), (k, m)))
         return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
 
-    def forward(self, batch: Seen, _share: float) -> Outcomes:
+    def forward(self, batch: Seen, share: float) -> Outcomes:
         """The loss by its parts, each of them before it is weighted."""
         noise: Any = batch[2:]
         found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
@@ -95,7 +95,7 @@ class Discover(Task):
         figures = self.eval().figures(self.outcomes(images, progress=progress))
         return Measured(figures, len(images), "accuracy_presence")
 
-    def exhibits(self, _found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         """Templates, images drawn by their parts, and what each object explains."""
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]

@@ -145,7 +145,7 @@ class Segment(Task):
         found = full_precision(self.model(images))
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
-    def forward(self, batch: Batch, _share: float) -> Outcomes:
+    def forward(self, batch: Batch, share: float) -> Outcomes:
         """The loss of the pixels, and the mean squared error of the reconstruction."""
         masks = batch.masks
         assert masks is not None

@@ -48,7 +48,7 @@ class Several(Classify):
         """Shares of images with all, with some of their classes found."""
         return evaluate_multilabel(self.model, images, groups=images.draws, progress=progress)
 
-    def exhibits(self, _found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         """What the decoder draws of the classes of an image, one by one."""
         if not self.spec.decoder or images.labels.shape[1] != 2:
             return []

@@ -71,7 +71,7 @@ class Transform(Task):
         height, width = originals.shape[2:]
         return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
 
-    def forward(self, batch: TransformedPairs, _share: float) -> Outcomes:
+    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
         """The squared error of the drawn target, summed over its pixels."""
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}

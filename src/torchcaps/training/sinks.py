@@ -39,7 +39,6 @@ class InMemory:
 
     def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
         """An epoch has ended, with the best model so far or not."""
-        del epoch
         if best:
             self.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
