@@ -236,7 +236,7 @@ figure = viz.generation_weights(auto.strokes()[often, :8], title="what the gener
         ),
         Entry(
             "point_sets", "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
-            "four test planes, after each of three motions",
+            "four test planes, moved three times",
             """\
 task, planes = tc.report.open_run("runs/planes", device="cpu")
 figure = task.exhibits(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",

@@ -34,7 +34,12 @@ SYSTEMS = [
 # What systems of other tasks are trained on here.
 BEYOND = {
     "segcaps_small": {"data": "multi-digits-masks", "model_options": {"dim": 4}, "per_class": None},
-    "unet_matched": {"data": "multi-digits-masks", "model_options": {"channels": 4, "levels": 3}, "per_class": None},
+    "unet_matched": {
+        "data": "multi-digits-masks",
+        "model_options": {"channels": 4, "levels": 3},
+        "per_class": None,
+        "loss": "dice",
+    },
     "scae": {"model_options": {"strides": [2, 2, 1]}},
     "canonical_capsules_small": {"data": "planes", "per_class": None},
     "transforming_autoencoder": {},

@@ -91,7 +91,9 @@ def chamfer_distance(
         table = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
         nearest = table.argmin(dim=2)
         back = (table + points.square().sum(dim=2).unsqueeze(2)).argmin(dim=1)
-    return sum(
-        (x - y.gather(1, at.unsqueeze(2).expand_as(x))).square().sum(dim=2).mean(dim=1)
-        for x, y, at in ((points, others, nearest), (others, points, back))
-    )  # type: ignore[return-value]
+    return _distance(points, others, nearest) + _distance(others, points, back)
+
+
+def _distance(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+    """The mean squared distance of each x from the y at its place."""
+    return (x - y.gather(1, at.unsqueeze(2).expand_as(x))).square().sum(dim=2).mean(dim=1)

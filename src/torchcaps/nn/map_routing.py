@@ -7,6 +7,7 @@ types, p positions of the map, d dimensions.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from torchcaps import ops
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded
-from torchcaps.functional.fields import Convention, Everything
+from torchcaps.functional.fields import Convention, Everything, Field
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
@@ -147,7 +148,7 @@ class _Convolved(Votes):
     of a map.
     """
 
-    def __init__(self, children: Capsules, field: Everything, of: KernelVotes) -> None:
+    def __init__(self, children: Capsules, field: Field, of: KernelVotes) -> None:
         super().__init__(children, field, of.sizes.parents, of.sizes.dim, of.bias)
         self.of = of
         self._maps: Tensor | None = None
@@ -160,8 +161,8 @@ class _Convolved(Votes):
 
     def remade(self) -> Callable[[Capsules], Votes]:
         """As of any votes."""
-        field, of, self.bias_seen = self.field, self.of, True
-        return lambda children: _Convolved(children, field, of)  # type: ignore[arg-type]
+        self.bias_seen = True
+        return partial(_Convolved, field=self.field, of=self.of)
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         """As of any votes."""

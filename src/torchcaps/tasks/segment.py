@@ -23,6 +23,7 @@ from torchcaps.data.pixels import to_float
 from torchcaps.evaluation.accuracy.pixels import MaskFigures, PixelCounts, mask_figures, pixel_counts
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.squash import full_precision
+from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, changed, lit, register_task
 from torchcaps.types import declares
@@ -70,11 +71,14 @@ def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
 
 
 def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
-    """One minus the soft Dice of each class over the batch, a mean over the classes that it shows."""
-    axes = (0, 2, 3)
-    both, size = (said.share * target).sum(dim=axes), said.share.sum(dim=axes) + target.sum(dim=axes)
-    lost = 1 - (2 * both + SMOOTH) / (size + SMOOTH)
-    shown = target.amax(dim=axes)
+    """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
+
+    In training the batch is that of all processes; else each of them has batches of its own.
+    """
+    sums = torch.stack([each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)])
+    both, found, true = summed(sums) if sums.requires_grad else sums
+    lost = 1 - (2 * both + SMOOTH) / (found + true + SMOOTH)
+    shown = true > 0
     return (lost * shown).sum() / shown.sum().clamp(min=1)
 
 
@@ -101,7 +105,7 @@ class Segment(Task):
         own = not declares(model)
         super().__init__(model, config, images)
         if own:
-            self.spec = model.spec = replace(self.spec, pixels=True, task=self.name)  # type: ignore[assignment]
+            self.spec = self.model.spec = replace(self.spec, pixels=True, task=self.name)
         if images is not None and not self.takes(images):
             raise ValueError(f"task: {self.name} takes images with masks, and {images.name} has none")
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
@@ -226,6 +230,7 @@ class Segment(Task):
     ) -> list[dict[str, Any]]:
         """Shares of pixels by class; writes `NAME_mask.png` and `NAME_overlay.png` of each image's own size.
 
+        The label is the class with the most pixels, and the background where no class is found.
         An image is brought to the model's size as its training images were. A model that was trained on windows of
         its images looks at every image in windows, which overlap; memory does not grow with their number.
         """
@@ -235,7 +240,7 @@ class Segment(Task):
             pixels = decode_image(file, None, preprocess.in_chans)
             mask = self.masked(pixels, preprocess).numpy()
             shares = np.bincount(mask.flatten(), minlength=len(classes)) / mask.size
-            most = 1 + int(shares[1:].argmax())
+            most = 1 + int(shares[1:].argmax()) if mask.any() else 0
             row = {"label": classes[most], "share": float(shares[most])}
             row |= {"shares": dict(zip(classes, shares.tolist(), strict=True))}
             if output is not None:

@@ -17,7 +17,7 @@ from torchcaps.data import ImageSet, LabelTree, label_tree
 from torchcaps.errors import check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
-from torchcaps.ranks import joined
+from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Outcomes, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
@@ -130,7 +130,7 @@ class Tree(Classify):
         """
         accuracy = None
         if self.loss == DYNAMIC:
-            *hits, total = joined().sum(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
+            *hits, total = summed(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
             accuracy = [hit / total for hit in hits]
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 

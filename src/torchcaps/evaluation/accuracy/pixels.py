@@ -84,8 +84,9 @@ def pixel_counts(
     Raises:
         ValueError: for shapes that do not fit, or numbers out of range.
     """
-    check_shape("true", true, ("n", "height", "width"))
-    check_shape("predicted", predicted, ("n", "height", "width"), **dict(zip(("n", "height", "width"), true.shape)))  # noqa: B905
+    axes = ("n", "height", "width")
+    check_shape("true", true, axes)
+    check_shape("predicted", predicted, axes, **dict(zip(axes, true.shape, strict=True)))
     check_range("classes", classes, low=2)
     check_range("tolerance", tolerance, low=0)
     numbers = torch.arange(1, classes, device=true.device).view(-1, 1, 1)
