@@ -41,10 +41,10 @@ class LabelledImages(Protocol):
     """
 
     @property
-    def labels(self) -> Tensor: ...  # noqa: D102
+    def labels(self) -> Tensor: ...
 
     @property
-    def classes(self) -> tuple[str, ...]: ...  # noqa: D102
+    def classes(self) -> tuple[str, ...]: ...
 
     def float_images(self, indices: Tensor) -> Tensor:
         """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
