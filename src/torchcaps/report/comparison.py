@@ -152,7 +152,10 @@ def compare_folders(
     first: Sequence[str | Path], second: Sequence[str | Path], *, paired: bool = False, margin: float = 0.01,
     root: str | None = None, device: str = "auto", progress: Callable[[int, int], None] | None = None,
 ) -> Comparison | RunsComparison:  # fmt: skip
-    """Run the models of finished runs over all of their test images and compare the two methods.
+    """Run the models of finished runs over all of their test images and compare the two methods. Raises RunError for no
+    run, one that is not finished or damaged, runs of different tasks or of one without right answers, runs that were
+    not tested on the same images, two of one method with the same seed, or, if paired, other seeds for the second
+    method; DataError if the test images cannot be had; ValueError as for `compare_runs`.
 
     Args:
         first: run folders of the method in question, which differ in their seeds.
@@ -163,13 +166,6 @@ def compare_folders(
         root: where a named data set is looked for first; by default as for the run.
         device: where to compute; see `TrainConfig`.
         progress: called with (images done, images in all) for each run.
-
-    Raises:
-        RunError: for no run, one that is not finished or damaged, runs of different tasks or of one without right
-            answers, runs that were not tested on the same images, two of one method with the same seed, or, if paired,
-            other seeds for the second method.
-        DataError: if the test images cannot be had.
-        ValueError: as for `compare_runs`.
     """
     base: FinishedRun | None = None
     right: list[dict[int, Bool[Tensor, " n"]]] = []  # of each method, by seed

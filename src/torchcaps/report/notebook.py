@@ -21,7 +21,8 @@ MOST_DOTS, MOST_FIGURES = 40, 3
 class Run:
     """A trained run, or one that still trains: a notebook shows it as a card, `print` as one line.
 
-    The folder is read anew whenever it is asked for anything, so that the same object follows a training.
+    The folder is read anew whenever it is asked for anything, so that the same object follows a training. Raises
+    RunError if there is no run, or its configuration is damaged.
 
     Args:
         path: the run folder, of any task.
@@ -29,9 +30,6 @@ class Run:
     Attributes:
         folder: its files.
         config: what it was started with.
-
-    Raises:
-        RunError: if there is no run, or its configuration is damaged.
 
     Example:
         >>> run = Run("runs/capsnet-digits")

@@ -24,6 +24,7 @@ def reconstruct_run(
     per_class: int = 2, seed: int = 0, output: str | Path | None = None,
 ) -> Path:  # fmt: skip
     """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
+    Raises RunError if the model has no decoder; RunError or DataError as `open_run`.
 
     Args:
         run: a run folder, or a model file.
@@ -33,9 +34,6 @@ def reconstruct_run(
         per_class: test images of each class.
         seed: of their choice.
         output: the picture; by default plots/reconstructions.png in the run folder.
-
-    Raises:
-        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
     """
     from torchcaps import viz
 
@@ -52,6 +50,8 @@ def perturb_run(
     span: float = 0.25, steps: int = 11, seed: int = 0, output: str | Path | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset; the files.
+    Raises RunError if the model has no decoder; RunError or DataError as `open_run`; ValueError if span or steps cannot
+    be used.
 
     Args:
         run: a run folder, or a model file.
@@ -60,10 +60,6 @@ def perturb_run(
         span: the dimension moves from -span to span.
         steps: in this many steps, at least 2.
         output: folder of the pictures; by default plots/ in the run folder.
-
-    Raises:
-        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
-        ValueError: if span or steps cannot be used.
     """
     from torchcaps import viz
 

@@ -29,7 +29,8 @@ EVALUATION, PLOTS = "evaluation.json", "plots"
 def open_run(
     run: str | Path, *, data: str | None = None, root: str | None = None, split: str = "test", device: str = "auto"
 ) -> tuple[Task, ImageSet]:
-    """The trained model of a run within its task, and images for it.
+    """The trained model of a run within its task, and images for it. Raises RunError if there is no such run, or the
+    data set's classes are not the model's; DataError if the data cannot be had.
 
     Args:
         run: a run folder, or a model file; then `data` is needed, but for those that come with the package.
@@ -37,10 +38,6 @@ def open_run(
         root: where a named set is looked for first.
         split: "test" or "train".
         device: see `TrainConfig`.
-
-    Raises:
-        RunError: if there is no such run, or the data set's classes are not the model's.
-        DataError: if the data cannot be had.
     """
     model: Any = load(run, device=resolve_device(device))
     path, config = Path(run), TrainConfig()
@@ -79,16 +76,14 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
 
 
 def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Found:
-    """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
+    """Evaluate a finished run on its test images and write figures and plots; all of it again if called again. Raises
+    RunError or TrainingError if the folder cannot be read or written to; DataError if the test images cannot be had;
+    the trained model stays.
 
     Args:
         run: a run with a model.
         device: where to compute; by default as the run was.
         root: where a named data set is looked for first; by default as for the run.
-
-    Raises:
-        RunError, TrainingError: if the folder cannot be read or written to.
-        DataError: if the test images cannot be had; the trained model stays.
     """
     try:
         task, images = open_run(run.path, root=root, device=device or run.config().run.device)

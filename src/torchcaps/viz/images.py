@@ -14,11 +14,8 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
     """Images `[n, channels, height, width]` as `[n, height, width, 3]` bytes.
 
     Integer images are in 0-255, others in [0, 1]; what lies outside is clipped and NaN is black. Three channels are
-    colours; of any other number the first is shown in grey.
-
-    Raises:
-        ValueError: for an array with other axes, or without a pixel.
-    """
+    colours; of any other number the first is shown in grey. Raises ValueError for an array with other axes, or without
+    a pixel."""
     values = np.asarray(images)
     if values.ndim != 4 or values.size == 0:
         came = named_shape(("n", "channels", "height", "width"), values.shape)

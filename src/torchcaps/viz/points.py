@@ -11,14 +11,12 @@ MOST_COLUMNS = 24
 
 
 def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Figure:
-    """Rows of sets of points, all at one scale; the third coordinate is left out.
+    """Rows of sets of points, all at one scale; the third coordinate is left out. Raises ValueError for no set, or rows
+    of unequal length.
 
     Args:
         rows: by name; for each set its points `[points, 2 or 3]`, and the part of each, `[points]` integers from 0,
             that chooses the colour. Rows are of equal length; at most 24 sets of each are drawn.
-
-    Raises:
-        ValueError: for no set, or rows of unequal length.
     """
     columns = min(len(next(iter(rows.values()), ())), MOST_COLUMNS)
     if not columns or len({len(sets) for sets in rows.values()}) > 1:

@@ -27,7 +27,8 @@ def reconstructions(
     images: ArrayLike, reconstructions: ArrayLike, labels: ArrayLike, *,
     predictions: ArrayLike, classes: Sequence[str],
 ) -> Figure:  # fmt: skip
-    """Originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
+    """Originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red. Raises
+    ValueError for shapes that do not fit, or more than 80 images.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 80.
@@ -35,9 +36,6 @@ def reconstructions(
         labels: `[n]` indices of the true classes.
         predictions: `[n]` indices of the predicted classes.
         classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 80 images.
     """
     shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
     check_alike("reconstructions", rebuilt, "the images", shown)
@@ -59,7 +57,8 @@ def overlaps(
     """Inputs above the two drawings of each, the first in magenta, the second in green, white where both are.
 
     As in figure 5 of arXiv 1710.09829. The labels stand above each pair; below it the decoded classes and the lengths
-    of their capsules, with a star where the class is no label.
+    of their capsules, with a star where the class is no label. Raises ValueError for shapes that do not fit, more than
+    40 images, or an index that is no class.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
@@ -68,9 +67,6 @@ def overlaps(
         shown: `[n, 2]` indices of the decoded classes.
         lengths: `[n, 2]` of the decoded capsules, in [0, 1].
         classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, more than 40 images, or an index that is no class.
     """
     inputs, values = pictures("images", images), np.asarray(drawn)
     count = len(inputs)
@@ -92,15 +88,13 @@ def overlaps(
 
 
 def masks(images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]) -> Figure:
-    """Images, and the same under true and under predicted masks, with the colours of the classes that appear.
+    """Images, and the same under true and under predicted masks, with the colours of the classes that appear. Raises
+    ValueError for shapes that do not fit, or more than 40 images.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
         true, predicted: `[n, height, width]` indices of classes.
         classes: names, the background first.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 40 images.
     """
     shown, both = pictures("images", images), [np.asarray(x, dtype=np.uint8) for x in (true, predicted)]
     count, height, width, _ = shown.shape
@@ -144,7 +138,8 @@ def coupling_map(
     """Images over the same with a map on them: orange where votes support the class shown, blue where they oppose it.
 
     Each map has its own scale, from nothing to its largest value either way. Below stand the class shown and its
-    length, in red where it is not the true one.
+    length, in red where it is not the true one. Raises ValueError for shapes that do not fit, more than 40 images, an
+    index that is no class, or a map that is not finite.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
@@ -153,10 +148,6 @@ def coupling_map(
         shown: `[n]` indices of the classes whose maps these are.
         lengths: `[n]` of their capsules, in [0, 1].
         classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, more than 40 images, an index that is no class, or a map that is not
-            finite.
     """
     inputs, values = pictures("images", images), np.asarray(maps, dtype=np.float64)
     count = len(inputs)
@@ -187,15 +178,13 @@ def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[n
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
-    """What the decoder draws as one pose dimension after the other is moved: a row a dimension, a column a step.
+    """What the decoder draws as one pose dimension after the other is moved: a row a dimension, a column a step. Raises
+    ValueError for shapes that do not fit, or more than 1024 reconstructions.
 
     Args:
         reconstructions: `[dims, steps, channels, height, width]` in [0, 1] (integers: 0-255), of one image.
         offsets: `[steps]`, what was added to the dimension; the column of offset 0, the capsule as it is, is framed.
         title: a line above the grid.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 1024 reconstructions.
     """
     values, moves = np.asarray(reconstructions), np.asarray(offsets)
     check_shape("reconstructions", values, ("dims", "steps", "channels", "height", "width"))
@@ -215,14 +204,12 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
 
 
 def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
-    """Rows of images beside each other, each with its name on the left.
+    """Rows of images beside each other, each with its name on the left. Raises ValueError for no rows, rows that do not
+    fit each other, or more than 1024 images.
 
     Args:
         rows: by name, `[n, channels, height, width]` in [0, 1] (integers: 0-255), the same n and size in all.
         title: a line above.
-
-    Raises:
-        ValueError: for no rows, rows that do not fit each other, or more than 1024 images.
     """
     tiles = [pictures(name, images) for name, images in rows.items()]
     check_range("number of rows", len(tiles), low=1)

@@ -31,33 +31,20 @@ class ClassAccuracy(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a model made of a labelled data set.
+    """What a model made of a labelled data set."""
 
-    Attributes:
-        accuracy: share of samples whose largest activation is that of their label, in [0, 1].
-        error: 1 - accuracy.
-        loss: mean over samples.
-        num_samples: n.
-        classes: names, in the order of the activations.
-        per_class: one entry a class, in the order of `classes`.
-        confusion: `[classes, classes]` int64 counts; rows are true classes, columns predicted ones.
-        calibration: reliability tables for normalised activations and for raw lengths.
-        labels: `[n]` int64 true classes.
-        predictions: `[n]` int64 predicted classes.
-        activations: `[n, classes]` float32 lengths in [0, 1].
-    """
-
-    accuracy: float
-    error: float
-    loss: float
-    num_samples: int
-    classes: tuple[str, ...]
-    per_class: list[ClassAccuracy]
+    accuracy: float  # share of samples whose largest activation is that of their label, in [0, 1]
+    error: float  # 1 - accuracy
+    loss: float  # mean over samples
+    num_samples: int  # n
+    classes: tuple[str, ...]  # names, in the order of the activations
+    per_class: list[ClassAccuracy]  # one entry a class, in the order of `classes`
+    # `[classes, classes]` int64 counts; rows are true classes, columns predicted ones
     confusion: Int64[Tensor, "classes classes"]
-    calibration: Calibration
-    labels: Labels
-    predictions: Labels
-    activations: Float[Tensor, "n classes"]
+    calibration: Calibration  # reliability tables for normalised activations and for raw lengths
+    labels: Labels  # `[n]` int64 true classes
+    predictions: Labels  # `[n]` int64 predicted classes
+    activations: Float[Tensor, "n classes"]  # `[n, classes]` float32 lengths in [0, 1]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors per sample, ready for JSON.
@@ -93,7 +80,9 @@ def evaluate(
     model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, device: torch.device | str | None = None,
     precision: str = "fp32", progress: Progress | None = None, loss: Loss | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards.
+    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards. Raises
+    ValueError for an empty data set, labels outside its classes, a model with another number of classes, activations
+    that are not finite numbers in [0, 1], or an unknown precision.
 
     Args:
         model: maps `[batch, channels, height, width]` images in [0, 1] to `[batch, classes]` activations in [0, 1].
@@ -103,10 +92,6 @@ def evaluate(
         precision: "fp32", or "bf16" for autocast; the scoring itself is always in full precision.
         progress: called with (samples done, samples in all) after each batch.
         loss: maps activations `[n, classes]` and labels `[n]` to their mean loss; by default the margin loss.
-
-    Raises:
-        ValueError: for an empty data set, labels outside its classes, a model with another number of classes,
-            activations that are not finite numbers in [0, 1], or an unknown precision.
     """
     check_labels(dataset.labels, len(dataset.classes))
     found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
@@ -116,16 +101,14 @@ def evaluate(
 def score(
     activations: Float[Tensor, "n classes"], labels: Labels, classes: Sequence[str], *, loss: Loss | None = None
 ) -> Evaluation:
-    """The figures of `evaluate` for activations that are already there.
+    """The figures of `evaluate` for activations that are already there. Raises ValueError for shapes that do not fit,
+    labels outside the classes, or activations outside [0, 1] or NaN.
 
     Args:
         activations: `[n, classes]` lengths in [0, 1], n at least 1; they need not sum to one.
         labels: `[n]` class indices.
         classes: names; classes without a sample are allowed.
         loss: as for `evaluate`.
-
-    Raises:
-        ValueError: for shapes that do not fit, labels outside the classes, or activations outside [0, 1] or NaN.
     """
     names = tuple(classes)
     check_labels(labels, len(names))

@@ -15,45 +15,30 @@ TOLERANCE = 2  # pixels
 
 
 class PixelCounts(NamedTuple):
-    """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`.
+    """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`."""
 
-    Attributes:
-        both: in the predicted and in the true mask.
-        predicted, true: in one of them.
-        edge_predicted, edge_true: of these, on a boundary: a neighbour, diagonal ones too, is of another class.
-        near_true, near_predicted: of the boundary of one, near the boundary of the other.
-    """
-
-    both: Tensor
-    predicted: Tensor
-    true: Tensor
-    edge_predicted: Tensor
-    edge_true: Tensor
-    near_true: Tensor
-    near_predicted: Tensor
+    both: Tensor  # in the predicted and in the true mask
+    predicted: Tensor  # in one of them
+    true: Tensor  # in one of them
+    edge_predicted: Tensor  # of these, on a boundary: a neighbour, diagonal ones too, is of another class
+    edge_true: Tensor  # of these, on a boundary: a neighbour, diagonal ones too, is of another class
+    near_true: Tensor  # of the boundary of one, near the boundary of the other
+    near_predicted: Tensor  # of the boundary of one, near the boundary of the other
 
 
 @dataclass(frozen=True)
 class MaskFigures(Figures):
-    """Figures of masks over all images together, so that large and small images count by their pixels.
+    """Figures of masks over all images together, so that large and small images count by their pixels."""
 
-    Attributes:
-        num_samples: images.
-        dice: mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart.
-        iou: the same of `|P and T| / |P or T|`.
-        boundary: the same of the harmonic mean of two shares: of the predicted boundary near the true one, and the
-            reverse. Near is within a square of `tolerance` pixels to each side.
-        tolerance: in pixels.
-        pixel_accuracy: share of all pixels, background included, that have the right class.
-        per_class: these figures by class; None for a class that is neither in a predicted nor in a true mask.
-    """
-
-    num_samples: int
-    dice: float
-    iou: float
+    num_samples: int  # images
+    dice: float  # mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart
+    iou: float  # the same of `|P and T| / |P or T|`
+    # the same of the harmonic mean of two shares: of the predicted boundary near the true one, and the reverse. Near is
+    # within a square of `tolerance` pixels to each side
     boundary: float
-    tolerance: int
-    pixel_accuracy: float
+    tolerance: int  # in pixels
+    pixel_accuracy: float  # share of all pixels, background included, that have the right class
+    # these figures by class; None for a class that is neither in a predicted nor in a true mask
     per_class: dict[str, dict[str, float | None]]
 
     @property
@@ -74,15 +59,12 @@ def pixel_counts(
     predicted: Int64[Tensor, "n height width"], true: Int64[Tensor, "n height width"], classes: int, *,
     tolerance: int = TOLERANCE,
 ) -> PixelCounts:  # fmt: skip
-    """What the figures of masks are made from.
+    """What the figures of masks are made from. Raises ValueError for shapes that do not fit, or numbers out of range.
 
     Args:
         predicted, true: the class of each pixel, from 0, the background.
         classes: their number, the background among them.
         tolerance: of boundaries, in pixels.
-
-    Raises:
-        ValueError: for shapes that do not fit, or numbers out of range.
     """
     axes = ("n", "height", "width")
     check_shape("true", true, axes)

@@ -39,7 +39,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def mcnemar_power(difference: float, num_samples: int, discordant: float) -> float:
-    """How often `mcnemar` at level 0.05 sees a true difference on a sample of images.
+    """How often `mcnemar` at level 0.05 sees a true difference on a sample of images. Raises ValueError for arguments
+    out of range.
 
     Args:
         difference: true accuracy of one model minus that of the other, in [-1, 1].
@@ -49,9 +50,6 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
     Returns:
         In [0, 1], the probability of a p-value below 0.05. Exact up to 300 expected discordant images; beyond, the sum
         over their number takes every second or every so many.
-
-    Raises:
-        ValueError: for arguments out of range.
     """
     check_range("num_samples", num_samples, low=1)
     check_range("difference", difference, low=-1, high=1)
@@ -63,7 +61,8 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
 
 
 def smallest_visible(num_samples: int, discordant: float) -> float | None:
-    """The smallest true difference in accuracy that `mcnemar` at level 0.05 sees on 80 % of samples.
+    """The smallest true difference in accuracy that `mcnemar` at level 0.05 sees on 80 % of samples. Raises ValueError
+    for arguments out of range.
 
     Args:
         num_samples: n, at least 1.
@@ -72,9 +71,6 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
 
     Returns:
         In (0, 1], to a millionth; None where not even a difference of 1 would be seen (fewer than 6 images).
-
-    Raises:
-        ValueError: for arguments out of range.
     """
     check_range("num_samples", num_samples, low=1)
     check_range("discordant", discordant, low=0, high=1)
@@ -99,7 +95,8 @@ def equivalence_test(only_first: int, only_second: int, num_samples: int, *, mar
     1998. The p-value is exact and unconditional as in Hsueh, Liu, Chen, "Unconditional exact tests for equivalence or
     noninferiority for paired binary endpoints", Biometrics 2001: the largest over the share of discordant images, which
     is not known. Shares that the sample contradicts (together less than 0.1 %, which is added) are left out, after
-    Berger, Boos, "P values maximized over a confidence set for the nuisance parameter", JASA 1994.
+    Berger, Boos, "P values maximized over a confidence set for the nuisance parameter", JASA 1994. Raises ValueError
+    for arguments out of range.
 
     Args:
         only_first: images that only the first model gets right, at least 0.
@@ -109,9 +106,6 @@ def equivalence_test(only_first: int, only_second: int, num_samples: int, *, mar
 
     Returns:
         In (0, 1]. Without discordant images about (1 - margin)^n: 301 images are enough for one point.
-
-    Raises:
-        ValueError: for arguments out of range.
     """
     check_range("only_first", only_first, low=0)
     check_range("only_second", only_second, low=0)

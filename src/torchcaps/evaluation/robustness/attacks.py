@@ -37,7 +37,8 @@ def fgsm(
     model: nn.Module, images: Images, labels: Labels, eps: float, *,
     loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
+    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`. Raises ValueError for arguments
+    that do not fit, or a loss without a gradient for the images.
 
     Args:
         model: any classifier with activations in [0, 1]; runs in evaluation mode, which is restored.
@@ -49,9 +50,6 @@ def fgsm(
 
     Returns:
         Images of the same shape in [0, 1], on the CPU.
-
-    Raises:
-        ValueError: for arguments that do not fit, or a loss without a gradient for the images.
     """
     return bim(model, images, labels, eps, steps=1, loss=loss, batch_size=batch_size)
 
@@ -60,15 +58,13 @@ def bim(
     model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
     loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1].
+    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1]. Raises
+    ValueError as `fgsm`, or for steps or a step size out of range.
 
     Args:
         model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
         steps: at least 1.
         step_size: of one step, above 0; by default eps / steps.
-
-    Raises:
-        ValueError: as `fgsm`, or for steps or a step size out of range.
     """
     sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
     goal = loss or full_margin_loss
@@ -79,7 +75,8 @@ def pgd(
     model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
     restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept.
+    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept. Raises
+    ValueError as `fgsm`, or for steps, restarts or a step size out of range.
 
     Args:
         model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
@@ -87,9 +84,6 @@ def pgd(
         step_size: of one step, above 0; by default 2.5 eps / steps, so that every image within eps is within reach.
         restarts: random starts, at least 1; one that fools the model is kept, else the last.
         seed: of the starts; they do not depend on the batch size or the device.
-
-    Raises:
-        ValueError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
     check_range("restarts", restarts, low=1)
     sizes = (eps, _step_size(eps, steps, step_size, 2.5 * eps), steps)
@@ -127,10 +121,10 @@ def carlini_wagner(
 ) -> Images:  # fmt: skip
     """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
 
-    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1].
-    It asks for no eps. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017,
-    arXiv 1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it as CNNs of equal
-    accuracy.
+    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1]. It asks
+    for no eps. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017, arXiv
+    1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it as CNNs of equal
+    accuracy. Raises ValueError for arguments that do not fit.
 
     Args:
         model: as for `fgsm`, as are images, labels and batch_size.
@@ -142,9 +136,6 @@ def carlini_wagner(
     Returns:
         Images of the same shape: the nearest that was found to turn the answer, or the image itself where none was.
         `attack_outcome` gives the mean norm.
-
-    Raises:
-        ValueError: for arguments that do not fit.
     """
     check_range("steps", steps, low=1)
     check_range("searches", searches, low=1)

@@ -57,31 +57,23 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
 
 @dataclass(frozen=True)
 class Detection(Figures):
-    """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1].
+    """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1]."""
 
-    Attributes:
-        threshold: an image that is further than this from its reconstruction is flagged.
-        false_positives: share of clean images flagged.
-        detected: share of adversarial images flagged.
-        success: share of rightly answered images that the attack turned; None if none was answered rightly.
-        undetected: share of rightly answered images that the attack turned without being flagged; None likewise.
-        auroc: of the distance, adversarial against clean.
-        num_samples: n.
-    """
-
-    threshold: float
-    false_positives: float
-    detected: float
-    success: float | None
+    threshold: float  # an image that is further than this from its reconstruction is flagged
+    false_positives: float  # share of clean images flagged
+    detected: float  # share of adversarial images flagged
+    success: float | None  # share of rightly answered images that the attack turned; None if none was answered rightly
+    # share of rightly answered images that the attack turned without being flagged; None likewise
     undetected: float | None
-    auroc: float
-    num_samples: int
+    auroc: float  # of the distance, adversarial against clean
+    num_samples: int  # n
 
 
 def detect_adversarial(
     model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
 ) -> Detection:
-    """Flag what is far from its reconstruction, among clean test images and their adversarial versions.
+    """Flag what is far from its reconstruction, among clean test images and their adversarial versions. Raises
+    ValueError for a model without a decoder, or shapes that do not fit.
 
     Args:
         model: with `capsules` and `reconstruct`.
@@ -89,9 +81,6 @@ def detect_adversarial(
         adversarial: the same after an attack.
         labels: `[n]` true classes.
         threshold: from `detection_threshold` on clean validation images.
-
-    Raises:
-        ValueError: for a model without a decoder, or shapes that do not fit.
     """
     check_labelled(images, labels)
     if adversarial.shape != images.shape:
@@ -112,25 +101,15 @@ def detect_adversarial(
 
 @dataclass(frozen=True)
 class Rejection(Figures):
-    """Whether lengths tell known images from others; shares are in [0, 1].
+    """Whether lengths tell known images from others; shares are in [0, 1]."""
 
-    Attributes:
-        auroc: of the largest length, known against other; 0.5 tells nothing apart.
-        false_positive_rate: share of other images accepted when 95 % of the known ones are.
-        threshold: the length that does so.
-        known_length: mean of the largest length over known images.
-        other_length: the same over other images. Margin loss drives absent classes to 0.1, not to 0.
-        num_known: n.
-        num_other: m.
-    """
-
-    auroc: float
-    false_positive_rate: float
-    threshold: float
-    known_length: float
-    other_length: float
-    num_known: int
-    num_other: int
+    auroc: float  # of the largest length, known against other; 0.5 tells nothing apart
+    false_positive_rate: float  # share of other images accepted when 95 % of the known ones are
+    threshold: float  # the length that does so
+    known_length: float  # mean of the largest length over known images
+    other_length: float  # the same over other images. Margin loss drives absent classes to 0.1, not to 0
+    num_known: int  # n
+    num_other: int  # m
 
 
 def reject_by_length(model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]) -> Rejection:

@@ -23,17 +23,11 @@ STORED = 8  # images whose votes are in memory at once
 
 @dataclass(frozen=True)
 class RoutingAblation(Figures):
-    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1].
+    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1]."""
 
-    Attributes:
-        comparison: as trained, against the same routers with every coupling equal, at test time only.
-        random: accuracy with fixed random couplings, at test time only.
-        changed: share of images whose answer routing changes, against equal couplings.
-    """
-
-    comparison: Comparison
-    random: float
-    changed: float
+    comparison: Comparison  # as trained, against the same routers with every coupling equal, at test time only
+    random: float  # accuracy with fixed random couplings, at test time only
+    changed: float  # share of images whose answer routing changes, against equal couplings
 
     derived = ("routed", "uniform", "verdict")
 
@@ -68,19 +62,13 @@ class RoutingAblation(Figures):
 
 @dataclass(frozen=True)
 class IterationDynamics(Figures):
-    """One trained model stopped after 1, 2, ... routing iterations.
+    """One trained model stopped after 1, 2, ... routing iterations."""
 
-    Attributes:
-        iterations: 1 to T.
-        accuracy: in [0, 1], after each.
-        changed: share of images whose answer differs from that after one iteration.
-        entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings
-            are no shares are left out.
-    """
-
-    iterations: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    changed: tuple[float, ...]
+    iterations: tuple[int, ...]  # 1 to T
+    accuracy: tuple[float, ...]  # in [0, 1], after each
+    changed: tuple[float, ...]  # share of images whose answer differs from that after one iteration
+    # layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings are no shares
+    # are left out
     entropy: dict[str, tuple[float, ...]]
 
     derived = ("verdict",)
@@ -100,7 +88,9 @@ def routing_ablation(
 ) -> RoutingAblation:
     """The model as it is, with equal couplings and with random ones, on the same images.
 
-    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`.
+    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`. Raises
+    ValueError for a model without routed layers, or arguments that do not fit; NoAblationError for a router that makes
+    its couplings by itself.
 
     Args:
         model: holds routed layers; its routers are back in place afterwards, and so is its mode.
@@ -108,10 +98,6 @@ def routing_ablation(
         labels: `[n]` class indices.
         seed: of the random couplings and of the bootstrap.
         batch_size: images at a time; random couplings are tried on at most 8, as all their votes are stored.
-
-    Raises:
-        ValueError: for a model without routed layers, or arguments that do not fit.
-        NoAblationError: for a router that makes its couplings by itself.
     """
     check_labelled(images, labels)
 

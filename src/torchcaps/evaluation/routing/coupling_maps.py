@@ -33,25 +33,21 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 
 @dataclass(frozen=True, eq=False)
 class CouplingMaps:
-    """The support of one class capsule of each image, by place.
+    """The support of one class capsule of each image, by place."""
 
-    Attributes:
-        maps: `[n, height, width]`, over the pixels of the images; negative where votes point away from the class.
-        positions: `[n, rows, columns]`, the same over the positions of the first capsules; both have the same sum.
-        shown: `[n]` int64, the class whose support it is.
-        activations: `[n, classes]` of the class capsules, in [0, 1].
-    """
-
+    # `[n, height, width]`, over the pixels of the images; negative where votes point away from the class
     maps: Float[Tensor, "n height width"]
+    # `[n, rows, columns]`, the same over the positions of the first capsules; both have the same sum
     positions: Float[Tensor, "n rows columns"]
-    shown: Labels
-    activations: Float[Tensor, "n classes"]
+    shown: Labels  # `[n]` int64, the class whose support it is
+    activations: Float[Tensor, "n classes"]  # `[n, classes]` of the class capsules, in [0, 1]
 
 
 def coupling_maps(
     model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> CouplingMaps:
-    """Where the votes for the winning class of each image come from, or for the classes given.
+    """Where the votes for the winning class of each image come from, or for the classes given. Raises ValueError for a
+    model whose capsules have no places, or whose layers are of other kinds; or arguments that do not fit.
 
     Args:
         model: its last routed layer makes the class capsules, from capsules that have places; perhaps with routed
@@ -59,10 +55,6 @@ def coupling_maps(
         images: `[n, channels, height, width]` in [0, 1], n at least 1.
         labels: `[n]` class indices; by default the most active class of each image.
         batch_size: images at a time, at least 1.
-
-    Raises:
-        ValueError: for a model whose capsules have no places, or whose layers are of other kinds; or arguments that do
-            not fit.
     """
     check_images(images)
     if labels is not None:

@@ -17,17 +17,12 @@ from torchcaps.types import Capsules
 
 
 class RoutedImages(NamedTuple):
-    """A forward pass over n images, on the CPU.
+    """A forward pass over n images, on the CPU."""
 
-    Attributes:
-        activation: of the classes, `[n, classes]`.
-        layers: layer name -> what it did, in the order of the model, for those that ran.
-        children: layer name -> activation of each of its children, `[n, *space, capsules]`. In a convolution a child
-            stands here once; in `layers` once for every window that contains it.
-    """
-
-    activation: Float[Tensor, "n classes"]
-    layers: dict[str, Recorded]
+    activation: Float[Tensor, "n classes"]  # of the classes, `[n, classes]`
+    layers: dict[str, Recorded]  # layer name -> what it did, in the order of the model, for those that ran
+    # layer name -> activation of each of its children, `[n, *space, capsules]`. In a convolution a child stands here
+    # once; in `layers` once for every window that contains it
     children: dict[str, Float[Tensor, "n *space capsules"]]
 
 

@@ -15,27 +15,19 @@ from torchcaps.types import Capsules
 
 
 class CapsuleMap(NamedTuple):
-    """Capsules with places.
+    """Capsules with places."""
 
-    Attributes:
-        capsules: pose `[batch, height, width, types, dim]`, activation likewise.
-        slides: of the layers below, from the image on; None where they are no chain of plain convolutions.
-    """
-
-    capsules: Capsules
+    capsules: Capsules  # pose `[batch, height, width, types, dim]`, activation likewise
+    # of the layers below, from the image on; None where they are no chain of plain convolutions
     slides: tuple[Slide, ...] | None
 
 
 @dataclass
 class Watched:
-    """What a forward pass has made so far.
+    """What a forward pass has made so far."""
 
-    Attributes:
-        maps: of capsules, in the order in which they came about.
-        slides: of the layers that slid over a map, from the image on; None once one did not take what another gave.
-    """
-
-    maps: list[CapsuleMap] = field(default_factory=list)
+    maps: list[CapsuleMap] = field(default_factory=list)  # of capsules, in the order in which they came about
+    # of the layers that slid over a map, from the image on; None once one did not take what another gave
     slides: tuple[Slide, ...] | None = ()
     _size: tuple[int, ...] | None = None
 
