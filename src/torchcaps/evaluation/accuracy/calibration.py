@@ -27,9 +27,7 @@ class Reliability:
     """A reliability table over equal-width bins of confidence, and the error that sums it up."""
 
     error: float  # expected calibration error, in [0, 1]
-    # `bins + 1` ascending limits from 0 to 1; bin i holds `edges[i] < confidence <= edges[i + 1]`, and the first one
-    # holds 0 too
-    edges: list[float]
+    edges: list[float]  # `bins + 1` limits from 0 to 1; bin i is above edges[i], up to edges[i + 1]; the first holds 0
     count: list[int]  # samples in each bin
     confidence: list[float | None]  # mean confidence in each bin; None in an empty one
     accuracy: list[float | None]  # share of right answers in each bin; None in an empty one

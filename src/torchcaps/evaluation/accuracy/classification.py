@@ -39,8 +39,7 @@ class Evaluation:
     num_samples: int  # n
     classes: tuple[str, ...]  # names, in the order of the activations
     per_class: list[ClassAccuracy]  # one entry a class, in the order of `classes`
-    # `[classes, classes]` int64 counts; rows are true classes, columns predicted ones
-    confusion: Int64[Tensor, "classes classes"]
+    confusion: Int64[Tensor, "classes classes"]  # counts; rows are true classes, columns predicted ones
     calibration: Calibration  # reliability tables for normalised activations and for raw lengths
     labels: Labels  # `[n]` int64 true classes
     predictions: Labels  # `[n]` int64 predicted classes

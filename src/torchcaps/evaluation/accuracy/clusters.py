@@ -64,34 +64,12 @@ def match_clusters(clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], c
 
 
 def assignment(cost: Float[Tensor, "rows columns"]) -> list[int]:
-    """The column of each row, no column twice, for which costs add up to the least: the Hungarian algorithm. Raises
-    ValueError for more rows than columns."""
-    rows, columns = cost.shape
-    check_range("columns", columns, low=rows)
-    row_of = [-1] * (columns + 1)  # the last column is where a row waits that has none yet
-    by_row, by_column, values = [0.0] * rows, [0.0] * (columns + 1), cost.tolist()
-    for new in range(rows):
-        row_of[columns], at = new, columns
-        least, before, done = [float("inf")] * columns, [-1] * columns, [False] * (columns + 1)
-        while row_of[at] >= 0:
-            done[at], row = True, row_of[at]
-            for column in (c for c in range(columns) if not done[c]):
-                rest = values[row][column] - by_row[row] - by_column[column]
-                if rest < least[column]:
-                    least[column], before[column] = rest, at
-            following = min((c for c in range(columns) if not done[c]), key=lambda c: least[c])
-            step = least[following]
-            for column in range(columns + 1):
-                if done[column]:
-                    by_row[row_of[column]] += step
-                    by_column[column] -= step
-                elif column < columns:
-                    least[column] -= step
-            at = following
-        while at != columns:
-            row_of[at], at = row_of[before[at]], before[at]
-    found = {row: column for column, row in enumerate(row_of[:columns])}
-    return [found[row] for row in range(rows)]
+    """The column of each row, no column twice, for which costs add up to the least. Raises ValueError for more rows
+    than columns."""
+    from scipy.optimize import linear_sum_assignment
+
+    check_range("columns", cost.shape[1], low=len(cost))
+    return list(map(int, linear_sum_assignment(cost.numpy())[1]))
 
 
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:

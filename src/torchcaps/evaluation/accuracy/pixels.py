@@ -18,12 +18,12 @@ class PixelCounts(NamedTuple):
     """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`."""
 
     both: Tensor  # in the predicted and in the true mask
-    predicted: Tensor  # in one of them
-    true: Tensor  # in one of them
-    edge_predicted: Tensor  # of these, on a boundary: a neighbour, diagonal ones too, is of another class
-    edge_true: Tensor  # of these, on a boundary: a neighbour, diagonal ones too, is of another class
-    near_true: Tensor  # of the boundary of one, near the boundary of the other
-    near_predicted: Tensor  # of the boundary of one, near the boundary of the other
+    predicted: Tensor
+    true: Tensor
+    edge_predicted: Tensor  # on the boundary: a neighbour, diagonal ones too, is of another class
+    edge_true: Tensor
+    near_true: Tensor  # on the predicted boundary, near the true one
+    near_predicted: Tensor  # the reverse
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,10 @@ class MaskFigures(Figures):
     num_samples: int  # images
     dice: float  # mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart
     iou: float  # the same of `|P and T| / |P or T|`
-    # the same of the harmonic mean of two shares: of the predicted boundary near the true one, and the reverse. Near is
-    # within a square of `tolerance` pixels to each side
-    boundary: float
-    tolerance: int  # in pixels
+    boundary: float  # the same of the harmonic mean of the shares of either boundary that are near the other one
+    tolerance: int  # near is within a square of so many pixels to each side
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
-    # these figures by class; None for a class that is neither in a predicted nor in a true mask
-    per_class: dict[str, dict[str, float | None]]
+    per_class: dict[str, dict[str, float | None]]  # the same by class; None for one that is in no mask of either kind
 
     @property
     def summary(self) -> str:

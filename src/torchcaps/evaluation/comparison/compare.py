@@ -48,9 +48,7 @@ class Compared(Figures):
     num_samples: int  # n, the number of images
     margin: float  # the smallest difference that matters
     equivalence_p: float  # that they differ by the margin or more
-    # the smallest difference that such a comparison sees in 80 % of tries, at level 0.05; None if it sees none, however
-    # large
-    visible: float | None
+    visible: float | None  # the smallest difference that is seen in 80 % of tries, at level 0.05; None: not even 1 is
 
     @property
     def outcome(self) -> Outcome:

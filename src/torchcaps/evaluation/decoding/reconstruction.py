@@ -33,8 +33,7 @@ class Reconstructions:
 class Perturbation:
     """Reconstructions after moving one pose dimension at a time."""
 
-    # `[batch, dims, steps, channels, height, width]` in [0, 1], on the CPU
-    reconstructions: Float[Tensor, "batch dims steps channels height width"]
+    reconstructions: Float[Tensor, "batch dims steps channels height width"]  # in [0, 1], on the CPU
     offsets: Float[Tensor, " steps"]  # `[steps]`, what was added to the dimension, from -span to span
     shown: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
 

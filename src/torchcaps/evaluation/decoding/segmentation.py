@@ -41,12 +41,8 @@ class Segmentation(Figures):
 
     error: float  # mean squared error per pixel
     iou: float  # intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one
-    # of the true ink on pixels with one digit alone, the share where that digit's drawing is the brightest; None where
-    # the digits leave no such pixel
-    ink_right: float | None
-    # of the pixels of a drawing with those of its digit, in [-1, 1]; pictures of one brightness are left out; None if
-    # all are
-    correlation: float | None
+    ink_right: float | None  # share of the ink of one digit alone where its drawing is the brightest; None without any
+    correlation: float | None  # of the pixels, in [-1, 1], without pictures of one brightness; None if all are
     threshold: float  # what counts as ink
     num_samples: int  # n
 

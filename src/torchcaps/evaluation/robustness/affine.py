@@ -31,9 +31,7 @@ class AffineCurve:
     amounts: tuple[float, ...]  # as asked for
     accuracy: tuple[float, ...]  # at each amount, in [0, 1]
     mean: float  # of `accuracy` over the amounts
-    # the amount nearest to no change at which accuracy is below half way from that of the unchanged images to chance;
-    # None if no amount asked for is that bad
-    half_drop: float | None
+    half_drop: float | None  # the least change at which accuracy is less than half way from chance to that without any
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,7 @@ class Detection(Figures):
     false_positives: float  # share of clean images flagged
     detected: float  # share of adversarial images flagged
     success: float | None  # share of rightly answered images that the attack turned; None if none was answered rightly
-    # share of rightly answered images that the attack turned without being flagged; None likewise
-    undetected: float | None
+    undetected: float | None  # share of these that the attack turned without being flagged; None likewise
     auroc: float  # of the distance, adversarial against clean
     num_samples: int  # n
 

@@ -27,8 +27,7 @@ class Equivariance(Figures):
     """The capsule of each image's class under transformations of the image, one figure for each amount."""
 
     amounts: tuple[float, ...]  # as asked for
-    # R² of the linear map learned on the other half of the images; 1 is equivariant, 0 is no better than the mean pose
-    equivariant: tuple[float, ...]
+    equivariant: tuple[float, ...]  # R² of the linear map learned on the other images; 0 is no better than the mean
     invariant: tuple[float, ...]  # R² of the unmoved poses; 1 is invariant. It may be far below 0
     activation_change: tuple[float, ...]  # mean absolute difference of all activations
     agreement: tuple[float, ...]  # share of images whose answer stays

@@ -20,9 +20,7 @@ class Matched:
     epoch: int  # index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals
     familiar: float  # accuracy on familiar views in that epoch
     novel: float  # accuracy on novel views in that epoch
-    # accuracy on novel views where familiar accuracy first crosses the target, on the line between the epochs before
-    # and after; None if it never does
-    interpolated: float | None
+    interpolated: float | None  # the same where familiar accuracy first crosses the target, between epochs; None: never
 
     def taken(self, interpolated: bool) -> float:
         """Accuracy on novel views, between epochs if asked for and known."""
@@ -37,8 +35,7 @@ class ViewpointComparison(Figures):
     first: Matched  # the model in question
     second: Matched  # the baseline
     gain: float  # novel accuracy of the first minus that of the second, interpolated where both can be
-    # the gain as a share of what the baseline loses from familiar to novel views; None if it loses nothing
-    gap_closed: float | None
+    gap_closed: float | None  # share of what the baseline loses on novel views that is gained; None if it loses nothing
     interpolated: bool  # whether `gain` is between interpolated figures
 
     derived = ("verdict",)

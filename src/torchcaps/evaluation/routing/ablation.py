@@ -67,9 +67,7 @@ class IterationDynamics(Figures):
     iterations: tuple[int, ...]  # 1 to T
     accuracy: tuple[float, ...]  # in [0, 1], after each
     changed: tuple[float, ...]  # share of images whose answer differs from that after one iteration
-    # layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings are no shares
-    # are left out
-    entropy: dict[str, tuple[float, ...]]
+    entropy: dict[str, tuple[float, ...]]  # of each layer whose couplings are shares, after each; `coupling_entropy`
 
     derived = ("verdict",)
 

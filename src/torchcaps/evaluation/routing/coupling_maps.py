@@ -35,10 +35,8 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 class CouplingMaps:
     """The support of one class capsule of each image, by place."""
 
-    # `[n, height, width]`, over the pixels of the images; negative where votes point away from the class
-    maps: Float[Tensor, "n height width"]
-    # `[n, rows, columns]`, the same over the positions of the first capsules; both have the same sum
-    positions: Float[Tensor, "n rows columns"]
+    maps: Float[Tensor, "n height width"]  # over pixels; negative where votes point away from the class
+    positions: Float[Tensor, "n rows columns"]  # over the positions of the first capsules, with the same sum
     shown: Labels  # `[n]` int64, the class whose support it is
     activations: Float[Tensor, "n classes"]  # `[n, classes]` of the class capsules, in [0, 1]
 

@@ -50,10 +50,8 @@ class CouplingDynamics:
 
     mean: float  # over links of the standard deviation over images, `D_ij`; in [0, 0.5]
     high: float  # 95th percentile of D_ij over links
-    # share of the variance of couplings that lies between classes, in [0, 1]; by chance it is (classes - 1) / (images -
-    # 1). None if nothing varies
-    explained: float | None
-    chance: float  # that share by chance
+    explained: float | None  # share of the variance that lies between classes, in [0, 1]; None if nothing varies
+    chance: float  # that share by chance, (classes - 1) / (images - 1)
 
     @property
     def verdict(self) -> str:
@@ -70,9 +68,7 @@ class ParseTree:
     """Whether children choose parents, and whether the choice has to do with the class."""
 
     support: float  # share of children, weighted by activation, whose best parent has a coupling above 1/2
-    # mutual information of a child's best parent and the image's class, in bits; mean over children, weighted by
-    # activation. 0 for a tree that is the same for every image
-    information: float
+    information: float  # of a child's best parent and the class, mutual, in bits, weighted alike; 0 for a static tree
     chance: float  # the same with the classes shuffled over images: what few images give by themselves
     possible: float  # entropy of the classes in bits, the most that `information` can be
 

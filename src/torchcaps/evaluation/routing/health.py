@@ -28,8 +28,7 @@ class CapsuleActivity:
     """The activations of one set of capsules over images; a capsule at each position counts by itself."""
 
     dead: float  # share of capsules that are never above 0.01
-    # share whose activation has a standard deviation below 0.01 over images; dead ones are constant too
-    constant: float
+    constant: float  # share with a standard deviation over images below 0.01, dead ones included
     median: float  # of all activations, in [0, 1]
     strongest: float  # mean over images of the largest activation, in [0, 1]
     capsules: int  # how many there are
@@ -67,8 +66,7 @@ class ActivationDecay:
     """The course of activations from the first capsules to the last."""
 
     layers: tuple[str, ...]  # names; the first is that of the children of the first routed layer
-    # of all activations of each set; small for class capsules, as one class at a time is present
-    median: tuple[float, ...]
+    median: tuple[float, ...]  # of each set; small for class capsules, as one class at a time is present
     strongest: tuple[float, ...]  # mean over images of the largest
 
     @property

@@ -21,9 +21,7 @@ class RoutedImages(NamedTuple):
 
     activation: Float[Tensor, "n classes"]  # of the classes, `[n, classes]`
     layers: dict[str, Recorded]  # layer name -> what it did, in the order of the model, for those that ran
-    # layer name -> activation of each of its children, `[n, *space, capsules]`. In a convolution a child stands here
-    # once; in `layers` once for every window that contains it
-    children: dict[str, Float[Tensor, "n *space capsules"]]
+    children: dict[str, Float[Tensor, "n *space capsules"]]  # their activations; once each, in `layers` once a window
 
 
 def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:

@@ -18,8 +18,7 @@ class CapsuleMap(NamedTuple):
     """Capsules with places."""
 
     capsules: Capsules  # pose `[batch, height, width, types, dim]`, activation likewise
-    # of the layers below, from the image on; None where they are no chain of plain convolutions
-    slides: tuple[Slide, ...] | None
+    slides: tuple[Slide, ...] | None  # of the layers below, from the image on; None: no chain of plain convolutions
 
 
 @dataclass
@@ -27,8 +26,7 @@ class Watched:
     """What a forward pass has made so far."""
 
     maps: list[CapsuleMap] = field(default_factory=list)  # of capsules, in the order in which they came about
-    # of the layers that slid over a map, from the image on; None once one did not take what another gave
-    slides: tuple[Slide, ...] | None = ()
+    slides: tuple[Slide, ...] | None = ()  # from the image on; None once a layer did not take what another gave
     _size: tuple[int, ...] | None = None
 
     def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
