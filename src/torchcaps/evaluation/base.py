@@ -62,10 +62,8 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
 
 
 def check_labels(labels: Tensor, classes: int | None = None) -> None:
-    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1.
-
-    Without a number of classes, any index from 0 is good.
-    """
+    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1; without a number of
+    classes, any index from 0 is good."""
     check_shape("labels", labels, ("n",))
     if len(labels) == 0:
         raise ValueError("labels: expected at least one sample, got none")

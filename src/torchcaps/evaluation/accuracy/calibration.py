@@ -44,14 +44,9 @@ class Calibration:
 def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bins: int = BINS) -> Reliability:
     """The reliability table and expected calibration error, `ECE = sum_m |B_m| / n |acc(B_m) - conf(B_m)|`.
 
+    Of confidences `[n]` in [0, 1] and whether the answers were right, in `bins` bins of equal width; the paper uses 15.
     Source: arXiv 1706.04599, equation 3. Raises ValueError if the two do not have the same length, or for no samples or
-    no bins.
-
-    Args:
-        confidence: `[n]` in [0, 1].
-        correct: `[n]` booleans, true where the answer was right.
-        bins: number of bins of equal width, at least 1; the paper uses 15.
-    """
+    no bins."""
     check_shape("confidence", confidence, ("n",))
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
@@ -68,12 +63,9 @@ def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bi
 
 
 def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: int = BINS) -> Calibration:
-    """Both reliability tables of class activations; the answer is the class with the largest activation.
-
-    Activations `[n, classes]` are lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
-    for each class in the normalised reading. Raises ValueError for shapes that do not fit, or fewer than one sample or
-    bin.
-    """
+    """Both reliability tables of class activations `[n, classes]` in [0, 1]; the answer is the class with the largest
+    one. A row of zeros counts as 1 / classes for each class in the normalised reading. Raises ValueError for shapes
+    that do not fit, or fewer than one sample or bin."""
     check_shape("activations", activations, ("n", "classes"))
     predicted = activations.argmax(dim=1)
     length = activations.double().amax(dim=1)

@@ -13,10 +13,8 @@ STEPS, DECAY = 60, 1e-4  # of the linear map
 
 def kmeans(points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator) -> Float[Tensor, "clusters dim"]:
     """Centres of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centres as k-means++ does.
-
     Where there are fewer points than clusters, centres are equal. Raises ValueError for points of other axes, or
-    clusters below one.
-    """
+    clusters below one."""
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
     points = points.double()
@@ -73,10 +71,8 @@ def assignment(cost: Float[Tensor, "rows columns"]) -> list[int]:
 
 
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:
-    """Share of points that a linear map tells the class of: fitted on every second point and measured on the others.
-
-    Both ways; NaN for fewer than two points.
-    """
+    """Share of points that a linear map tells the class of: fitted on every second point and measured on the others,
+    both ways; NaN for fewer than two points."""
     check_shape("labels", labels, ("n",), n=len(points))
     if len(points) < 2:
         return float("nan")

@@ -42,11 +42,8 @@ class MultiLabel(Figures):
 def evaluate_multilabel(
     model: nn.Module, dataset: LabelledImages, *, groups: Labels | None = None, progress: Progress | None = None
 ) -> MultiLabel:
-    """Run `model` over images that show several classes each, and score it; the model's mode is restored afterwards.
-
-    Arguments are those of `evaluate`, with labels `[n, k]`, and groups those of `score_multilabel`. Raises ValueError
-    as `score_multilabel`, or for a model with another number of classes.
-    """
+    """Run `model` over images that show several classes each, with labels `[n, k]`, and score it; see `evaluate` and
+    `score_multilabel`. Raises ValueError as the latter, or for a model with another number of classes."""
     found = class_activations(model, dataset, progress=progress)
     return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 

@@ -56,13 +56,8 @@ def pixel_counts(
     predicted: Int64[Tensor, "n height width"], true: Int64[Tensor, "n height width"], classes: int, *,
     tolerance: int = TOLERANCE,
 ) -> PixelCounts:  # fmt: skip
-    """What the figures of masks are made from. Raises ValueError for shapes that do not fit, or numbers out of range.
-
-    Args:
-        predicted, true: the class of each pixel, from 0, the background.
-        classes: their number, the background among them.
-        tolerance: of boundaries, in pixels.
-    """
+    """What the figures of masks are made from. Pixels have a class from 0, the background, of so many; `tolerance` is
+    that of boundaries, in pixels. Raises ValueError for shapes that do not fit, or numbers out of range."""
     axes = ("n", "height", "width")
     check_shape("true", true, axes)
     check_shape("predicted", predicted, axes, **dict(zip(axes, true.shape, strict=True)))

@@ -137,15 +137,11 @@ class Comparison(Compared):
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation, *, margin: float = MARGIN) -> Comparison:
-    """Two evaluations on the same images in the same order. Raises ValueError for evaluations on other images, as far
-    as their labels show, or a margin out of range.
+    """Two evaluations, of the model in question and of the baseline, on the same images in the same order.
 
-    Args:
-        first: of the model in question.
-        second: of the baseline.
-        margin: the smallest difference in accuracy that matters, in (0, 1); by default one point. Choose it before you
-            look: one point is little at 90 % accuracy, and more than all there is to gain at 99.4 %.
-    """
+    The margin is the smallest difference in accuracy that matters, in (0, 1). Choose it before you look: one point is
+    little at 90 % accuracy, and more than all there is to gain at 99.4 %. Raises ValueError for evaluations on other
+    images, as far as their labels show, or a margin out of range."""
     check_same_labels(first, second, "second")
     return compare_answers(right_of(first), right_of(second), margin=margin)
 
@@ -207,14 +203,12 @@ def compare_runs(
     that differ though paired, a margin out of range, or too few resamples.
 
     Args:
-        first: evaluations of the runs of the method in question, or `[runs, n]` booleans, whether each run is right on
-            each image; at least 2 runs and 2 images. Every run counts: leave none out.
-        second: the same of the baseline.
+        first, second: evaluations of the runs of the method in question and of the baseline, or `[runs, n]` booleans,
+            whether each run is right on each image; at least 2 runs and 2 images. Every run counts: leave none out.
         paired: whether run k of both shares what varies, such as split and order by an equal seed. Then only the
             differences within pairs count. Without it, seeds are taken as independent, equal numbers or not.
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_evaluations`.
-        resamples: at least 1,000.
-        seed: of the resamples.
+        resamples: at least 1,000, drawn by `seed`.
     """
     ours, theirs = _matrix(first, "first"), _matrix(second, "second")
     if not isinstance(first, Tensor) and not isinstance(second, Tensor):

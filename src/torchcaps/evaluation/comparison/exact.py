@@ -34,16 +34,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def mcnemar_power(difference: float, num_samples: int, discordant: float) -> float:
-    """How often `mcnemar` at level 0.05 sees a true difference on a sample of images, in [0, 1].
-
+    """How often `mcnemar` at level 0.05 sees a true difference, in [-1, 1], on a sample of so many images, in [0, 1].
     Exact up to 300 expected discordant images; beyond, the sum over their number takes every second or every so many.
-
-    Args:
-        difference: true accuracy of one model minus that of the other, in [-1, 1].
-        num_samples: n, at least 1.
-        discordant: true share of images that one model gets right and the other wrong, from |difference| to 1. Raises
-            ValueError for another, as for the others out of range.
-    """
+    Their true share, of images that one model gets right and the other wrong, is from |difference| to 1. Raises
+    ValueError for arguments out of range."""
     from scipy.stats import binom
 
     check_range("num_samples", num_samples, low=1)
@@ -86,14 +80,10 @@ def equivalence_test(only_first: int, only_second: int, num_samples: int, *, mar
     1998. The p-value is exact and unconditional as in Hsueh, Liu, Chen, "Unconditional exact tests for equivalence or
     noninferiority for paired binary endpoints", Biometrics 2001: the largest over the share of discordant images, which
     is not known. Shares that the sample contradicts (together less than 0.1 %, which is added) are left out, after
-    Berger, Boos, "P values maximized over a confidence set for the nuisance parameter", JASA 1994. It is in (0, 1];
-    without discordant images about (1 - margin)^n: 301 images are enough for one point.
+    Berger, Boos, "P values maximized over a confidence set for the nuisance parameter", JASA 1994.
 
-    Args:
-        only_first, only_second: images that only one model gets right, at least 0.
-        num_samples: n, at least only_first + only_second and at least 1.
-        margin: smallest difference in accuracy that matters, in (0, 1). Raises ValueError for another, as for the
-            others out of range.
+    The margin is in (0, 1), the p-value in (0, 1]; without discordant images it is about (1 - margin)^n: 301 images are
+    enough for one point. Raises ValueError for arguments out of range, such as more discordant images than there are.
     """
     from scipy.stats import binom
 

@@ -48,14 +48,9 @@ class Segmentation(Figures):
 
 
 def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None) -> Segments:
-    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero. Raises
-    ValueError for a model without a decoder, or arguments that do not fit.
-
-    Args:
-        model: declares class capsules and a decoder.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n, k]` class indices; they may name absent classes, whose drawings should stay faint.
-    """
+    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero. Labels
+    `[n, k]` may name absent classes, whose drawings should stay faint. Raises ValueError for a model without class
+    capsules and a decoder, or arguments that do not fit."""
     check_images(images)
     if labels is None:
         labels = top_labels(image_activations(model, images))
@@ -66,11 +61,9 @@ def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | Non
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
-    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place.
-
-    A class that is no label takes the place that is left, so that a mistake is compared with the digit it missed.
-    Raises ValueError for other than two capsules an image, or labels of another shape.
-    """
+    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place. A class that is no
+    label takes the place that is left, so that a mistake is compared with the digit it missed. Raises ValueError for
+    other than two capsules an image, or labels of another shape."""
     check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)
     crossed = segments.shown == labels.cpu().flip(1)
@@ -82,14 +75,9 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
 
 
 def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 0.5) -> Segmentation:
-    """Per-pixel figures for drawings of single digits. Raises ValueError for shapes that do not fit, or a threshold out
-    of range.
-
-    Args:
-        drawn: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`; n and k at least 1.
-        digits: the true single digits at their places, in the same order.
-        threshold: in (0, 1]; a pixel of at least that value is ink.
-    """
+    """Per-pixel figures for drawings, such as `segment(...).images`, of the true single digits at their places, in the
+    same order; both in [0, 1]. A pixel of at least the threshold, in (0, 1], is ink. Raises ValueError for shapes that
+    do not fit, none of them, or a threshold out of range."""
     check_shape("drawn", drawn, AXES)
     check_shape("digits", digits, AXES, **dict(zip(AXES, drawn.shape, strict=True)))
     check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)

@@ -77,19 +77,10 @@ def affine_sweep(
     model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (), scale: Sequence[float] = (),
     shear: Sequence[float] = (), shift: Sequence[float] = (), batch_size: int = BATCH,
 ) -> AffineSweep:  # fmt: skip
-    """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list. Raises
-    ValueError for arguments that do not fit, or no amount at all.
+    """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
 
-    Args:
-        model: maps images in [0, 1] to `[batch, classes]` activations; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n]` class indices.
-        rotation: degrees clockwise.
-        scale: percent; 100 is no change.
-        shear: degrees.
-        shift: pixels, fractions too. Accuracy is the mean over the four directions right, left, down and up.
-        batch_size: images at a time.
-    """
+    Amounts are those of `transform_images`; shifts are pixels, fractions too, and their accuracy is the mean over the
+    four directions right, left, down and up. Raises ValueError for arguments that do not fit, or no amount at all."""
     check_labelled(images, labels)
     amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
     asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}

@@ -50,15 +50,9 @@ def attack_sweep(
     model: nn.Module, images: Images, labels: Labels, eps: Sequence[float], *,
     attack: Attack = "pgd", batch_size: int = BATCH, **options: Any,
 ) -> AttackSweep:  # fmt: skip
-    """Attack the images at each strength, and count what is left. Raises ValueError for an unknown attack, no eps, or
-    arguments that do not fit; TypeError for an unknown option.
-
-    Args:
-        model: as for `fgsm`, as are images, labels and batch_size.
-        eps: strengths, each in [0, 1], at least one.
-        attack: which one.
-        options: of that attack, such as `steps=20`.
-    """
+    """Attack the images at each strength, and count what is left. Strengths are in [0, 1], at least one; options are
+    those of the attack, such as `steps=20`. Raises ValueError for an unknown attack, no eps, or arguments that do not
+    fit; TypeError for an unknown option."""
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labelled(images, labels)
@@ -75,14 +69,9 @@ def attack_outcome(
     model: nn.Module, images: Images, changed: Images, labels: Labels, *,
     eps: float, batch_size: int = BATCH, before: Tensor | None = None,
 ) -> AttackOutcome:  # fmt: skip
-    """What `model` makes of images that were changed for it, or for another model (transfer).
-
-    Args:
-        model: the one that is asked; as for `fgsm`, as are images, labels and batch_size.
-        changed: the images after the attack. Raises ValueError unless they have the shape of images.
-        eps: what the attack was allowed; it is written down, not checked.
-        before: `[n]` booleans, which images were answered rightly unchanged; asked of the model by default.
-    """
+    """What `model` makes of images that were changed for it, or for another model (transfer). What the attack was
+    allowed, `eps`, is written down, not checked; `before` `[n]`, which images were answered rightly unchanged, is asked
+    of the model by default. Raises ValueError unless the changed images have the shape of images."""
     if changed.shape != images.shape:
         raise ValueError(f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}")
     before = right_answers(model, images, labels, batch_size) if before is None else before
@@ -142,12 +131,9 @@ def masking_report(
     model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
     other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
 ) -> MaskingReport:  # fmt: skip
-    """Attack the model in the ways that tell robustness from hidden gradients. Raises ValueError for arguments that do
-    not fit.
+    """Attack the model in the ways that tell robustness from hidden gradients; a few hundred images are enough.
 
     Args:
-        model: as for `fgsm`, as are labels and batch_size.
-        images: as for `fgsm`; a few hundred are enough.
         eps: strength of the attacks, in [0, 1].
         large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
         steps: of BIM and PGD, at least 1.

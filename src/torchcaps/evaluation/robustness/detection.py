@@ -25,11 +25,9 @@ ROUNDING = 1e-9
 
 
 def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
-    """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1]; 0.5 tells nothing apart.
-
-    Scores `[n]` that ought to be higher, against `[m]` that ought to be lower. Raises ValueError for scores of another
-    shape, none at all, or NaN.
-    """
+    """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1], of scores that ought to be higher
+    and of those that ought to be lower; 0.5 tells nothing apart. Raises ValueError for scores of another shape, none at
+    all, or NaN."""
     positive, negative = _scores("positive", positive), _scores("negative", negative)
     ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive, right=False)
@@ -44,11 +42,8 @@ def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, 
 
 
 def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
-    """The distance that at most this share, in [0, 1), of clean validation images exceed; the paper takes 0.05.
-
-    The distances `[n]` are of images that are used for nothing else. Raises ValueError for none, or for a share out of
-    range.
-    """
+    """The distance that at most this share, in [0, 1), of clean validation images exceed; the paper takes 0.05. These
+    images are used for nothing else. Raises ValueError for none, or for a share out of range."""
     distances = _scores("distances", distances)
     check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
     over = math.floor(false_positives * len(distances) + ROUNDING)
@@ -71,16 +66,9 @@ class Detection(Figures):
 def detect_adversarial(
     model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
 ) -> Detection:
-    """Flag what is far from its reconstruction, among clean test images and their adversarial versions. Raises
-    ValueError for a model without a decoder, or shapes that do not fit.
-
-    Args:
-        model: with `capsules` and `reconstruct`.
-        images: `[n, channels, height, width]` in [0, 1]; not those that gave the threshold.
-        adversarial: the same after an attack.
-        labels: `[n]` true classes.
-        threshold: from `detection_threshold` on clean validation images.
-    """
+    """Flag what is further than a threshold from its reconstruction, among clean test images and the same after an
+    attack. The threshold is from `detection_threshold`, on other images. Raises ValueError for a model without a
+    decoder, or shapes that do not fit."""
     check_labelled(images, labels)
     if adversarial.shape != images.shape:
         want, got = list(images.shape), list(adversarial.shape)
@@ -112,9 +100,7 @@ class Rejection(Figures):
 
 
 def reject_by_length(model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]) -> Rejection:
-    """How well the largest activation separates test images of the classes learned from images in [0, 1] of none of
-    them.
-
+    """How well the largest activation separates test images of the classes learned from images of none of them.
     Activations that sum to one over classes cannot reject by their size. Raises ValueError for images that do not fit.
     """
     inside, outside = (image_activations(model, images).amax(dim=1) for images in (known, other))

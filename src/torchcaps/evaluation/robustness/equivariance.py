@@ -38,16 +38,9 @@ def equivariance(
     model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
     batch_size: int = BATCH,
 ) -> Equivariance:  # fmt: skip
-    """Turn all images, learn how poses move on the even ones, and look at the odd ones. Raises ValueError for no
-    rotation, fewer than four images, a model without capsules, or arguments that do not fit.
-
-    Args:
-        model: declares class capsules with poses; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
-        labels: `[n]`, whose capsule's pose is looked at.
-        rotation: degrees clockwise.
-        batch_size: images at a time.
-    """
+    """Turn all images by so many degrees clockwise, learn how the poses of their classes move on the even ones, and
+    look at the odd ones. At least four times as many images as a pose has dimensions are wanted. Raises ValueError for
+    no rotation, fewer than four images, a model without capsules, or arguments that do not fit."""
     check_labelled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)

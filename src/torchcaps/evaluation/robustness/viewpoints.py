@@ -74,13 +74,9 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
 def compare_viewpoints(
     first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
 ) -> ViewpointComparison:
-    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach. Raises ValueError
-    for lists that do not fit, or figures outside [0, 1].
-
-    Args:
-        first: (familiar, novel) accuracies in [0, 1] after each epoch, of the model in question.
-        second: the same of the baseline; the numbers of epochs may differ.
-    """
+    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach. Each gives
+    (familiar, novel) accuracies in [0, 1] after each epoch; the first is the model in question, and their numbers of
+    epochs may differ. Raises ValueError for lists that do not fit, or figures outside [0, 1]."""
     for name, (familiar, _) in (("first", first), ("second", second)):
         _check_figures(f"{name} familiar", familiar)
     goal = min(max(first[0]), max(second[0]))

@@ -84,19 +84,13 @@ class IterationDynamics(Figures):
 def routing_ablation(
     model: nn.Module, images: Images, labels: Labels, *, seed: int = 0, batch_size: int = BATCH
 ) -> RoutingAblation:
-    """The model as it is, with equal couplings and with random ones, on the same images.
+    """The model as it is, with equal couplings and with random ones, on the same images; its routers are back
+    afterwards.
 
-    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`. Raises
-    ValueError for a model without routed layers, or arguments that do not fit; NoAblationError for a router that makes
-    its couplings by itself.
-
-    Args:
-        model: holds routed layers; its routers are back in place afterwards, and so is its mode.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` class indices.
-        seed: of the random couplings and of the bootstrap.
-        batch_size: images at a time; random couplings are tried on at most 8, as all their votes are stored.
-    """
+    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`. Random
+    couplings, by `seed`, are tried on at most 8 images at a time, as all their votes are stored. Raises ValueError for
+    a model without routed layers, or arguments that do not fit; NoAblationError for a router that makes its couplings
+    by itself."""
     check_labelled(images, labels)
 
     def answers(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
@@ -114,11 +108,9 @@ def routing_ablation(
 def iteration_dynamics(
     model: nn.Module, images: Images, labels: Labels, *, batch_size: int = BATCH
 ) -> IterationDynamics:
-    """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
-
-    Arguments are those of `routing_ablation`. Routers without iterations stay as they are; the couplings of all images
-    are in memory at once. Raises ValueError for a model without routed layers, or arguments that do not fit.
-    """
+    """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has. Routers without
+    iterations stay as they are; the couplings of all images are in memory at once. Raises ValueError for a model
+    without routed layers, or arguments that do not fit."""
     check_labelled(images, labels)
     routers = routers_of(model)
     most = max(router.passes for router in routers.values())

@@ -44,16 +44,11 @@ class CouplingMaps:
 def coupling_maps(
     model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> CouplingMaps:
-    """Where the votes for the winning class of each image come from, or for the classes given. Raises ValueError for a
-    model whose capsules have no places, or whose layers are of other kinds; or arguments that do not fit.
+    """Where the votes for the winning class of each image come from, or for the classes given.
 
-    Args:
-        model: its last routed layer makes the class capsules, from capsules that have places; perhaps with routed
-            layers between: then the support of a parent is handed down to its children by their shares in it.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n]` class indices; by default the most active class of each image.
-        batch_size: images at a time, at least 1.
-    """
+    The last routed layer makes the class capsules, from capsules that have places, perhaps with routed layers between:
+    then the support of a parent is handed down to its children by their shares in it. Raises ValueError for a model
+    whose capsules have no places, or whose layers are of other kinds; or arguments that do not fit."""
     check_images(images)
     if labels is not None:
         check_shape("labels", labels, ("n",), n=len(images))

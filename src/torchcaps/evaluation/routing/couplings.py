@@ -94,11 +94,8 @@ def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
 
 
 def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
-    """Standard deviation of each coupling over images, and how much of the variance the class explains.
-
-    Recorded is one routed layer, over n images, at least two; labels are `[n]` class indices. Raises ValueError for one
-    image, fewer than two parents, or shapes that do not fit.
-    """
+    """Standard deviation of each coupling of one routed layer over at least two images, and how much of the variance
+    the class explains. Raises ValueError for one image, fewer than two parents, or shapes that do not fit."""
     coupling, _ = _links(recorded)
     labels = _labels_of(coupling, labels)
     total = coupling.var(dim=0, correction=0)
@@ -116,10 +113,8 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
 
 
 def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTree:
-    """Whether active children choose one parent, and what that choice tells of the class.
-
-    Arguments and errors are those of `coupling_dynamics`; the seed is that of the shuffle that gives `chance`.
-    """
+    """Whether active children choose one parent, and what that choice tells of the class; see `coupling_dynamics`. The
+    seed is that of the shuffle that gives `chance`."""
     coupling, weight = _links(recorded)
     labels = _labels_of(coupling, labels)
     best, parent = coupling.max(dim=-1)

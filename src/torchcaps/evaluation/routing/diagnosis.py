@@ -85,13 +85,11 @@ def diagnose(
     such as a CNN, a layer with fewer than two parents, or arguments that do not fit.
 
     Args:
-        model: maps images to `[batch, classes]` activations in [0, 1] and holds routed layers; it is left as it was.
         dataset: held out of training; one label an image.
         baseline: a model to compare with on the same images, such as a CNN of equal size trained in the same way.
         count: random images to look at, at least 2, or all where there are fewer. Their couplings are in memory at
             once: see `route_images`.
         seed: of the choice of images, of random couplings and of shuffles.
-        batch_size: images at a time.
     """
     check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)

@@ -117,19 +117,9 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
 def starvation(
     model: nn.Module, images: Images, labels: Labels, *, loss: Loss | None = None, batch_size: int = BATCH
 ) -> dict[str, Starvation]:
-    """The gradient of the loss by the poses of the children of each routed layer. Raises ValueError for a model without
-    routed layers, or arguments that do not fit.
-
-    Args:
-        model: holds routed layers; runs in evaluation mode, which is restored. No parameter gets a gradient.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` class indices.
-        loss: maps activations `[batch, classes]` and labels to their mean loss; by default the margin loss.
-        batch_size: images at a time.
-
-    Returns:
-        Layer name -> figures, for the layers that ran.
-    """
+    """The gradient of the loss by the poses of the children of each routed layer that ran, by its name; no parameter
+    gets one. The loss maps activations `[batch, classes]` and labels to their mean loss; by default it is the margin
+    loss. Raises ValueError for a model without routed layers, or arguments that do not fit."""
     check_labelled(images, labels)
     squares = dict[str, Tensor]()
     with eval_mode(model):
@@ -152,11 +142,8 @@ def starvation(
 
 
 def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
-    """Each routed layer on the children it gets from these images, and on the same with negative poses.
-
-    A few images `[n, channels, height, width]` in [0, 1] are enough. The outcome is by layer name, for the layers that
-    ran; the model's mode is restored. Raises ValueError for a model without routed layers.
-    """
+    """Each routed layer that runs, by name, on the children it gets from these images, and on the same with negative
+    poses. A few images are enough. Raises ValueError for a model without routed layers."""
     found = {}
     with evaluating(model):
         with children_of(model) as seen:
