@@ -33,10 +33,8 @@ def write_report(
     below 0.
 
     Args:
-        run: a finished run folder, of any task.
         output: the file; by default report.html in the run folder.
         root: where a named data set is looked for first; by default as for the run.
-        device: where to compute; see `TrainConfig`.
         images: of more test images, so many evenly spread ones are looked at; a task that tells no classes apart
             measures all of them.
         diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
@@ -54,15 +52,10 @@ def write_comparison(
     runs: Sequence[str | Path], *, output: str | Path | None = None, root: str | None = None, device: str = "auto",
     images: int = MOST_IMAGES, progress: Progress | None = None,
 ) -> Path:  # fmt: skip
-    """Write several finished runs side by side as one HTML file; the first is the reference of the others. Raises
-    ValueError for fewer than two runs, or one that is named twice; RunError for runs of different tasks. Otherwise as
-    `write_report`.
-
-    Args:
-        runs: at least two different run folders of the same task.
-        output: the file; by default comparison.html in the first run folder.
-        root, device, images, progress: as for `write_report`.
-    """
+    """Write several finished runs of one task side by side as one HTML file, by default comparison.html in the first
+    run folder; the first run is the reference of the others. Arguments are those of `write_report`. Raises ValueError
+    for fewer than two runs, or one that is named twice; RunError for runs of different tasks. Otherwise as
+    `write_report`."""
     _check_plots()
     check_range("number of runs", len(runs), low=2)
     paths = [Path(run).resolve() for run in runs]

@@ -20,16 +20,12 @@ MOST_BARS, FEW = 10, 5
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Counts of true classes (rows) against predicted ones (columns), coloured by the share of the row.
+    """Counts `[classes, classes]` of true classes (rows) against predicted ones (columns), coloured by the share of the
+    row.
 
     The colours follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
     in the cells where they can be read; beyond 60 classes only every n-th is named. Raises ValueError for a matrix that
-    is not square, is empty, holds no integers, or has another number of classes.
-
-    Args:
-        matrix: `[classes, classes]` counts.
-        classes: their names; long ones are shortened in the middle.
-    """
+    is not square, is empty, holds no integers, or has another number of classes."""
     counts = np.asarray(matrix)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
         raise ValueError(f"matrix: expected [classes, classes], got {list(counts.shape)}")
@@ -58,14 +54,8 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
 def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]) -> Figure:
     """Accuracy of each class as a bar, with its number of samples, and the accuracy over all samples as a line.
 
-    Beyond 60 classes only the 60 least accurate are drawn, and the title says so. Raises ValueError for no classes, or
-    sequences of different lengths.
-
-    Args:
-        accuracies: in [0, 1]; None for a class without samples, which has no bar.
-        classes: names, in the same order; long ones are shortened in the middle.
-        counts: samples of each class.
-    """
+    Accuracies are in [0, 1], or None for a class without samples, which has no bar. Beyond 60 classes only the 60 least
+    accurate are drawn, and the title says so. Raises ValueError for no classes, or sequences of different lengths."""
     if not len(accuracies):
         raise ValueError("accuracies: expected at least one class, got none")
     check_length("classes", classes, len(accuracies))
@@ -93,18 +83,12 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
 
 
 def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]) -> Figure:
-    """Example images with the lengths of their class capsules as bars under each.
+    """Up to 20 example images with the lengths `[n, classes]` of their class capsules as bars under each.
 
     Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class in
     place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction orange;
-    images may show several classes each. Raises ValueError for shapes that do not fit, or more than 20 images.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 20.
-        activations: `[n, classes]` lengths in [0, 1].
-        labels: `[n]` or `[n, k]` indices of the true classes.
-        classes: names; long ones are shortened in the middle.
-    """
+    images may show several classes each, with labels `[n, k]`. Raises ValueError for shapes that do not fit, or more
+    images."""
     shown = pictures("images", images)
     lengths = np.asarray(activations)
     check_range("number of images", len(shown), high=MOST_IMAGES)
