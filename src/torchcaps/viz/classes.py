@@ -11,12 +11,9 @@ from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes
 from torchcaps.viz.images import pictures, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
-# The most class names on an axis, and the most bars.
-MOST = 60
-COLUMNS = 5
-MOST_IMAGES = 20
-# Up to so many classes, all have a bar; of more, the longest FEW.
-MOST_BARS, FEW = 10, 5
+MOST = 60  # class names on an axis, or bars
+COLUMNS, MOST_IMAGES = 5, 20
+MOST_BARS, FEW = 10, 5  # up to so many classes, all have a bar; of more, the longest few
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
@@ -94,7 +91,7 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     check_range("number of images", len(shown), high=MOST_IMAGES)
     check_shape("activations", lengths, ("n", "classes"), n=len(shown), classes=len(classes))
     given = np.asarray(labels)
-    axes = {"n": len(shown)} if given.ndim == 1 else {"n": len(shown), "k": given.shape[-1]}
+    axes = {"n": len(shown)} | ({} if given.ndim == 1 else {"k": given.shape[-1]})
     true = class_indices("labels", given, len(classes), **axes).reshape(len(shown), -1).tolist()
     bars = len(classes) if len(classes) <= MOST_BARS else FEW
     height, _ = tile_size(shown.shape[1:3], 1.1)
@@ -113,18 +110,11 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     return figure
 
 
-def _chosen(lengths: NDArray[np.float64], true: list[int]) -> list[int]:
-    """Which classes have a bar, from top to bottom."""
-    if len(lengths) <= MOST_BARS:
-        return list(range(len(lengths)))
-    longest = [int(i) for i in np.argsort(-lengths, kind="stable")[:FEW]]
-    missing = [k for k in true if k not in longest]
-    return [*longest[: FEW - len(missing)], *missing]
-
-
 def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
-    chosen, predicted = _chosen(lengths, true), np.argsort(-lengths, kind="stable")[: len(true)]
-    colours = [SKY if i in true else ORANGE if i in predicted else GREY for i in chosen]
+    longest = np.argsort(-lengths, kind="stable").tolist()
+    missing = [k for k in true if k not in longest[:FEW]]
+    chosen = [*longest[: FEW - len(missing)], *missing] if len(lengths) > MOST_BARS else range(len(lengths))
+    colours = [SKY if i in true else ORANGE if i in longest[: len(true)] else GREY for i in chosen]
     plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colours)
     for row, index in enumerate(chosen):
         axes.text(0.02, row, names[index], va="center", fontsize=SMALL)

@@ -54,20 +54,13 @@ def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
 
 def match_clusters(clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int) -> Int64[Tensor, " count"]:
     """The class of each of `count` clusters, one to one, that makes most points right; -1 for a cluster too many."""
+    from scipy.optimize import linear_sum_assignment
+
     check_shape("labels", labels, ("n",), n=len(clusters))
     classes = max(int(labels.max()) + 1, count)
     agreed = (clusters * classes + labels).bincount(minlength=count * classes).view(count, classes)
-    taken = torch.tensor(assignment(-agreed.double()))
+    taken = torch.from_numpy(linear_sum_assignment(agreed.numpy(), maximize=True)[1])
     return torch.where(taken <= int(labels.max()), taken, -1)
-
-
-def assignment(cost: Float[Tensor, "rows columns"]) -> list[int]:
-    """The column of each row, no column twice, for which costs add up to the least. Raises ValueError for more rows
-    than columns."""
-    from scipy.optimize import linear_sum_assignment
-
-    check_range("columns", cost.shape[1], low=len(cost))
-    return list(map(int, linear_sum_assignment(cost.numpy())[1]))
 
 
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:

@@ -143,7 +143,8 @@ def compare_evaluations(first: Evaluation, second: Evaluation, *, margin: float 
     little at 90 % accuracy, and more than all there is to gain at 99.4 %. Raises ValueError for evaluations on other
     images, as far as their labels show, or a margin out of range."""
     check_same_labels(first, second, "second")
-    return compare_answers(right_of(first), right_of(second), margin=margin)
+    right = (run.predictions == run.labels for run in (first, second))
+    return compare_answers(*right, margin=margin)
 
 
 def compare_answers(
@@ -241,7 +242,7 @@ def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "run
         return runs.cpu()
     for run in runs:
         check_same_labels(runs[0], run, name)
-    return torch.stack([right_of(run) for run in runs])
+    return torch.stack([run.predictions == run.labels for run in runs])
 
 
 def _errors(
@@ -278,11 +279,6 @@ def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
     """Share of errors that reach so far, in the direction that has more of them; never 0."""
     reached = max((errors >= distance).sum(), (errors <= -distance).sum())
     return float((reached + 1) / (len(errors) + 1))
-
-
-def right_of(evaluation: Evaluation) -> Bool[Tensor, " n"]:
-    """Which of its images were recognised."""
-    return evaluation.predictions == evaluation.labels
 
 
 def check_same_labels(first: Evaluation, other: Evaluation, argument: str) -> None:
