@@ -31,7 +31,7 @@ class AffineCurve:
     amounts: tuple[float, ...]  # as asked for
     accuracy: tuple[float, ...]  # at each amount, in [0, 1]
     mean: float  # of `accuracy` over the amounts
-    half_drop: float | None  # the least change at which accuracy is less than half way from chance to that without any
+    half_drop: float | None  # amount nearest to no change where accuracy is below half way to chance; None if none is
 
 
 @dataclass(frozen=True)
