@@ -33,22 +33,18 @@ class Figures:
 
 
 class LabelledImages(Protocol):
-    """What an evaluation needs of a data set.
-
-    Attributes:
-        labels: `[n]` int64 class indices.
-        classes: the names of the classes; index i is called `classes[i]`.
-    """
+    """What an evaluation needs of a data set."""
 
     @property
-    def labels(self) -> Tensor: ...
+    def labels(self) -> Tensor:
+        """`[n]` int64 class indices."""
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
 
     def float_images(self, indices: Tensor) -> Tensor:
         """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
-        ...
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:

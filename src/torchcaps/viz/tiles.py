@@ -186,9 +186,7 @@ def draw_pairs(
     longest: float = 1.0, below: Sequence[Sequence[tuple[str, str]]] = (), framed: Sequence[bool] = (),
 ) -> Figure:  # fmt: skip
     """Images `[n, height, width, 3]` over others of their size, so many pairs a row, a longer side of `longest` inches.
-
-    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red.
-    """
+    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red."""
     height, width = tile_size(upper.shape[1:3], longest)
     head = LINE * _lines([text] for text in above) + 0.06
     foot = LINE * _lines([text for text, _ in some] for some in below) + 0.06

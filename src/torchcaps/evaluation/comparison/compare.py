@@ -52,10 +52,8 @@ class Compared(Figures):
 
     @property
     def outcome(self) -> Outcome:
-        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided".
-
-        The two tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong.
-        """
+        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided". The
+        tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong."""
         if self.p_value < LEVEL:
             return "first" if self.difference > 0 else "second"
         return "equivalent" if self.equivalence_p < LEVEL else "undecided"
@@ -115,12 +113,10 @@ class Comparison(Compared):
 
     @property
     def evidence(self) -> str:
-        """The figures behind the outcome, as words that go into brackets."""
         return f"p = {self.equivalence_p:.2g} for a larger difference" if self.same else super().evidence
 
     @property
     def verdict(self) -> str:
-        """One sentence; where nothing is decided, a second one on what would have been seen."""
         if not self.same:
             return super().verdict
         alike = f"give the same answers, right or wrong, on all {self.num_samples:,} images"

@@ -73,7 +73,6 @@ class Diagnosis(Figures):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return super().to_dict() | {"verdicts": self.verdicts()}
 
 
