@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 import torchcaps as tc
 from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import (
-    assignment,
     kmeans,
     linear_accuracy,
     match_clusters,
@@ -116,19 +114,6 @@ def test_labels_have_no_part_in_a_step():
     assert torch.equal(*both)
     assert (task.name, task.score, task.labelled) == ("discover", "log_likelihood", False)
     assert "discover" in list_tasks()
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 5), (4, 4), (5, 5), (3, 6)])
-def test_assignment_is_the_best_of_all(size):
-    for seed in range(5):
-        cost = torch.randn(*size, generator=generator(seed), dtype=torch.float64).round(decimals=1)  # with ties
-        columns = assignment(cost)
-        assert len(set(columns)) == size[0]
-        everything = permutations(range(size[1]), size[0])
-        best = min(sum(cost[row, column] for row, column in enumerate(chosen)) for chosen in everything)
-        assert sum(cost[row, column] for row, column in enumerate(columns)) == pytest.approx(float(best))
-    with pytest.raises(ValueError, match="columns: expected at least 3, got 2"):
-        assignment(torch.zeros(3, 2))
 
 
 def test_clusters_are_named_one_to_one():

@@ -33,22 +33,18 @@ class Figures:
 
 
 class LabelledImages(Protocol):
-    """What an evaluation needs of a data set.
-
-    Attributes:
-        labels: `[n]` int64 class indices.
-        classes: the names of the classes; index i is called `classes[i]`.
-    """
+    """What an evaluation needs of a data set."""
 
     @property
-    def labels(self) -> Tensor: ...
+    def labels(self) -> Tensor:
+        """`[n]` int64 class indices."""
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
 
     def float_images(self, indices: Tensor) -> Tensor:
         """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
-        ...
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
@@ -62,10 +58,8 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
 
 
 def check_labels(labels: Tensor, classes: int | None = None) -> None:
-    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1.
-
-    Without a number of classes, any index from 0 is good.
-    """
+    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1; without a number of
+    classes, any index from 0 is good."""
     check_shape("labels", labels, ("n",))
     if len(labels) == 0:
         raise ValueError("labels: expected at least one sample, got none")

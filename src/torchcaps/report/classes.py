@@ -16,17 +16,12 @@ MISTAKES, GRIDS, MAPS = 12, 10, 20
 SPAN, STEPS, MOST_TILES = 0.25, 5, 1024  # of perturbations
 
 QUESTIONS = {
-    "ablation": "With and without its routing",
-    "iterations": "What the iterations do",
-    "decay": "From the first capsules to the last",
-    "children": "First capsules in use",
-    "entropy": "How evenly children share themselves out",
-    "dynamics": "Whether couplings follow the image",
-    "tree": "Whether there is a parse tree",
-    "parents": "Parents in use",
-    "starvation": "Whether the gradient reaches the children",
-    "sign": "Whether a pose and its negative differ",
-}
+    "ablation": "With and without its routing", "iterations": "What the iterations do",
+    "decay": "From the first capsules to the last", "children": "First capsules in use",
+    "entropy": "How evenly children share themselves out", "dynamics": "Whether couplings follow the image",
+    "tree": "Whether there is a parse tree", "parents": "Parents in use",
+    "starvation": "Whether the gradient reaches the children", "sign": "Whether a pose and its negative differ",
+}  # fmt: skip
 
 
 @register_section()

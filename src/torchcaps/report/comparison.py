@@ -152,25 +152,15 @@ def compare_folders(
     first: Sequence[str | Path], second: Sequence[str | Path], *, paired: bool = False, margin: float = 0.01,
     root: str | None = None, device: str = "auto", progress: Callable[[int, int], None] | None = None,
 ) -> Comparison | RunsComparison:  # fmt: skip
-    """Run the models of finished runs over all of their test images and compare the two methods.
+    """Run the models of finished runs over all of their test images and compare the two methods, each by its run
+    folders.
 
-    Args:
-        first: run folders of the method in question, which differ in their seeds.
-        second: the same of the baseline; one run of each is a comparison of two models, two or more of each
-            one of two methods.
-        paired: whether runs of the same seed belong together; see `compare_runs`.
-        margin: the smallest difference in accuracy that matters, in (0, 1).
-        root: where a named data set is looked for first; by default as for the run.
-        device: where to compute; see `TrainConfig`.
-        progress: called with (images done, images in all) for each run.
-
-    Raises:
-        RunError: for no run, one that is not finished or damaged, runs of different tasks or of one without right
-            answers, runs that were not tested on the same images, two of one method with the same seed, or, if paired,
-            other seeds for the second method.
-        DataError: if the test images cannot be had.
-        ValueError: as for `compare_runs`.
-    """
+    The runs of a method differ in their seeds; one run of each is a comparison of two models, two or more of each one
+    of two methods. `paired`: whether runs of the same seed belong together; for it and the margin see `compare_runs`,
+    for the others `write_report`. Raises RunError for no run, one that is not finished or damaged, runs of different
+    tasks or of one without right answers, runs that were not tested on the same images, two of one method with the same
+    seed, or, if paired, other seeds for the second method; DataError if the test images cannot be had; ValueError as
+    for `compare_runs`."""
     base: FinishedRun | None = None
     right: list[dict[int, Bool[Tensor, " n"]]] = []  # of each method, by seed
     for folders in (first, second):

@@ -35,10 +35,8 @@ def best_epoch(epochs: Rows) -> int | None:
 
 
 def training_seconds(epochs: Rows, batch_size: int | None) -> float | None:
-    """Time in training steps, from the images per second of each epoch; None where that was not recorded.
-
-    Only runs of early versions, which do not count their images, need the batch size.
-    """
+    """Time in training steps, from the images per second of each epoch; None where that was not recorded. Only runs of
+    early versions, which do not count their images, need the batch size."""
     total, before = 0.0, 0
     for row in epochs:
         count, speed = row.get("images", (row["step"] - before) * (batch_size or 0)), row.get("images_per_second")

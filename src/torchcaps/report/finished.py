@@ -102,11 +102,9 @@ def open_finished(
     path: str | Path, *, root: str | None = None, device: str = "auto", most_images: int = 10_000, diagnosed: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> FinishedRun:  # fmt: skip
-    """Read a finished run and run its model over its test images; arguments and errors are those of `write_report`.
-
-    Of more test images than `most_images` some are looked at only where evaluation.json has the figures of all, and
-    never by a task that tells no classes apart.
-    """
+    """Read a finished run and run its model over its test images; arguments and errors are those of `write_report`. Of
+    more test images than `most_images` some are looked at only where evaluation.json has the figures of all, and never
+    by a task that tells no classes apart."""
     check_range("images", most_images, low=1)
     run = RunFolder.open(path)
     task, images = open_run(run.path, root=root, device=device)

@@ -27,22 +27,18 @@ def write_report(
     """Write what a finished run is and does as one HTML file that needs nothing else, not even a network; the file.
 
     Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
-    from running the model over its test images once more; nothing is chosen by them.
+    from running the model over its test images once more; nothing is chosen by them. Raises RunError for no run, one
+    that is not finished, or one whose files are damaged; DataError if the test images cannot be had; TrainingError if
+    the file cannot be written; ImportError without matplotlib; ValueError for `images` below 1, or `diagnose` of 1 or
+    below 0.
 
     Args:
-        run: a finished run folder, of any task.
         output: the file; by default report.html in the run folder.
         root: where a named data set is looked for first; by default as for the run.
-        device: where to compute; see `TrainConfig`.
         images: of more test images, so many evenly spread ones are looked at; a task that tells no classes apart
             measures all of them.
         diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
         progress: called with (images done, images in all).
-
-    Raises:
-        RunError: for no run, one that is not finished, or one whose files are damaged. DataError: if the test images
-            cannot be had. TrainingError: if the file cannot be written. ImportError: without matplotlib.
-        ValueError: for `images` below 1, or `diagnose` of 1 or below 0.
     """
     _check_plots()
     if diagnose:
@@ -56,17 +52,10 @@ def write_comparison(
     runs: Sequence[str | Path], *, output: str | Path | None = None, root: str | None = None, device: str = "auto",
     images: int = MOST_IMAGES, progress: Progress | None = None,
 ) -> Path:  # fmt: skip
-    """Write several finished runs side by side as one HTML file; the first is the reference of the others.
-
-    Args:
-        runs: at least two different run folders of the same task.
-        output: the file; by default comparison.html in the first run folder.
-        root, device, images, progress: as for `write_report`.
-
-    Raises:
-        ValueError: for fewer than two runs, or one that is named twice. RunError: for runs of different tasks.
-            Otherwise as `write_report`.
-    """
+    """Write several finished runs of one task side by side as one HTML file, by default comparison.html in the first
+    run folder; the first run is the reference of the others. Arguments are those of `write_report`. Raises ValueError
+    for fewer than two runs, or one that is named twice; RunError for runs of different tasks. Otherwise as
+    `write_report`."""
     _check_plots()
     check_range("number of runs", len(runs), low=2)
     paths = [Path(run).resolve() for run in runs]

@@ -19,19 +19,10 @@ MOST_DOTS, MOST_FIGURES = 40, 3
 
 
 class Run:
-    """A trained run, or one that still trains: a notebook shows it as a card, `print` as one line.
+    """A trained run of any task, or one that still trains: a notebook shows it as a card, `print` as one line.
 
-    The folder is read anew whenever it is asked for anything, so that the same object follows a training.
-
-    Args:
-        path: the run folder, of any task.
-
-    Attributes:
-        folder: its files.
-        config: what it was started with.
-
-    Raises:
-        RunError: if there is no run, or its configuration is damaged.
+    The folder, given by its path, is read anew whenever it is asked for anything, so that the same object follows a
+    training. Raises RunError if there is no run, or its configuration is damaged.
 
     Example:
         >>> run = Run("runs/capsnet-digits")
@@ -120,9 +111,7 @@ class Run:
 
 def curve(rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int | None = None) -> str:
     """A line over epochs as an inline SVG in the colours of the page it stands on; empty without a finite value.
-
-    Accuracies are drawn in percent, `what` names the figure in plain text, and the best epoch is marked.
-    """
+    Accuracies are drawn in percent, `what` names the figure in plain text, and the best epoch is marked."""
     percents = key.endswith("accuracy")
     points = {int(row["epoch"]): float(row[key]) * (100 if percents else 1) for row in rows if key in row}
     points = {epoch: value for epoch, value in points.items() if isfinite(value)}

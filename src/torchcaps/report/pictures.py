@@ -24,18 +24,13 @@ def reconstruct_run(
     per_class: int = 2, seed: int = 0, output: str | Path | None = None,
 ) -> Path:  # fmt: skip
     """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
+    Raises RunError if the model has no decoder; RunError or DataError as `open_run`, whose arguments are not said
+    again.
 
     Args:
-        run: a run folder, or a model file.
         images: own image files or folders; without them, test images.
-        data: another data set than the run's own.
-        root: where a named set is looked for first.
-        per_class: test images of each class.
-        seed: of their choice.
+        per_class: test images of each class, chosen by `seed`.
         output: the picture; by default plots/reconstructions.png in the run folder.
-
-    Raises:
-        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
     """
     from torchcaps import viz
 
@@ -53,18 +48,9 @@ def perturb_run(
 ) -> list[Path]:  # fmt: skip
     """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset; the files.
 
-    Args:
-        run: a run folder, or a model file.
-        images: own image files or folders; without them, one test image of each class.
-        data, root, seed: as `reconstruct_run`.
-        span: the dimension moves from -span to span.
-        steps: in this many steps, at least 2.
-        output: folder of the pictures; by default plots/ in the run folder.
-
-    Raises:
-        RunError: if the model has no decoder. RunError, DataError: as `open_run`.
-        ValueError: if span or steps cannot be used.
-    """
+    A dimension moves from -span to span in so many steps, at least 2. Without own images, it is one test image of each
+    class. The folder of the pictures is by default plots/ in the run folder. Raises ValueError if span or steps cannot
+    be used; otherwise as `reconstruct_run`."""
     from torchcaps import viz
 
     model, shown, labels, names = _chosen(run, images, data, root, 1, seed)

@@ -29,18 +29,14 @@ EVALUATION, PLOTS = "evaluation.json", "plots"
 def open_run(
     run: str | Path, *, data: str | None = None, root: str | None = None, split: str = "test", device: str = "auto"
 ) -> tuple[Task, ImageSet]:
-    """The trained model of a run within its task, and images for it.
+    """The trained model of a run within its task, and images for it. Raises RunError if there is no such run, or the
+    data set's classes are not the model's; DataError if the data cannot be had.
 
     Args:
         run: a run folder, or a model file; then `data` is needed, but for those that come with the package.
         data: name or path of a data set; by default the one that the run was trained on.
         root: where a named set is looked for first.
         split: "test" or "train".
-        device: see `TrainConfig`.
-
-    Raises:
-        RunError: if there is no such run, or the data set's classes are not the model's.
-        DataError: if the data cannot be had.
     """
     model: Any = load(run, device=resolve_device(device))
     path, config = Path(run), TrainConfig()
@@ -69,9 +65,7 @@ def open_run(
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
     """Where an evaluation belongs: the run folder for its own test images, else a folder in it named after the data.
-
-    For weights of the package that is the present folder.
-    """
+    For weights of the package that is the present folder."""
     folder = Path(run) if Path(run).is_dir() else Path() if Path(run).parent == FOLDER else Path(run).parent
     if data is None and split == "test":
         return folder
@@ -81,15 +75,8 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
 def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Found:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
-    Args:
-        run: a run with a model.
-        device: where to compute; by default as the run was.
-        root: where a named data set is looked for first; by default as for the run.
-
-    Raises:
-        RunError, TrainingError: if the folder cannot be read or written to.
-        DataError: if the test images cannot be had; the trained model stays.
-    """
+    Device and root of the data are by default as for the run. Raises RunError or TrainingError if the folder cannot be
+    read or written to; DataError if the test images cannot be had; the trained model stays."""
     try:
         task, images = open_run(run.path, root=root, device=device or run.config().run.device)
     except DataError as error:

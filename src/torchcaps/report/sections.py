@@ -24,16 +24,9 @@ ACTIVATIONS = {
 
 
 def register_section(*tasks: str) -> Callable[[W], W]:
-    """Decorator: what this function writes becomes a section of reports, after the exhibits of the task.
-
-    The function is given a `FinishedRun` and returns an `Exhibit` (text, a figure, a table), or None for no section.
-
-    Args:
-        tasks: names; none is all of them.
-
-    Raises:
-        ValueError: another one has the name of the function.
-    """
+    """Decorator: what this function writes becomes a section of reports on these tasks (none: all), after their
+    exhibits. The function is given a `FinishedRun` and returns an `Exhibit` (text, a figure, a table), or None for no
+    section. Raises ValueError if another one has the name of the function."""
 
     def register(writer: W) -> W:
         plugins.add("section", writer.__name__, (tasks, writer), _SECTIONS)

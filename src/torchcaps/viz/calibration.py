@@ -13,16 +13,10 @@ NAMES = {"normalised": "activations divided by their sum", "length": "longest ca
 def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
     """A reliability diagram for each table: accuracy by confidence above, the number of samples below.
 
-    Source: arXiv 1706.04599, figure 1. On the diagonal, confidence and accuracy agree.
-
-    Args:
-        reliability: tables by name, one to three of them, as in the JSON of an evaluation under `calibration`; each has
-            `error`, `edges` (ascending, 0 to 1), and for each bin `count`, `confidence` and `accuracy` (None where the
-            bin is empty).
-
-    Raises:
-        ValueError: for no tables or more than three.
-    """
+    Source: arXiv 1706.04599, figure 1. On the diagonal, confidence and accuracy agree. The tables, one to three by
+    name, are those in the JSON of an evaluation under `calibration`: each has `error`, `edges` (ascending, 0 to 1), and
+    for each bin `count`, `confidence` and `accuracy` (None where the bin is empty). Raises ValueError for other numbers
+    of tables."""
     if not 1 <= len(reliability) <= 3:
         raise ValueError(f"reliability: expected one to three tables, got {len(reliability)}")
     figure = new_figure(max(4.3 * len(reliability), 5.2), 4.9)

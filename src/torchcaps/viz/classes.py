@@ -11,27 +11,18 @@ from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes
 from torchcaps.viz.images import pictures, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
-# The most class names on an axis, and the most bars.
-MOST = 60
-COLUMNS = 5
-MOST_IMAGES = 20
-# Up to so many classes, all have a bar; of more, the longest FEW.
-MOST_BARS, FEW = 10, 5
+MOST = 60  # class names on an axis, or bars
+COLUMNS, MOST_IMAGES = 5, 20
+MOST_BARS, FEW = 10, 5  # up to so many classes, all have a bar; of more, the longest few
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Counts of true classes (rows) against predicted ones (columns), coloured by the share of the row.
+    """Counts `[classes, classes]` of true classes (rows) against predicted ones (columns), coloured by the share of the
+    row.
 
     The colours follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
-    in the cells where they can be read; beyond 60 classes only every n-th is named.
-
-    Args:
-        matrix: `[classes, classes]` counts.
-        classes: their names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for a matrix that is not square, is empty, holds no integers, or has another number of classes.
-    """
+    in the cells where they can be read; beyond 60 classes only every n-th is named. Raises ValueError for a matrix that
+    is not square, is empty, holds no integers, or has another number of classes."""
     counts = np.asarray(matrix)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
         raise ValueError(f"matrix: expected [classes, classes], got {list(counts.shape)}")
@@ -60,16 +51,8 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
 def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]) -> Figure:
     """Accuracy of each class as a bar, with its number of samples, and the accuracy over all samples as a line.
 
-    Beyond 60 classes only the 60 least accurate are drawn, and the title says so.
-
-    Args:
-        accuracies: in [0, 1]; None for a class without samples, which has no bar.
-        classes: names, in the same order; long ones are shortened in the middle.
-        counts: samples of each class.
-
-    Raises:
-        ValueError: for no classes, or sequences of different lengths.
-    """
+    Accuracies are in [0, 1], or None for a class without samples, which has no bar. Beyond 60 classes only the 60 least
+    accurate are drawn, and the title says so. Raises ValueError for no classes, or sequences of different lengths."""
     if not len(accuracies):
         raise ValueError("accuracies: expected at least one class, got none")
     check_length("classes", classes, len(accuracies))
@@ -97,27 +80,18 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
 
 
 def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]) -> Figure:
-    """Example images with the lengths of their class capsules as bars under each.
+    """Up to 20 example images with the lengths `[n, classes]` of their class capsules as bars under each.
 
-    Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class
-    in place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction
-    orange; images may show several classes each.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 20.
-        activations: `[n, classes]` lengths in [0, 1].
-        labels: `[n]` or `[n, k]` indices of the true classes.
-        classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 20 images.
-    """
+    Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class in
+    place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction orange;
+    images may show several classes each, with labels `[n, k]`. Raises ValueError for shapes that do not fit, or more
+    images."""
     shown = pictures("images", images)
     lengths = np.asarray(activations)
     check_range("number of images", len(shown), high=MOST_IMAGES)
     check_shape("activations", lengths, ("n", "classes"), n=len(shown), classes=len(classes))
     given = np.asarray(labels)
-    axes = {"n": len(shown)} if given.ndim == 1 else {"n": len(shown), "k": given.shape[-1]}
+    axes = {"n": len(shown)} | ({} if given.ndim == 1 else {"k": given.shape[-1]})
     true = class_indices("labels", given, len(classes), **axes).reshape(len(shown), -1).tolist()
     bars = len(classes) if len(classes) <= MOST_BARS else FEW
     height, _ = tile_size(shown.shape[1:3], 1.1)
@@ -136,18 +110,11 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     return figure
 
 
-def _chosen(lengths: NDArray[np.float64], true: list[int]) -> list[int]:
-    """Which classes have a bar, from top to bottom."""
-    if len(lengths) <= MOST_BARS:
-        return list(range(len(lengths)))
-    longest = [int(i) for i in np.argsort(-lengths, kind="stable")[:FEW]]
-    missing = [k for k in true if k not in longest]
-    return [*longest[: FEW - len(missing)], *missing]
-
-
 def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
-    chosen, predicted = _chosen(lengths, true), np.argsort(-lengths, kind="stable")[: len(true)]
-    colours = [SKY if i in true else ORANGE if i in predicted else GREY for i in chosen]
+    longest = np.argsort(-lengths, kind="stable").tolist()
+    missing = [k for k in true if k not in longest[:FEW]]
+    chosen = [*longest[: FEW - len(missing)], *missing] if len(lengths) > MOST_BARS else range(len(lengths))
+    colours = [SKY if i in true else ORANGE if i in longest[: len(true)] else GREY for i in chosen]
     plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colours)
     for row, index in enumerate(chosen):
         axes.text(0.02, row, names[index], va="center", fontsize=SMALL)

@@ -14,11 +14,9 @@ SLANTED = 4  # sets of capsules from which on their names are written aslant
 
 
 def diagnosis(found: Diagnosis) -> Figure:
-    """Four panels: coupling entropy, activations over layers, capsules out of use, accuracy without routing.
-
-    Capsules out of use are never active, or the same for every image, or get next to no gradient; the last is known
-    for children only, and so not for the class capsules.
-    """
+    """Four panels: coupling entropy, activations over layers, capsules out of use, accuracy without routing. Capsules
+    out of use are never active, or the same for every image, or get next to no gradient; the last is known for children
+    only, and so not for the class capsules."""
     figure, drawn = panels(4, 2, 5.0, 3.2)
     for axes, draw in zip(drawn, (_entropy, _activations, _idle, _accuracy), strict=True):
         draw(axes, found)

@@ -21,21 +21,14 @@ MOST_RUNS = 4 * len(STYLES)
 def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figure:
     """Loss and score over epochs, training beside validation, with the best epoch of each in the legend.
 
-    A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
+    A loss that spans a factor of 20 or more is drawn on a logarithmic axis. Raises ValueError for no rows.
 
     Args:
         metrics: one row an epoch, with any of `train_loss`, `val_loss`, `train_<score>`, `val_<score>` and `epoch`;
             rows without `epoch` count from 1. Absent and None values are passed over; NaN and infinity leave a gap.
-            Other keys are ignored.
         loss: its name, such as "margin"; by default it is called "loss".
-        score: the name of a figure of which more is better. One that ends in "accuracy" is in [0, 1] and shown in
+        score: the name of a figure of which more is better; one that ends in "accuracy", in [0, 1], is shown in
             percent.
-
-    Returns:
-        A figure of two panels, loss and score.
-
-    Raises:
-        ValueError: for no rows.
     """
     if not metrics:
         raise ValueError("metrics: expected at least one row, got none")
@@ -62,17 +55,8 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
 
 
 def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> Figure:
-    """Validation loss and score over epochs, a line a run.
-
-    A loss that spans a factor of 20 or more is drawn on a logarithmic axis.
-
-    Args:
-        runs: name -> one row an epoch, as for `curves`, of which `val_loss` and `val_<score>` are drawn.
-        score: as for `curves`.
-
-    Raises:
-        ValueError: for no run, or more than can be told apart.
-    """
+    """Validation loss and score over epochs, a line a run, by name; rows and score are those of `curves`. Raises
+    ValueError for no run, or more than can be told apart."""
     check_range("number of runs", len(runs), low=1, high=MOST_RUNS)
     figure, drawn = panels(2, 2, 4.5, 3.6, below=0.16 * len(runs))
     for axes, measure in zip(drawn, ("loss", score), strict=True):

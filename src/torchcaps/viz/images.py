@@ -11,14 +11,9 @@ from torchcaps.viz.names import short
 
 
 def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
-    """Images `[n, channels, height, width]` as `[n, height, width, 3]` bytes.
-
-    Integer images are in 0-255, others in [0, 1]; what lies outside is clipped and NaN is black. Three channels are
-    colours; of any other number the first is shown in grey.
-
-    Raises:
-        ValueError: for an array with other axes, or without a pixel.
-    """
+    """Images `[n, channels, height, width]` as `[n, height, width, 3]` bytes. Integer images are in 0-255, others in
+    [0, 1]; what lies outside is clipped and NaN is black. Three channels are colours; of any other number the first is
+    shown in grey. Raises ValueError for an array with other axes, or without a pixel."""
     values = np.asarray(images)
     if values.ndim != 4 or values.size == 0:
         came = named_shape(("n", "channels", "height", "width"), values.shape)
@@ -46,9 +41,7 @@ def tile_grid(
     tiles: NDArray[np.uint8], names: Sequence[str], title: str = "", *, longest: float = 0.65, below: float = 0.0
 ) -> Figure:
     """Images `[n, height, width, 3]` in as many rows as there are names, with a longer side of so many inches or less.
-
-    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0. There is room `below`.
-    """
+    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0. There is room `below`."""
     rows, columns = len(names), len(tiles) // len(names)
     gap = max(1, round(max(tiles.shape[1:3]) / 28))  # pixels on each side
     cells = np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=255)

@@ -11,15 +11,9 @@ MOST_COLUMNS = 24
 
 
 def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Figure:
-    """Rows of sets of points, all at one scale; the third coordinate is left out.
-
-    Args:
-        rows: by name; for each set its points `[points, 2 or 3]`, and the part of each, `[points]` integers from 0,
-            that chooses the colour. Rows are of equal length; at most 24 sets of each are drawn.
-
-    Raises:
-        ValueError: for no set, or rows of unequal length.
-    """
+    """Rows by name of sets of points, all at one scale; the third coordinate is left out. A set has points `[points, 2
+    or 3]`, and the part of each, `[points]` integers from 0, that chooses the colour; at most 24 of a row are drawn.
+    Raises ValueError for no set, or rows of unequal length."""
     columns = min(len(next(iter(rows.values()), ())), MOST_COLUMNS)
     if not columns or len({len(sets) for sets in rows.values()}) > 1:
         raise ValueError("rows: expected equally many sets of points in each, at least one")

@@ -17,15 +17,8 @@ def accuracy_curves(
 ) -> Figure:
     """One line a name, such as a model: accuracy in percent against what was changed.
 
-    Args:
-        curves: name -> (amounts, accuracies in [0, 1]), from 1 to 6 names; lines are drawn in ascending order of
-            amounts.
-        xlabel: what the amounts are, with their unit.
-        chance: accuracy in [0, 1] of a guess, drawn as a dashed line.
-        title: a line above.
-
-    Raises:
-        ValueError: for no curve or too many, or amounts and accuracies that do not go together.
+    The curves, from 1 to 6, are (amounts, accuracies in [0, 1]), drawn in ascending order of amounts; `chance`, the
+    accuracy of a guess, is a dashed line. Raises ValueError for no curve or too many, or lists that do not go together.
     """
     check_range("number of curves", len(curves), low=1, high=len(STYLES))
     figure = affine_curves({name: {xlabel: curve} for name, curve in curves.items()}, units={}, chance=chance)
@@ -36,16 +29,8 @@ def accuracy_curves(
 def affine_curves(
     models: Mapping[str, Mapping[str, Curve]], *, units: Mapping[str, str], chance: float | None = None
 ) -> Figure:
-    """A panel a transformation, a line a model.
-
-    Args:
-        models: name -> transformation -> (amounts, accuracies in [0, 1]); 1 to 6 models, 1 to 8 transformations in all.
-        units: transformation -> unit of its amounts.
-        chance: accuracy in [0, 1] of a guess, drawn as a dashed line.
-
-    Raises:
-        ValueError: for no model or too many, or curves that do not fit.
-    """
+    """A panel a transformation, 1 to 8 in all, a line a model, 1 to 6; see `accuracy_curves`. Units of the amounts are
+    by transformation. Raises ValueError for no model or too many, or curves that do not fit."""
     check_range("number of models", len(models), low=1, high=len(STYLES))
     kinds = list(dict.fromkeys(kind for curves in models.values() for kind in curves))
     check_range("number of transformations", len(kinds), low=1, high=8)

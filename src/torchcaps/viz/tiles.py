@@ -27,18 +27,8 @@ def reconstructions(
     images: ArrayLike, reconstructions: ArrayLike, labels: ArrayLike, *,
     predictions: ArrayLike, classes: Sequence[str],
 ) -> Figure:  # fmt: skip
-    """Originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 80.
-        reconstructions: the same shape and range.
-        labels: `[n]` indices of the true classes.
-        predictions: `[n]` indices of the predicted classes.
-        classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 80 images.
-    """
+    """Up to 80 originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
+    Raises ValueError for shapes that do not fit, or more images."""
     shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
     check_alike("reconstructions", rebuilt, "the images", shown)
     count, names = len(shown), short_names(classes, 13)
@@ -56,22 +46,12 @@ def overlaps(
     images: ArrayLike, drawn: ArrayLike, labels: ArrayLike, *,
     shown: ArrayLike, lengths: ArrayLike, classes: Sequence[str],
 ) -> Figure:  # fmt: skip
-    """Inputs above the two drawings of each, the first in magenta, the second in green, white where both are.
+    """Up to 40 inputs above the two drawings `[n, 2, channels, height, width]` of each, the first in magenta, the
+    second in green, white where both are; of each the first channel is shown.
 
-    As in figure 5 of arXiv 1710.09829. The labels stand above each pair; below it the decoded classes and the lengths
-    of their capsules, with a star where the class is no label.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
-        drawn: `[n, 2, channels, height, width]`, the same range; the first channel is shown.
-        labels: `[n, 2]` indices of the true classes.
-        shown: `[n, 2]` indices of the decoded classes.
-        lengths: `[n, 2]` of the decoded capsules, in [0, 1].
-        classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, more than 40 images, or an index that is no class.
-    """
+    As in figure 5 of arXiv 1710.09829. The labels `[n, 2]` stand above each pair; below it the decoded classes and the
+    lengths of their capsules, `[n, 2]` in [0, 1], with a star where the class is no label. Raises ValueError for shapes
+    that do not fit, more images, or an index that is no class."""
     inputs, values = pictures("images", images), np.asarray(drawn)
     count = len(inputs)
     check_range("number of images", count, high=MOST_OVERLAPS)
@@ -92,16 +72,9 @@ def overlaps(
 
 
 def masks(images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]) -> Figure:
-    """Images, and the same under true and under predicted masks, with the colours of the classes that appear.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
-        true, predicted: `[n, height, width]` indices of classes.
-        classes: names, the background first.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 40 images.
-    """
+    """Up to 40 images, and the same under true and under predicted masks `[n, height, width]`, with the colours of the
+    classes that appear; the background is the first class. Raises ValueError for shapes that do not fit, or more
+    images."""
     shown, both = pictures("images", images), [np.asarray(x, dtype=np.uint8) for x in (true, predicted)]
     count, height, width, _ = shown.shape
     check_range("number of images", count, high=MOST_MAPS)
@@ -143,21 +116,10 @@ def coupling_map(
 ) -> Figure:  # fmt: skip
     """Images over the same with a map on them: orange where votes support the class shown, blue where they oppose it.
 
-    Each map has its own scale, from nothing to its largest value either way. Below stand the class shown and its
-    length, in red where it is not the true one.
-
-    Args:
-        images: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 40.
-        maps: `[n, height, width]`, such as `evaluation.coupling_maps(...).maps`; any finite numbers.
-        labels: `[n]` indices of the true classes.
-        shown: `[n]` indices of the classes whose maps these are.
-        lengths: `[n]` of their capsules, in [0, 1].
-        classes: names; long ones are shortened in the middle.
-
-    Raises:
-        ValueError: for shapes that do not fit, more than 40 images, an index that is no class, or a map that is not
-            finite.
-    """
+    Each map `[n, height, width]`, such as those of `evaluation.coupling_maps`, has its own scale, from nothing to its
+    largest value either way. Below stand the class shown and the length of its capsule, in [0, 1], in red where it is
+    not the true one. Raises ValueError for shapes that do not fit, more than 40 images, an index that is no class, or a
+    map that is not finite."""
     inputs, values = pictures("images", images), np.asarray(maps, dtype=np.float64)
     count = len(inputs)
     check_range("number of images", count, high=MOST_MAPS)
@@ -189,14 +151,8 @@ def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[n
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
     """What the decoder draws as one pose dimension after the other is moved: a row a dimension, a column a step.
 
-    Args:
-        reconstructions: `[dims, steps, channels, height, width]` in [0, 1] (integers: 0-255), of one image.
-        offsets: `[steps]`, what was added to the dimension; the column of offset 0, the capsule as it is, is framed.
-        title: a line above the grid.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 1024 reconstructions.
-    """
+    Reconstructions are `[dims, steps, channels, height, width]`, of one image; the column of offset 0, the capsule as
+    it is, is framed. Raises ValueError for shapes that do not fit, or more than 1024 reconstructions."""
     values, moves = np.asarray(reconstructions), np.asarray(offsets)
     check_shape("reconstructions", values, ("dims", "steps", "channels", "height", "width"))
     dims, steps = values.shape[:2]
@@ -215,15 +171,8 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
 
 
 def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
-    """Rows of images beside each other, each with its name on the left.
-
-    Args:
-        rows: by name, `[n, channels, height, width]` in [0, 1] (integers: 0-255), the same n and size in all.
-        title: a line above.
-
-    Raises:
-        ValueError: for no rows, rows that do not fit each other, or more than 1024 images.
-    """
+    """Rows of images, of the same number and size, beside each other, each with its name on the left. Raises ValueError
+    for no rows, rows that do not fit each other, or more than 1024 images."""
     tiles = [pictures(name, images) for name, images in rows.items()]
     check_range("number of rows", len(tiles), low=1)
     for name, row in zip(rows, tiles, strict=True):
@@ -237,9 +186,7 @@ def draw_pairs(
     longest: float = 1.0, below: Sequence[Sequence[tuple[str, str]]] = (), framed: Sequence[bool] = (),
 ) -> Figure:  # fmt: skip
     """Images `[n, height, width, 3]` over others of their size, so many pairs a row, a longer side of `longest` inches.
-
-    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red.
-    """
+    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red."""
     height, width = tile_size(upper.shape[1:3], longest)
     head = LINE * _lines([text] for text in above) + 0.06
     foot = LINE * _lines([text for text, _ in some] for some in below) + 0.06

@@ -16,16 +16,8 @@ ROWS = ("input", "output", "target")
 
 
 def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figure:
-    """Inputs above what was drawn for them, above what ought to be drawn; a column an image.
-
-    Args:
-        source: `[n, channels, height, width]` in [0, 1] (integers: 0-255), n from 1 to 20.
-        drawn: the same shape; values outside [0, 1] are clipped.
-        target: the same shape and range.
-
-    Raises:
-        ValueError: for shapes that do not fit, or more than 20 images.
-    """
+    """Up to 20 inputs above what was drawn for them, above what ought to be drawn; a column an image. Drawn values
+    outside [0, 1] are clipped. Raises ValueError for shapes that do not fit, or more images."""
     rows = [pictures(name, images) for name, images in (("source", source), ("drawn", drawn), ("target", target))]
     for name, images in zip(("drawn", "target"), rows[1:], strict=True):
         check_alike(name, images, "source", rows[0])
@@ -34,17 +26,9 @@ def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figur
 
 
 def predicted_transformations(true: ArrayLike, predicted: ArrayLike, *, names: Sequence[str], unit: str = "") -> Figure:
-    """True against predicted numbers of transformations, a panel a number; on the grey line both are equal.
-
-    Args:
-        true: `[n, m]`, n at least 1, m from 1 to 12.
-        predicted: `[n, m]`.
-        names: m names of the numbers, such as dx and dy.
-        unit: is added to the labels of the axes, such as "pixels".
-
-    Raises:
-        ValueError: for shapes that do not fit.
-    """
+    """True against predicted numbers `[n, m]` of transformations, a panel a number; on the grey line both are equal.
+    The names of the numbers, such as dx and dy, are 1 to 12; the labels of the axes have their unit. Raises ValueError
+    for shapes that do not fit."""
     x, y = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     if x.ndim != 2 or x.size == 0:
         raise ValueError(f"true: expected [n, m] with at least one row, got {named_shape(('n', 'm'), x.shape)}")
@@ -69,16 +53,9 @@ def predicted_transformations(true: ArrayLike, predicted: ArrayLike, *, names: S
 
 
 def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
-    """Outgoing weights of generation units as pictures: grey is 0, white adds ink, black takes it away.
-
-    Args:
-        weights: `[capsules, units, height, width]`, any numbers; a row a capsule, at most 400 units in all. All share
-            one scale.
-        title: a line above.
-
-    Raises:
-        ValueError: for an array of other axes, or too many units.
-    """
+    """Outgoing weights of generation units as pictures: grey is 0, white adds ink, black takes it away. They are
+    `[capsules, units, height, width]`, any numbers at one scale; a row a capsule, at most 400 units in all. Raises
+    ValueError for an array of other axes, or too many units."""
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 4 or values.size == 0:
         came = named_shape(("capsules", "units", "height", "width"), values.shape)

@@ -24,50 +24,29 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """A reliability table over equal-width bins of confidence, and the error that sums it up.
+    """A reliability table over equal-width bins of confidence, and the error that sums it up."""
 
-    Attributes:
-        error: expected calibration error, in [0, 1].
-        edges: `bins + 1` ascending limits from 0 to 1; bin i holds `edges[i] < confidence <= edges[i + 1]`, and the
-            first one holds 0 too.
-        count: samples in each bin.
-        confidence: mean confidence in each bin; None in an empty one.
-        accuracy: share of right answers in each bin; None in an empty one.
-    """
-
-    error: float
-    edges: list[float]
-    count: list[int]
-    confidence: list[float | None]
-    accuracy: list[float | None]
+    error: float  # expected calibration error, in [0, 1]
+    edges: list[float]  # `bins + 1` limits from 0 to 1; bin i is above edges[i], up to edges[i + 1]; the first holds 0
+    count: list[int]  # samples in each bin
+    confidence: list[float | None]  # mean confidence in each bin; None in an empty one
+    accuracy: list[float | None]  # share of right answers in each bin; None in an empty one
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The two reliability tables of a capsule classifier.
+    """The two reliability tables of a capsule classifier."""
 
-    Attributes:
-        normalised: confidence = the largest activation divided by the sum of activations over classes.
-        length: confidence = the largest activation itself.
-    """
-
-    normalised: Reliability
-    length: Reliability
+    normalised: Reliability  # confidence = the largest activation divided by the sum of activations over classes
+    length: Reliability  # confidence = the largest activation itself
 
 
 def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bins: int = BINS) -> Reliability:
     """The reliability table and expected calibration error, `ECE = sum_m |B_m| / n |acc(B_m) - conf(B_m)|`.
 
-    Source: arXiv 1706.04599, equation 3.
-
-    Args:
-        confidence: `[n]` in [0, 1].
-        correct: `[n]` booleans, true where the answer was right.
-        bins: number of bins of equal width, at least 1; the paper uses 15.
-
-    Raises:
-        ValueError: if the two do not have the same length, or for no samples or no bins.
-    """
+    Of confidences `[n]` in [0, 1] and whether the answers were right, in `bins` bins of equal width; the paper uses 15.
+    Source: arXiv 1706.04599, equation 3. Raises ValueError if the two do not have the same length, or for no samples or
+    no bins."""
     check_shape("confidence", confidence, ("n",))
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
@@ -84,12 +63,9 @@ def reliability(confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bi
 
 
 def calibration(activations: Float[Tensor, "n classes"], labels: Labels, bins: int = BINS) -> Calibration:
-    """Both reliability tables of class activations; the answer is the class with the largest activation.
-
-    Activations `[n, classes]` are lengths in [0, 1], which need not sum to one. A row of zeros counts as 1 / classes
-    for each class in the normalised reading. Raises ValueError for shapes that do not fit, or fewer than one sample or
-    bin.
-    """
+    """Both reliability tables of class activations `[n, classes]` in [0, 1]; the answer is the class with the largest
+    one. A row of zeros counts as 1 / classes for each class in the normalised reading. Raises ValueError for shapes
+    that do not fit, or fewer than one sample or bin."""
     check_shape("activations", activations, ("n", "classes"))
     predicted = activations.argmax(dim=1)
     length = activations.double().amax(dim=1)

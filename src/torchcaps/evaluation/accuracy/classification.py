@@ -16,11 +16,8 @@ from torchcaps.functional import margin_loss
 
 
 class ClassAccuracy(TypedDict):
-    """One class: `correct` of its `count` samples were recognised; shares are in [0, 1].
-
-    `accuracy` (recall) is None for a class without samples; `precision`, the share of right ones among the samples
-    taken for this class, is None for a class that was never predicted.
-    """
+    """One class: `correct` of its `count` samples were recognised; shares are in [0, 1], and None of no samples:
+    `accuracy` (recall) is that of its samples, `precision` that of the samples taken for it."""
 
     name: str
     accuracy: float | None
@@ -31,40 +28,23 @@ class ClassAccuracy(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a model made of a labelled data set.
+    """What a model made of a labelled data set."""
 
-    Attributes:
-        accuracy: share of samples whose largest activation is that of their label, in [0, 1].
-        error: 1 - accuracy.
-        loss: mean over samples.
-        num_samples: n.
-        classes: names, in the order of the activations.
-        per_class: one entry a class, in the order of `classes`.
-        confusion: `[classes, classes]` int64 counts; rows are true classes, columns predicted ones.
-        calibration: reliability tables for normalised activations and for raw lengths.
-        labels: `[n]` int64 true classes.
-        predictions: `[n]` int64 predicted classes.
-        activations: `[n, classes]` float32 lengths in [0, 1].
-    """
-
-    accuracy: float
-    error: float
-    loss: float
-    num_samples: int
-    classes: tuple[str, ...]
-    per_class: list[ClassAccuracy]
-    confusion: Int64[Tensor, "classes classes"]
-    calibration: Calibration
-    labels: Labels
-    predictions: Labels
-    activations: Float[Tensor, "n classes"]
+    accuracy: float  # share of samples whose largest activation is that of their label, in [0, 1]
+    error: float  # 1 - accuracy
+    loss: float  # mean over samples
+    num_samples: int  # n
+    classes: tuple[str, ...]  # names, in the order of the activations
+    per_class: list[ClassAccuracy]  # one entry a class, in the order of `classes`
+    confusion: Int64[Tensor, "classes classes"]  # counts; rows are true classes, columns predicted ones
+    calibration: Calibration  # reliability tables for normalised activations and for raw lengths
+    labels: Labels  # `[n]` int64 true classes
+    predictions: Labels  # `[n]` int64 predicted classes
+    activations: Float[Tensor, "n classes"]  # `[n, classes]` float32 lengths in [0, 1]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the tensors per sample, ready for JSON.
-
-        `calibration_error` is the expected calibration error of the longest capsule's length; `calibration` holds both
-        readings, `normalised` and `length`, with their tables.
-        """
+        """Everything but the tensors per sample, ready for JSON. `calibration_error` is that of the longest capsule's
+        length; `calibration` holds both readings with their tables."""
         return {
             "accuracy": self.accuracy, "error": self.error, "per_class": self.per_class,
             "num_samples": self.num_samples, "confusion_matrix": self.confusion.tolist(), "loss": self.loss,
@@ -93,20 +73,16 @@ def evaluate(
     model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, device: torch.device | str | None = None,
     precision: str = "fp32", progress: Progress | None = None, loss: Loss | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards.
+    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards. Raises
+    ValueError for an empty data set, labels outside its classes, a model with another number of classes, activations
+    that are not finite numbers in [0, 1], or an unknown precision.
 
     Args:
-        model: maps `[batch, channels, height, width]` images in [0, 1] to `[batch, classes]` activations in [0, 1].
-        dataset: has `labels`, `classes` and `float_images(indices)`, as every data set of `torchcaps.data` has.
         batch_size: images at a time, at least 1; it bounds the memory and changes no figure.
         device: where to compute; the model is moved there and stays. By default where the model is.
         precision: "fp32", or "bf16" for autocast; the scoring itself is always in full precision.
         progress: called with (samples done, samples in all) after each batch.
         loss: maps activations `[n, classes]` and labels `[n]` to their mean loss; by default the margin loss.
-
-    Raises:
-        ValueError: for an empty data set, labels outside its classes, a model with another number of classes,
-            activations that are not finite numbers in [0, 1], or an unknown precision.
     """
     check_labels(dataset.labels, len(dataset.classes))
     found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
@@ -116,17 +92,9 @@ def evaluate(
 def score(
     activations: Float[Tensor, "n classes"], labels: Labels, classes: Sequence[str], *, loss: Loss | None = None
 ) -> Evaluation:
-    """The figures of `evaluate` for activations that are already there.
-
-    Args:
-        activations: `[n, classes]` lengths in [0, 1], n at least 1; they need not sum to one.
-        labels: `[n]` class indices.
-        classes: names; classes without a sample are allowed.
-        loss: as for `evaluate`.
-
-    Raises:
-        ValueError: for shapes that do not fit, labels outside the classes, or activations outside [0, 1] or NaN.
-    """
+    """The figures of `evaluate` for activations `[n, classes]` in [0, 1], n at least 1, that are already there. Classes
+    without a sample are allowed. Raises ValueError for shapes that do not fit, labels outside the classes, or
+    activations outside [0, 1] or NaN."""
     names = tuple(classes)
     check_labels(labels, len(names))
     check_shape("activations", activations, ("n", "classes"), n=len(labels), classes=len(names))
@@ -143,11 +111,8 @@ def score(
 
 
 def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:
-    """Indices of the wrong answers that the model was surest of, worst first, at most `count`.
-
-    Worst is the largest activation of the predicted class minus that of the true one. Raises ValueError for a negative
-    count.
-    """
+    """Indices of the wrong answers that the model was surest of, worst first, at most `count`: by the largest
+    activation of the predicted class minus that of the true one. Raises ValueError for a negative count."""
     check_range("count", count, low=0)
     true = evaluation.activations.gather(1, evaluation.labels.unsqueeze(1)).squeeze(1)
     excess = evaluation.activations.amax(dim=1) - true
@@ -157,9 +122,7 @@ def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistak
 
 def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, " examples"]:
     """`per_class` random samples of each class present in `labels` `[n]`, class after class; all where there are fewer.
-
-    They are the same ones for the same seed. Raises ValueError for labels of another shape, or `per_class` below 1.
-    """
+    They are the same ones for the same seed. Raises ValueError for labels of another shape, or `per_class` below 1."""
     check_shape("labels", labels, ("n",))
     check_range("per_class", per_class, low=1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))

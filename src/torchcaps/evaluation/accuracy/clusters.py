@@ -13,10 +13,8 @@ STEPS, DECAY = 60, 1e-4  # of the linear map
 
 def kmeans(points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator) -> Float[Tensor, "clusters dim"]:
     """Centres of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centres as k-means++ does.
-
     Where there are fewer points than clusters, centres are equal. Raises ValueError for points of other axes, or
-    clusters below one.
-    """
+    clusters below one."""
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
     points = points.double()
@@ -56,49 +54,18 @@ def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
 
 def match_clusters(clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int) -> Int64[Tensor, " count"]:
     """The class of each of `count` clusters, one to one, that makes most points right; -1 for a cluster too many."""
+    from scipy.optimize import linear_sum_assignment
+
     check_shape("labels", labels, ("n",), n=len(clusters))
     classes = max(int(labels.max()) + 1, count)
     agreed = (clusters * classes + labels).bincount(minlength=count * classes).view(count, classes)
-    taken = torch.tensor(assignment(-agreed.double()))
+    taken = torch.from_numpy(linear_sum_assignment(agreed.numpy(), maximize=True)[1])
     return torch.where(taken <= int(labels.max()), taken, -1)
 
 
-def assignment(cost: Float[Tensor, "rows columns"]) -> list[int]:
-    """The column of each row, no column twice, for which costs add up to the least: the Hungarian algorithm. Raises
-    ValueError for more rows than columns."""
-    rows, columns = cost.shape
-    check_range("columns", columns, low=rows)
-    row_of = [-1] * (columns + 1)  # the last column is where a row waits that has none yet
-    by_row, by_column, values = [0.0] * rows, [0.0] * (columns + 1), cost.tolist()
-    for new in range(rows):
-        row_of[columns], at = new, columns
-        least, before, done = [float("inf")] * columns, [-1] * columns, [False] * (columns + 1)
-        while row_of[at] >= 0:
-            done[at], row = True, row_of[at]
-            for column in (c for c in range(columns) if not done[c]):
-                rest = values[row][column] - by_row[row] - by_column[column]
-                if rest < least[column]:
-                    least[column], before[column] = rest, at
-            following = min((c for c in range(columns) if not done[c]), key=lambda c: least[c])
-            step = least[following]
-            for column in range(columns + 1):
-                if done[column]:
-                    by_row[row_of[column]] += step
-                    by_column[column] -= step
-                elif column < columns:
-                    least[column] -= step
-            at = following
-        while at != columns:
-            row_of[at], at = row_of[before[at]], before[at]
-    found = {row: column for column, row in enumerate(row_of[:columns])}
-    return [found[row] for row in range(rows)]
-
-
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:
-    """Share of points that a linear map tells the class of: fitted on every second point and measured on the others.
-
-    Both ways; NaN for fewer than two points.
-    """
+    """Share of points that a linear map tells the class of: fitted on every second point and measured on the others,
+    both ways; NaN for fewer than two points."""
     check_shape("labels", labels, ("n",), n=len(points))
     if len(points) < 2:
         return float("nan")

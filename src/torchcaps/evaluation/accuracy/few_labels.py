@@ -12,11 +12,8 @@ from torchcaps.errors import check_range
 
 
 def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
-    """Area under accuracy against log(count), divided by its width: a mean that weights every doubling alike.
-
-    Counts are samples of each class, at least 1, strictly ascending, two or more; accuracy in [0, 1] is that of each.
-    Raises ValueError for lists that do not fit.
-    """
+    """Area under accuracy against log(count), divided by its width: a mean that weights every doubling alike. Counts
+    are samples of each class, strictly ascending from 1, two or more. Raises ValueError for lists that do not fit."""
     _check_curve(counts, accuracy)
     x = torch.tensor(counts, dtype=torch.float64).log()
     return float(torch.trapezoid(torch.tensor(accuracy, dtype=torch.float64), x) / (x[-1] - x[0]))
@@ -24,10 +21,7 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:
     """Samples of each class at which accuracy first reaches `target`, on straight lines over log(count); None if never.
-
-    The ratio of two models' figures says how many times more labels one needs. Raises ValueError for lists that do not
-    fit; see `log_area`.
-    """
+    The ratio of two models' figures says how many times more labels one needs. Raises ValueError as `log_area`."""
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])

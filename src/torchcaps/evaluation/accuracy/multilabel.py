@@ -18,25 +18,15 @@ from torchcaps.evaluation.forward import class_activations
 
 @dataclass(frozen=True)
 class MultiLabel(Figures):
-    """How many of an image's labels are among its k largest activations; shares are in [0, 1].
+    """How many of an image's labels are among its k largest activations; shares are in [0, 1]."""
 
-    Attributes:
-        exact: share of images with all labels found; the paper's accuracy.
-        error: 1 - exact; the paper's error.
-        almost: share of images with at least one label found.
-        per_digit: share of labels found. With independent errors of 5 % here, `exact` is about 90 %.
-        standard_error: of `exact`. Images of one group count as one draw, for composites of one digit err together.
-        num_samples: n.
-        num_labels: k, labels of one image.
-    """
-
-    exact: float
-    error: float
-    almost: float
-    per_digit: float
-    standard_error: float
-    num_samples: int
-    num_labels: int
+    exact: float  # share of images with all labels found; the paper's accuracy
+    error: float  # 1 - exact; the paper's error
+    almost: float  # share of images with at least one label found
+    per_digit: float  # share of labels found. With independent errors of 5 % here, `exact` is about 90 %
+    standard_error: float  # of `exact`. Images of one group count as one draw, for composites of one digit err together
+    num_samples: int  # n
+    num_labels: int  # k, labels of one image
 
     @property
     def summary(self) -> str:
@@ -52,11 +42,8 @@ class MultiLabel(Figures):
 def evaluate_multilabel(
     model: nn.Module, dataset: LabelledImages, *, groups: Labels | None = None, progress: Progress | None = None
 ) -> MultiLabel:
-    """Run `model` over images that show several classes each, and score it; the model's mode is restored afterwards.
-
-    Arguments are those of `evaluate`, with labels `[n, k]`, and groups those of `score_multilabel`. Raises ValueError
-    as `score_multilabel`, or for a model with another number of classes.
-    """
+    """Run `model` over images that show several classes each, with labels `[n, k]`, and score it; see `evaluate` and
+    `score_multilabel`. Raises ValueError as the latter, or for a model with another number of classes."""
     found = class_activations(model, dataset, progress=progress)
     return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 
@@ -72,16 +59,13 @@ def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64
 def score_multilabel(
     activations: Float[Tensor, "n classes"], labels: Int64[Tensor, "n k"], *, groups: Labels | None = None
 ) -> MultiLabel:
-    """Exact match, at least one right, and per-digit accuracy of the k largest activations.
+    """Exact match, at least one right, and per-digit accuracy of the k largest activations. Raises ValueError for
+    shapes that do not fit, labels that are no class or occur twice in an image, or activations that are not lengths.
 
     Args:
         activations: `[n, classes]` lengths in [0, 1], n at least 1, of any model.
         labels: `[n, k]` class indices, k = 2 for pairs of digits; those of one image differ, in any order.
         groups: `[n]` integers; images that share a digit have the same one. By default every image is its own group.
-
-    Raises:
-        ValueError: for shapes that do not fit, labels that are no class or occur twice in an image, or activations that
-            are not lengths.
     """
     check_shape("activations", activations, ("n", "classes"))
     check_shape("labels", labels, ("n", "k"), n=len(activations))

@@ -15,46 +15,28 @@ TOLERANCE = 2  # pixels
 
 
 class PixelCounts(NamedTuple):
-    """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`.
+    """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`."""
 
-    Attributes:
-        both: in the predicted and in the true mask.
-        predicted, true: in one of them.
-        edge_predicted, edge_true: of these, on a boundary: a neighbour, diagonal ones too, is of another class.
-        near_true, near_predicted: of the boundary of one, near the boundary of the other.
-    """
-
-    both: Tensor
+    both: Tensor  # in the predicted and in the true mask
     predicted: Tensor
     true: Tensor
-    edge_predicted: Tensor
+    edge_predicted: Tensor  # on the boundary: a neighbour, diagonal ones too, is of another class
     edge_true: Tensor
-    near_true: Tensor
-    near_predicted: Tensor
+    near_true: Tensor  # on the predicted boundary, near the true one
+    near_predicted: Tensor  # the reverse
 
 
 @dataclass(frozen=True)
 class MaskFigures(Figures):
-    """Figures of masks over all images together, so that large and small images count by their pixels.
+    """Figures of masks over all images together, so that large and small images count by their pixels."""
 
-    Attributes:
-        num_samples: images.
-        dice: mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart.
-        iou: the same of `|P and T| / |P or T|`.
-        boundary: the same of the harmonic mean of two shares: of the predicted boundary near the true one, and the
-            reverse. Near is within a square of `tolerance` pixels to each side.
-        tolerance: in pixels.
-        pixel_accuracy: share of all pixels, background included, that have the right class.
-        per_class: these figures by class; None for a class that is neither in a predicted nor in a true mask.
-    """
-
-    num_samples: int
-    dice: float
-    iou: float
-    boundary: float
-    tolerance: int
-    pixel_accuracy: float
-    per_class: dict[str, dict[str, float | None]]
+    num_samples: int  # images
+    dice: float  # mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart
+    iou: float  # the same of `|P and T| / |P or T|`
+    boundary: float  # the same of the harmonic mean of the shares of either boundary that are near the other one
+    tolerance: int  # near is within a square of so many pixels to each side
+    pixel_accuracy: float  # share of all pixels, background included, that have the right class
+    per_class: dict[str, dict[str, float | None]]  # the same by class; None for one that is in no mask of either kind
 
     @property
     def summary(self) -> str:
@@ -74,16 +56,8 @@ def pixel_counts(
     predicted: Int64[Tensor, "n height width"], true: Int64[Tensor, "n height width"], classes: int, *,
     tolerance: int = TOLERANCE,
 ) -> PixelCounts:  # fmt: skip
-    """What the figures of masks are made from.
-
-    Args:
-        predicted, true: the class of each pixel, from 0, the background.
-        classes: their number, the background among them.
-        tolerance: of boundaries, in pixels.
-
-    Raises:
-        ValueError: for shapes that do not fit, or numbers out of range.
-    """
+    """What the figures of masks are made from. Pixels have a class from 0, the background, of so many; `tolerance` is
+    that of boundaries, in pixels. Raises ValueError for shapes that do not fit, or numbers out of range."""
     axes = ("n", "height", "width")
     check_shape("true", true, axes)
     check_shape("predicted", predicted, axes, **dict(zip(axes, true.shape, strict=True)))

@@ -36,37 +36,24 @@ Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Figures):
-    """What both kinds of comparison find, and the outcome in words; differences and the margin are in [0, 1].
-
-    Attributes:
-        difference: accuracy of the first minus that of the second.
-        interval: (low, high), of the difference, at 95 %.
-        p_value: that both are equally good.
-        num_samples: n, the number of images.
-        margin: the smallest difference that matters.
-        equivalence_p: that they differ by the margin or more.
-        visible: the smallest difference that such a comparison sees in 80 % of tries, at level 0.05; None if it sees
-            none, however large.
-    """
+    """What both kinds of comparison find, and the outcome in words; differences and the margin are in [0, 1]."""
 
     derived = ("outcome", "verdict")
     words: ClassVar[tuple[str, str, str, str]]
     """What is compared, what it is compared by, where one of the two is better, and on what sample."""
 
-    difference: float
-    interval: tuple[float, float]
-    p_value: float
-    num_samples: int
-    margin: float
-    equivalence_p: float
-    visible: float | None
+    difference: float  # accuracy of the first minus that of the second
+    interval: tuple[float, float]  # (low, high), of the difference, at 95 %
+    p_value: float  # that both are equally good
+    num_samples: int  # n, the number of images
+    margin: float  # the smallest difference that matters
+    equivalence_p: float  # that they differ by the margin or more
+    visible: float | None  # the smallest difference that is seen in 80 % of tries, at level 0.05; None: not even 1 is
 
     @property
     def outcome(self) -> Outcome:
-        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided".
-
-        The two tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong.
-        """
+        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided". The
+        tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong."""
         if self.p_value < LEVEL:
             return "first" if self.difference > 0 else "second"
         return "equivalent" if self.equivalence_p < LEVEL else "undecided"
@@ -110,19 +97,12 @@ class Comparison(Compared):
 
     95 % of bootstrap resamples of the images lie within the interval, which has no width where no image tells the
     models apart; see `equivalence_p` then. The p-values are those of McNemar's exact test and of `equivalence_test`;
-    `visible` is that of `smallest_visible`, at the observed share of images that tell the models apart.
+    `visible` is that of `smallest_visible`, at the observed share of images that tell the models apart."""
 
-    Attributes:
-        first: accuracy of the model in question, in [0, 1].
-        second: accuracy of the baseline.
-        only_first: images that only the first gets right.
-        only_second: images that only the second gets right.
-    """
-
-    first: float
-    second: float
-    only_first: int
-    only_second: int
+    first: float  # accuracy of the model in question, in [0, 1]
+    second: float  # accuracy of the baseline
+    only_first: int  # images that only the first gets right
+    only_second: int  # images that only the second gets right
 
     words = ("models", "images", "on these images", "On so many images")
 
@@ -133,12 +113,10 @@ class Comparison(Compared):
 
     @property
     def evidence(self) -> str:
-        """The figures behind the outcome, as words that go into brackets."""
         return f"p = {self.equivalence_p:.2g} for a larger difference" if self.same else super().evidence
 
     @property
     def verdict(self) -> str:
-        """One sentence; where nothing is decided, a second one on what would have been seen."""
         if not self.same:
             return super().verdict
         alike = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
@@ -155,19 +133,14 @@ class Comparison(Compared):
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation, *, margin: float = MARGIN) -> Comparison:
-    """Two evaluations on the same images in the same order.
+    """Two evaluations, of the model in question and of the baseline, on the same images in the same order.
 
-    Args:
-        first: of the model in question.
-        second: of the baseline.
-        margin: the smallest difference in accuracy that matters, in (0, 1); by default one point. Choose it before you
-            look: one point is little at 90 % accuracy, and more than all there is to gain at 99.4 %.
-
-    Raises:
-        ValueError: for evaluations on other images, as far as their labels show, or a margin out of range.
-    """
+    The margin is the smallest difference in accuracy that matters, in (0, 1). Choose it before you look: one point is
+    little at 90 % accuracy, and more than all there is to gain at 99.4 %. Raises ValueError for evaluations on other
+    images, as far as their labels show, or a margin out of range."""
     check_same_labels(first, second, "second")
-    return compare_answers(right_of(first), right_of(second), margin=margin)
+    right = (run.predictions == run.labels for run in (first, second))
+    return compare_answers(*right, margin=margin)
 
 
 def compare_answers(
@@ -195,17 +168,11 @@ class RunsComparison(Compared):
     """Two methods, several runs each, on the same images; see `Compared`.
 
     The difference is that of the means. The interval holds the true one, over seeds and images, in 95 % of comparisons;
-    `visible` is at the observed standard deviation of so many runs and images.
+    `visible` is at the observed standard deviation of so many runs and images."""
 
-    Attributes:
-        first: accuracy of each run of the method in question, in [0, 1].
-        second: accuracy of each run of the baseline.
-        paired: whether run k of one belongs to run k of the other.
-    """
-
-    first: tuple[float, ...]
-    second: tuple[float, ...]
-    paired: bool
+    first: tuple[float, ...]  # accuracy of each run of the method in question, in [0, 1]
+    second: tuple[float, ...]  # accuracy of each run of the baseline
+    paired: bool  # whether run k of one belongs to run k of the other
 
     words = ("methods", "runs", "over seeds and images", "With so many runs and images")
 
@@ -228,21 +195,17 @@ def compare_runs(
     its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
     miss (that is among the images' already). All deviations are multiplied by a factor of Student's t distribution,
     whose degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method
-    gets right are added on either side for that variance, so that runs that are all right do not seem certain.
+    gets right are added on either side for that variance, so that runs that are all right do not seem certain. Raises
+    ValueError for other images, as far as their labels show, fewer than 2 runs a method or 2 images, numbers of runs
+    that differ though paired, a margin out of range, or too few resamples.
 
     Args:
-        first: evaluations of the runs of the method in question, or `[runs, n]` booleans, whether each run is right on
-            each image; at least 2 runs and 2 images. Every run counts: leave none out.
-        second: the same of the baseline.
+        first, second: evaluations of the runs of the method in question and of the baseline, or `[runs, n]` booleans,
+            whether each run is right on each image; at least 2 runs and 2 images. Every run counts: leave none out.
         paired: whether run k of both shares what varies, such as split and order by an equal seed. Then only the
             differences within pairs count. Without it, seeds are taken as independent, equal numbers or not.
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_evaluations`.
-        resamples: at least 1,000.
-        seed: of the resamples.
-
-    Raises:
-        ValueError: for other images, as far as their labels show, fewer than 2 runs a method or 2 images, numbers of
-            runs that differ though paired, a margin out of range, or too few resamples.
+        resamples: at least 1,000, drawn by `seed`.
     """
     ours, theirs = _matrix(first, "first"), _matrix(second, "second")
     if not isinstance(first, Tensor) and not isinstance(second, Tensor):
@@ -275,7 +238,7 @@ def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "run
         return runs.cpu()
     for run in runs:
         check_same_labels(runs[0], run, name)
-    return torch.stack([right_of(run) for run in runs])
+    return torch.stack([run.predictions == run.labels for run in runs])
 
 
 def _errors(
@@ -312,11 +275,6 @@ def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
     """Share of errors that reach so far, in the direction that has more of them; never 0."""
     reached = max((errors >= distance).sum(), (errors <= -distance).sum())
     return float((reached + 1) / (len(errors) + 1))
-
-
-def right_of(evaluation: Evaluation) -> Bool[Tensor, " n"]:
-    """Which of its images were recognised."""
-    return evaluation.predictions == evaluation.labels
 
 
 def check_same_labels(first: Evaluation, other: Evaluation, argument: str) -> None:

@@ -21,47 +21,26 @@ CHUNK = 256  # images encoded or decoded at a time
 
 @dataclass(frozen=True, eq=False)
 class Reconstructions:
-    """What the decoder drew from one capsule of each image.
+    """What the decoder drew from one capsule of each image."""
 
-    Attributes:
-        images: `[batch, channels, height, width]` reconstructions in [0, 1], on the CPU.
-        shown: `[batch]` int64, the class whose capsule was decoded.
-        activations: `[batch, classes]` class-capsule activations in [0, 1].
-        predictions: `[batch]` int64, the class with the largest activation.
-    """
-
-    images: Images
-    shown: Labels
-    activations: Float[Tensor, "batch classes"]
-    predictions: Labels
+    images: Images  # `[batch, channels, height, width]` reconstructions in [0, 1], on the CPU
+    shown: Labels  # `[batch]` int64, the class whose capsule was decoded
+    activations: Float[Tensor, "batch classes"]  # `[batch, classes]` class-capsule activations in [0, 1]
+    predictions: Labels  # `[batch]` int64, the class with the largest activation
 
 
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """Reconstructions after moving one pose dimension at a time.
+    """Reconstructions after moving one pose dimension at a time."""
 
-    Attributes:
-        reconstructions: `[batch, dims, steps, channels, height, width]` in [0, 1], on the CPU.
-        offsets: `[steps]`, what was added to the dimension, from -span to span.
-        shown: `[batch]` int64, the class whose capsule was moved and decoded.
-    """
-
-    reconstructions: Float[Tensor, "batch dims steps channels height width"]
-    offsets: Float[Tensor, " steps"]
-    shown: Labels
+    reconstructions: Float[Tensor, "batch dims steps channels height width"]  # in [0, 1], on the CPU
+    offsets: Float[Tensor, " steps"]  # `[steps]`, what was added to the dimension, from -span to span
+    shown: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
 
 
 def reconstructions(model: nn.Module, images: Images, labels: Labels | None = None) -> Reconstructions:
-    """Decode the capsule of each image's label, or the most active capsule when no labels are given.
-
-    Args:
-        model: declares class capsules and a decoder.
-        images: `[batch, channels, height, width]` in [0, 1], batch at least 1.
-        labels: `[batch]` int64 class indices.
-
-    Raises:
-        ValueError: for a model without a decoder, or images or labels that do not fit.
-    """
+    """Decode the capsule of each image's label, or the most active capsule when no labels are given. Raises ValueError
+    for a model that does not declare class capsules and a decoder, or images or labels that do not fit."""
     with evaluating(model):
         capsules, shown = _shown_capsules(model, images, labels)
         rebuilt = _decoded(model, capsules, shown)
@@ -75,18 +54,10 @@ def perturb(
     """Move each pose dimension of one capsule an image over `linspace(-span, span, steps)`, and decode.
 
     The capsule of the label moves, or the most active one when no labels are given. The others are zero first, so that
-    nothing but the shown capsule reaches the decoder; activations stay as they were. Source: arXiv 1710.09829,
-    section 5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05. The outcome takes
-    batch x dims x steps images of memory.
-
-    Args:
-        model: as for `reconstructions`, as are images and labels.
-        span: the largest move to either side, at least 0. Poses are shorter than 1 in a vector capsule.
-        steps: at least 2; an odd number includes the capsule as it is.
-
-    Raises:
-        ValueError: for a model without a decoder, images or labels that do not fit, or span or steps too small.
-    """
+    nothing but the shown capsule reaches the decoder; activations stay as they were. Source: arXiv 1710.09829, section
+    5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05; poses are shorter than 1 in a
+    vector capsule, and an odd number of steps includes the capsule as it is. The outcome takes batch x dims x steps
+    images of memory. Raises ValueError as `reconstructions`, or for a span below 0 or fewer than two steps."""
     check_range("span", span, low=0)
     check_range("steps", steps, low=2)
     with evaluating(model):

@@ -23,17 +23,11 @@ Drawings = Float[Tensor, "n k channels height width"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """What the decoder draws from k capsules of each image, one at a time.
+    """What the decoder draws from k capsules of each image, one at a time."""
 
-    Attributes:
-        images: `[n, k, channels, height, width]` in [0, 1], on the CPU.
-        shown: `[n, k]` int64, the class whose capsule was decoded.
-        activations: `[n, classes]` lengths in [0, 1].
-    """
-
-    images: Drawings
-    shown: Int64[Tensor, "n k"]
-    activations: Float[Tensor, "n classes"]
+    images: Drawings  # `[n, k, channels, height, width]` in [0, 1], on the CPU
+    shown: Int64[Tensor, "n k"]  # `[n, k]` int64, the class whose capsule was decoded
+    activations: Float[Tensor, "n classes"]  # `[n, classes]` lengths in [0, 1]
 
     @property
     def lengths(self) -> Float[Tensor, "n k"]:
@@ -43,38 +37,20 @@ class Segments:
 
 @dataclass(frozen=True)
 class Segmentation(Figures):
-    """Decoded digits against the true single digits; means over images and digits.
+    """Decoded digits against the true single digits; means over images and digits."""
 
-    Attributes:
-        error: mean squared error per pixel.
-        iou: intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one.
-        ink_right: of the true ink on pixels with one digit alone, the share where that digit's drawing is the
-            brightest; None where the digits leave no such pixel.
-        correlation: of the pixels of a drawing with those of its digit, in [-1, 1]; pictures of one brightness are left
-            out; None if all are.
-        threshold: what counts as ink.
-        num_samples: n.
-    """
-
-    error: float
-    iou: float
-    ink_right: float | None
-    correlation: float | None
-    threshold: float
-    num_samples: int
+    error: float  # mean squared error per pixel
+    iou: float  # intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one
+    ink_right: float | None  # share of the ink of one digit alone where its drawing is the brightest; None without any
+    correlation: float | None  # of the pixels, in [-1, 1], without pictures of one brightness; None if all are
+    threshold: float  # what counts as ink
+    num_samples: int  # n
 
 
 def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None) -> Segments:
-    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero.
-
-    Args:
-        model: declares class capsules and a decoder.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n, k]` class indices; they may name absent classes, whose drawings should stay faint.
-
-    Raises:
-        ValueError: for a model without a decoder, or arguments that do not fit.
-    """
+    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero. Labels
+    `[n, k]` may name absent classes, whose drawings should stay faint. Raises ValueError for a model without class
+    capsules and a decoder, or arguments that do not fit."""
     check_images(images)
     if labels is None:
         labels = top_labels(image_activations(model, images))
@@ -85,11 +61,9 @@ def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | Non
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
-    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place.
-
-    A class that is no label takes the place that is left, so that a mistake is compared with the digit it missed.
-    Raises ValueError for other than two capsules an image, or labels of another shape.
-    """
+    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place. A class that is no
+    label takes the place that is left, so that a mistake is compared with the digit it missed. Raises ValueError for
+    other than two capsules an image, or labels of another shape."""
     check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)
     crossed = segments.shown == labels.cpu().flip(1)
@@ -101,16 +75,9 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
 
 
 def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 0.5) -> Segmentation:
-    """Per-pixel figures for drawings of single digits.
-
-    Args:
-        drawn: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`; n and k at least 1.
-        digits: the true single digits at their places, in the same order.
-        threshold: in (0, 1]; a pixel of at least that value is ink.
-
-    Raises:
-        ValueError: for shapes that do not fit, or a threshold out of range.
-    """
+    """Per-pixel figures for drawings, such as `segment(...).images`, of the true single digits at their places, in the
+    same order; both in [0, 1]. A pixel of at least the threshold, in (0, 1], is ink. Raises ValueError for shapes that
+    do not fit, none of them, or a threshold out of range."""
     check_shape("drawn", drawn, AXES)
     check_shape("digits", digits, AXES, **dict(zip(AXES, drawn.shape, strict=True)))
     check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)

@@ -25,46 +25,31 @@ UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
 
 @dataclass(frozen=True)
 class AffineCurve:
-    """Accuracy against one parameter of a transformation.
+    """Accuracy against one parameter of a transformation."""
 
-    Attributes:
-        unit: of the amounts: "degrees", "percent" or "pixels".
-        amounts: as asked for.
-        accuracy: at each amount, in [0, 1].
-        mean: of `accuracy` over the amounts.
-        half_drop: the amount nearest to no change at which accuracy is below half way from that of the unchanged images
-            to chance; None if no amount asked for is that bad.
-    """
-
-    unit: str
-    amounts: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    mean: float
-    half_drop: float | None
+    unit: str  # of the amounts: "degrees", "percent" or "pixels"
+    amounts: tuple[float, ...]  # as asked for
+    accuracy: tuple[float, ...]  # at each amount, in [0, 1]
+    mean: float  # of `accuracy` over the amounts
+    half_drop: float | None  # amount nearest to no change where accuracy is below half way to chance; None if none is
 
 
 @dataclass(frozen=True)
 class AffineSweep(Figures):
-    """Accuracy under transformations of the images, one parameter at a time.
+    """Accuracy under transformations of the images, one parameter at a time."""
 
-    Attributes:
-        clean: accuracy on the images as they are, in [0, 1].
-        chance: 1 / classes.
-        num_samples: n.
-        curves: "rotation", "scale", "shear", "shift" -> its curve, for those asked for.
-    """
-
-    clean: float
-    chance: float
-    num_samples: int
-    curves: dict[str, AffineCurve]
+    clean: float  # accuracy on the images as they are, in [0, 1]
+    chance: float  # 1 / classes
+    num_samples: int  # n
+    curves: dict[str, AffineCurve]  # "rotation", "scale", "shear", "shift" -> its curve, for those asked for
 
 
 def transform_images(
     images: Images, *, rotation: float = 0.0, scale: float = 100.0, shear: float = 0.0,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> Images:  # fmt: skip
-    """Turn, resize, slant and move all images alike about their centre; bilinear, once, with zeros from outside.
+    """Turn, resize, slant and move all images alike about their centre; bilinear, once, with zeros from outside. Raises
+    ValueError for what is no images, or amounts out of range.
 
     Args:
         images: `[n, channels, height, width]`, floating-point.
@@ -72,9 +57,6 @@ def transform_images(
         scale: percent of the size; 200 makes the content twice as large. Above 0.
         shear: degrees, between -89 and 89; positive moves the lower half to the right.
         shift: pixels (right, down).
-
-    Raises:
-        ValueError: for what is no images, or amounts out of range.
     """
     check_images(images)
     check_range("scale", scale, low=0.1)
@@ -97,19 +79,8 @@ def affine_sweep(
 ) -> AffineSweep:  # fmt: skip
     """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
 
-    Args:
-        model: maps images in [0, 1] to `[batch, classes]` activations; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n]` class indices.
-        rotation: degrees clockwise.
-        scale: percent; 100 is no change.
-        shear: degrees.
-        shift: pixels, fractions too. Accuracy is the mean over the four directions right, left, down and up.
-        batch_size: images at a time.
-
-    Raises:
-        ValueError: for arguments that do not fit, or no amount at all.
-    """
+    Amounts are those of `transform_images`; shifts are pixels, fractions too, and their accuracy is the mean over the
+    four directions right, left, down and up. Raises ValueError for arguments that do not fit, or no amount at all."""
     check_labelled(images, labels)
     amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
     asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}

@@ -27,55 +27,32 @@ METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pg
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What an attack of one strength did; shares are in [0, 1].
+    """What an attack of one strength did; shares are in [0, 1]."""
 
-    Attributes:
-        eps: largest change of a pixel.
-        accuracy: share of ALL images still answered rightly.
-        success: share of the images answered rightly before that are not any more; None if there were none.
-        distance: mean L2 norm of the change over successful images; None if there are none.
-    """
-
-    eps: float
-    accuracy: float
-    success: float | None
-    distance: float | None
+    eps: float  # largest change of a pixel
+    accuracy: float  # share of ALL images still answered rightly
+    success: float | None  # share of the images answered rightly before that are not any more; None if there were none
+    distance: float | None  # mean L2 norm of the change over successful images; None if there are none
 
 
 @dataclass(frozen=True)
 class AttackSweep(Figures):
-    """Accuracy against the strength of an attack.
+    """Accuracy against the strength of an attack."""
 
-    Attributes:
-        attack: "fgsm", "bim", "pgd" or "vote".
-        clean: accuracy without attack, in [0, 1].
-        num_samples: n.
-        outcomes: one for each eps, in the order asked for.
-        mean: of accuracy over the eps.
-    """
-
-    attack: str
-    clean: float
-    num_samples: int
-    outcomes: tuple[AttackOutcome, ...]
-    mean: float
+    attack: str  # "fgsm", "bim", "pgd" or "vote"
+    clean: float  # accuracy without attack, in [0, 1]
+    num_samples: int  # n
+    outcomes: tuple[AttackOutcome, ...]  # one for each eps, in the order asked for
+    mean: float  # of accuracy over the eps
 
 
 def attack_sweep(
     model: nn.Module, images: Images, labels: Labels, eps: Sequence[float], *,
     attack: Attack = "pgd", batch_size: int = BATCH, **options: Any,
 ) -> AttackSweep:  # fmt: skip
-    """Attack the images at each strength, and count what is left.
-
-    Args:
-        model: as for `fgsm`, as are images, labels and batch_size.
-        eps: strengths, each in [0, 1], at least one.
-        attack: which one.
-        options: of that attack, such as `steps=20`.
-
-    Raises:
-        ValueError: for an unknown attack, no eps, or arguments that do not fit. TypeError: for an unknown option.
-    """
+    """Attack the images at each strength, and count what is left. Strengths are in [0, 1], at least one; options are
+    those of the attack, such as `steps=20`. Raises ValueError for an unknown attack, no eps, or arguments that do not
+    fit; TypeError for an unknown option."""
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labelled(images, labels)
@@ -92,14 +69,9 @@ def attack_outcome(
     model: nn.Module, images: Images, changed: Images, labels: Labels, *,
     eps: float, batch_size: int = BATCH, before: Tensor | None = None,
 ) -> AttackOutcome:  # fmt: skip
-    """What `model` makes of images that were changed for it, or for another model (transfer).
-
-    Args:
-        model: the one that is asked; as for `fgsm`, as are images, labels and batch_size.
-        changed: the images after the attack. Raises ValueError unless they have the shape of images.
-        eps: what the attack was allowed; it is written down, not checked.
-        before: `[n]` booleans, which images were answered rightly unchanged; asked of the model by default.
-    """
+    """What `model` makes of images that were changed for it, or for another model (transfer). What the attack was
+    allowed, `eps`, is written down, not checked; `before` `[n]`, which images were answered rightly unchanged, is asked
+    of the model by default. Raises ValueError unless the changed images have the shape of images."""
     if changed.shape != images.shape:
         raise ValueError(f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}")
     before = right_answers(model, images, labels, batch_size) if before is None else before
@@ -114,52 +86,30 @@ def attack_outcome(
 
 @dataclass(frozen=True)
 class MaskingCheck:
-    """One sign of hidden gradients.
+    """One sign of hidden gradients."""
 
-    Attributes:
-        name: what ought to hold.
-        passed: whether it does; None if it could not be asked.
-        text: the figures, in one sentence.
-    """
-
-    name: str
-    passed: bool | None
-    text: str
+    name: str  # what ought to hold
+    passed: bool | None  # whether it does; None if it could not be asked
+    text: str  # the figures, in one sentence
 
 
 @dataclass(frozen=True)
 class MaskingReport(Figures):
-    """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1].
+    """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1]."""
 
-    Attributes:
-        eps: the strength.
-        clean: accuracy without attack.
-        noise: under random noise of size eps.
-        fgsm: under one step.
-        bim: under many.
-        pgd: under many from random starts.
-        transfer: under PGD images made for the other model; None without one.
-        large: under PGD with `large_eps`.
-        large_eps: that strength.
-        loss_eps: ascending strengths.
-        losses: mean loss under PGD at each of them.
-        silent: share of images whose gradient is exactly zero in every pixel.
-        checks: one for each sign.
-    """
-
-    eps: float
-    clean: float
-    noise: float
-    fgsm: float
-    bim: float
-    pgd: float
-    transfer: float | None
-    large: float
-    large_eps: float
-    loss_eps: tuple[float, ...]
-    losses: tuple[float, ...]
-    silent: float
-    checks: tuple[MaskingCheck, ...]
+    eps: float  # the strength
+    clean: float  # accuracy without attack
+    noise: float  # under random noise of size eps
+    fgsm: float  # under one step
+    bim: float  # under many
+    pgd: float  # under many from random starts
+    transfer: float | None  # under PGD images made for the other model; None without one
+    large: float  # under PGD with `large_eps`
+    large_eps: float  # that strength
+    loss_eps: tuple[float, ...]  # ascending strengths
+    losses: tuple[float, ...]  # mean loss under PGD at each of them
+    silent: float  # share of images whose gradient is exactly zero in every pixel
+    checks: tuple[MaskingCheck, ...]  # one for each sign
 
     derived = ("passed", "verdict")
 
@@ -181,20 +131,15 @@ def masking_report(
     model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
     other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
 ) -> MaskingReport:  # fmt: skip
-    """Attack the model in the ways that tell robustness from hidden gradients.
+    """Attack the model in the ways that tell robustness from hidden gradients; a few hundred images are enough.
 
     Args:
-        model: as for `fgsm`, as are labels and batch_size.
-        images: as for `fgsm`; a few hundred are enough.
         eps: strength of the attacks, in [0, 1].
         large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
         steps: of BIM and PGD, at least 1.
         other: a model trained otherwise, for which images are made that the model must withstand better than its own.
         loss: what the attacks raise, a mean over images; by default `full_margin_loss`.
         seed: of noise and random starts.
-
-    Raises:
-        ValueError: for arguments that do not fit.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
     check_labelled(images, labels)

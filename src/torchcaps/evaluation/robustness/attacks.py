@@ -25,11 +25,8 @@ EDGE = 1e-6  # keeps pixels off 0 and 1, where tanh would be infinite
 
 
 def full_margin_loss(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
-    """Margin loss with margins 1 and 0: what attacks raise unless told otherwise.
-
-    With the margins of training, 0.9 and 0.1, a confident image has a loss of exactly 0, no gradient, and so the look
-    of robustness.
-    """
+    """Margin loss with margins 1 and 0: what attacks raise unless told otherwise. With the margins of training, 0.9 and
+    0.1, a confident image has a loss of exactly 0, no gradient, and so the look of robustness."""
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
 
@@ -37,22 +34,11 @@ def fgsm(
     model: nn.Module, images: Images, labels: Labels, eps: float, *,
     loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
+    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`; images in [0, 1], on the CPU.
 
-    Args:
-        model: any classifier with activations in [0, 1]; runs in evaluation mode, which is restored.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` true classes.
-        eps: largest change of a pixel, in [0, 1].
-        loss: maps activations `[batch, classes]` and labels `[batch]` to a number; by default `full_margin_loss`.
-        batch_size: images at a time. A loss that is a mean or sum over images gives the same images for any.
-
-    Returns:
-        Images of the same shape in [0, 1], on the CPU.
-
-    Raises:
-        ValueError: for arguments that do not fit, or a loss without a gradient for the images.
-    """
+    The largest change of a pixel, eps, is in [0, 1]. The loss maps activations `[batch, classes]` and labels `[batch]`
+    to a number, by default `full_margin_loss`; a mean or sum over images gives the same images for any batch size.
+    Raises ValueError for arguments that do not fit, or a loss without a gradient for the images."""
     return bim(model, images, labels, eps, steps=1, loss=loss, batch_size=batch_size)
 
 
@@ -60,16 +46,8 @@ def bim(
     model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
     loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1].
-
-    Args:
-        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
-        steps: at least 1.
-        step_size: of one step, above 0; by default eps / steps.
-
-    Raises:
-        ValueError: as `fgsm`, or for steps or a step size out of range.
-    """
+    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1]. The size of a
+    step is by default eps / steps. Raises ValueError as `fgsm`, or for steps below 1 or a step size not above 0."""
     sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
     goal = loss or full_margin_loss
     return _attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
@@ -79,17 +57,13 @@ def pgd(
     model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
     restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
 ) -> Images:  # fmt: skip
-    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept.
+    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept. Raises
+    ValueError as `fgsm`, or for steps, restarts or a step size out of range.
 
     Args:
-        model: as for `fgsm`, as are images, labels, eps, loss and batch_size.
-        steps: at least 1.
         step_size: of one step, above 0; by default 2.5 eps / steps, so that every image within eps is within reach.
         restarts: random starts, at least 1; one that fools the model is kept, else the last.
         seed: of the starts; they do not depend on the batch size or the device.
-
-    Raises:
-        ValueError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
     check_range("restarts", restarts, low=1)
     sizes = (eps, _step_size(eps, steps, step_size, 2.5 * eps), steps)
@@ -127,24 +101,17 @@ def carlini_wagner(
 ) -> Images:  # fmt: skip
     """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
 
-    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1].
-    It asks for no eps. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017,
-    arXiv 1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it as CNNs of equal
-    accuracy.
+    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1]. It asks
+    for no eps. Each image becomes the nearest that was found to turn the answer, or stays as it is where none was;
+    `attack_outcome` gives the mean norm. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural
+    Networks", 2017, arXiv 1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it
+    as CNNs of equal accuracy.
 
     Args:
-        model: as for `fgsm`, as are images, labels and batch_size.
         steps: of Adam in each search, at least 1; 200 give norms within a few percent on small networks.
         searches: halvings of c, at least 1.
         step_size: of Adam, above 0.
         confidence: by how much the wrong logit must lead, at least 0.
-
-    Returns:
-        Images of the same shape: the nearest that was found to turn the answer, or the image itself where none was.
-        `attack_outcome` gives the mean norm.
-
-    Raises:
-        ValueError: for arguments that do not fit.
     """
     check_range("steps", steps, low=1)
     check_range("searches", searches, low=1)

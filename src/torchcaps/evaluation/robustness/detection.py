@@ -25,11 +25,9 @@ ROUNDING = 1e-9
 
 
 def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
-    """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1]; 0.5 tells nothing apart.
-
-    Scores `[n]` that ought to be higher, against `[m]` that ought to be lower. Raises ValueError for scores of another
-    shape, none at all, or NaN.
-    """
+    """Area under the ROC curve, `P(positive > negative) + P(equal) / 2`, in [0, 1], of scores that ought to be higher
+    and of those that ought to be lower; 0.5 tells nothing apart. Raises ValueError for scores of another shape, none at
+    all, or NaN."""
     positive, negative = _scores("positive", positive), _scores("negative", negative)
     ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive, right=False)
@@ -44,11 +42,8 @@ def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, 
 
 
 def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
-    """The distance that at most this share, in [0, 1), of clean validation images exceed; the paper takes 0.05.
-
-    The distances `[n]` are of images that are used for nothing else. Raises ValueError for none, or for a share out of
-    range.
-    """
+    """The distance that at most this share, in [0, 1), of clean validation images exceed; the paper takes 0.05. These
+    images are used for nothing else. Raises ValueError for none, or for a share out of range."""
     distances = _scores("distances", distances)
     check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
     over = math.floor(false_positives * len(distances) + ROUNDING)
@@ -57,42 +52,23 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
 
 @dataclass(frozen=True)
 class Detection(Figures):
-    """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1].
+    """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1]."""
 
-    Attributes:
-        threshold: an image that is further than this from its reconstruction is flagged.
-        false_positives: share of clean images flagged.
-        detected: share of adversarial images flagged.
-        success: share of rightly answered images that the attack turned; None if none was answered rightly.
-        undetected: share of rightly answered images that the attack turned without being flagged; None likewise.
-        auroc: of the distance, adversarial against clean.
-        num_samples: n.
-    """
-
-    threshold: float
-    false_positives: float
-    detected: float
-    success: float | None
-    undetected: float | None
-    auroc: float
-    num_samples: int
+    threshold: float  # an image that is further than this from its reconstruction is flagged
+    false_positives: float  # share of clean images flagged
+    detected: float  # share of adversarial images flagged
+    success: float | None  # share of rightly answered images that the attack turned; None if none was answered rightly
+    undetected: float | None  # share of these that the attack turned without being flagged; None likewise
+    auroc: float  # of the distance, adversarial against clean
+    num_samples: int  # n
 
 
 def detect_adversarial(
     model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
 ) -> Detection:
-    """Flag what is far from its reconstruction, among clean test images and their adversarial versions.
-
-    Args:
-        model: with `capsules` and `reconstruct`.
-        images: `[n, channels, height, width]` in [0, 1]; not those that gave the threshold.
-        adversarial: the same after an attack.
-        labels: `[n]` true classes.
-        threshold: from `detection_threshold` on clean validation images.
-
-    Raises:
-        ValueError: for a model without a decoder, or shapes that do not fit.
-    """
+    """Flag what is further than a threshold from its reconstruction, among clean test images and the same after an
+    attack. The threshold is from `detection_threshold`, on other images. Raises ValueError for a model without a
+    decoder, or shapes that do not fit."""
     check_labelled(images, labels)
     if adversarial.shape != images.shape:
         want, got = list(images.shape), list(adversarial.shape)
@@ -112,31 +88,19 @@ def detect_adversarial(
 
 @dataclass(frozen=True)
 class Rejection(Figures):
-    """Whether lengths tell known images from others; shares are in [0, 1].
+    """Whether lengths tell known images from others; shares are in [0, 1]."""
 
-    Attributes:
-        auroc: of the largest length, known against other; 0.5 tells nothing apart.
-        false_positive_rate: share of other images accepted when 95 % of the known ones are.
-        threshold: the length that does so.
-        known_length: mean of the largest length over known images.
-        other_length: the same over other images. Margin loss drives absent classes to 0.1, not to 0.
-        num_known: n.
-        num_other: m.
-    """
-
-    auroc: float
-    false_positive_rate: float
-    threshold: float
-    known_length: float
-    other_length: float
-    num_known: int
-    num_other: int
+    auroc: float  # of the largest length, known against other; 0.5 tells nothing apart
+    false_positive_rate: float  # share of other images accepted when 95 % of the known ones are
+    threshold: float  # the length that does so
+    known_length: float  # mean of the largest length over known images
+    other_length: float  # the same over other images. Margin loss drives absent classes to 0.1, not to 0
+    num_known: int  # n
+    num_other: int  # m
 
 
 def reject_by_length(model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]) -> Rejection:
-    """How well the largest activation separates test images of the classes learned from images in [0, 1] of none of
-    them.
-
+    """How well the largest activation separates test images of the classes learned from images of none of them.
     Activations that sum to one over classes cannot reject by their size. Raises ValueError for images that do not fit.
     """
     inside, outside = (image_activations(model, images).amax(dim=1) for images in (known, other))

@@ -24,42 +24,23 @@ RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 @dataclass(frozen=True)
 class Equivariance(Figures):
-    """The capsule of each image's class under transformations of the image, one figure for each amount.
+    """The capsule of each image's class under transformations of the image, one figure for each amount."""
 
-    Attributes:
-        amounts: as asked for.
-        equivariant: R² of the linear map learned on the other half of the images; 1 is equivariant, 0 is no better than
-            the mean pose.
-        invariant: R² of the unmoved poses; 1 is invariant. It may be far below 0.
-        activation_change: mean absolute difference of all activations.
-        agreement: share of images whose answer stays.
-        num_samples: images that the figures are of.
-    """
-
-    amounts: tuple[float, ...]
-    equivariant: tuple[float, ...]
-    invariant: tuple[float, ...]
-    activation_change: tuple[float, ...]
-    agreement: tuple[float, ...]
-    num_samples: int
+    amounts: tuple[float, ...]  # as asked for
+    equivariant: tuple[float, ...]  # R² of the linear map learned on the other images; 0 is no better than the mean
+    invariant: tuple[float, ...]  # R² of the unmoved poses; 1 is invariant. It may be far below 0
+    activation_change: tuple[float, ...]  # mean absolute difference of all activations
+    agreement: tuple[float, ...]  # share of images whose answer stays
+    num_samples: int  # images that the figures are of
 
 
 def equivariance(
     model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
     batch_size: int = BATCH,
 ) -> Equivariance:  # fmt: skip
-    """Turn all images, learn how poses move on the even ones, and look at the odd ones.
-
-    Args:
-        model: declares class capsules with poses; its mode is restored.
-        images: `[n, channels, height, width]` in [0, 1]; n at least four times the dimensions of a pose is wanted.
-        labels: `[n]`, whose capsule's pose is looked at.
-        rotation: degrees clockwise.
-        batch_size: images at a time.
-
-    Raises:
-        ValueError: for no rotation, fewer than four images, a model without capsules, or arguments that do not fit.
-    """
+    """Turn all images by so many degrees clockwise, learn how the poses of their classes move on the even ones, and
+    look at the odd ones. At least four times as many images as a pose has dimensions are wanted. Raises ValueError for
+    no rotation, fewer than four images, a model without capsules, or arguments that do not fit."""
     check_labelled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)

@@ -15,20 +15,12 @@ from torchcaps.evaluation.base import Figures
 
 @dataclass(frozen=True)
 class Matched:
-    """One model at the point where its familiar accuracy meets the target; accuracies are in [0, 1].
+    """One model at the point where its familiar accuracy meets the target; accuracies are in [0, 1]."""
 
-    Attributes:
-        epoch: index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals.
-        familiar: accuracy on familiar views in that epoch.
-        novel: accuracy on novel views in that epoch.
-        interpolated: accuracy on novel views where familiar accuracy first crosses the target, on the line between the
-            epochs before and after; None if it never does.
-    """
-
-    epoch: int
-    familiar: float
-    novel: float
-    interpolated: float | None
+    epoch: int  # index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals
+    familiar: float  # accuracy on familiar views in that epoch
+    novel: float  # accuracy on novel views in that epoch
+    interpolated: float | None  # the same where familiar accuracy first crosses the target, between epochs; None: never
 
     def taken(self, interpolated: bool) -> float:
         """Accuracy on novel views, between epochs if asked for and known."""
@@ -37,24 +29,14 @@ class Matched:
 
 @dataclass(frozen=True)
 class ViewpointComparison(Figures):
-    """Two models on novel views, at equal accuracy on familiar ones.
+    """Two models on novel views, at equal accuracy on familiar ones."""
 
-    Attributes:
-        target: the familiar accuracy both are taken at.
-        first: the model in question.
-        second: the baseline.
-        gain: novel accuracy of the first minus that of the second, interpolated where both can be.
-        gap_closed: the gain as a share of what the baseline loses from familiar to novel views; None if it loses
-            nothing.
-        interpolated: whether `gain` is between interpolated figures.
-    """
-
-    target: float
-    first: Matched
-    second: Matched
-    gain: float
-    gap_closed: float | None
-    interpolated: bool
+    target: float  # the familiar accuracy both are taken at
+    first: Matched  # the model in question
+    second: Matched  # the baseline
+    gain: float  # novel accuracy of the first minus that of the second, interpolated where both can be
+    gap_closed: float | None  # share of what the baseline loses on novel views that is gained; None if it loses nothing
+    interpolated: bool  # whether `gain` is between interpolated figures
 
     derived = ("verdict",)
 
@@ -92,15 +74,9 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
 def compare_viewpoints(
     first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
 ) -> ViewpointComparison:
-    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach.
-
-    Args:
-        first: (familiar, novel) accuracies in [0, 1] after each epoch, of the model in question.
-        second: the same of the baseline; the numbers of epochs may differ.
-
-    Raises:
-        ValueError: for lists that do not fit, or figures outside [0, 1].
-    """
+    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach. Each gives
+    (familiar, novel) accuracies in [0, 1] after each epoch; the first is the model in question, and their numbers of
+    epochs may differ. Raises ValueError for lists that do not fit, or figures outside [0, 1]."""
     for name, (familiar, _) in (("first", first), ("second", second)):
         _check_figures(f"{name} familiar", familiar)
     goal = min(max(first[0]), max(second[0]))

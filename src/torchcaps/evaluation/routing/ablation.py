@@ -23,17 +23,11 @@ STORED = 8  # images whose votes are in memory at once
 
 @dataclass(frozen=True)
 class RoutingAblation(Figures):
-    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1].
+    """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1]."""
 
-    Attributes:
-        comparison: as trained, against the same routers with every coupling equal, at test time only.
-        random: accuracy with fixed random couplings, at test time only.
-        changed: share of images whose answer routing changes, against equal couplings.
-    """
-
-    comparison: Comparison
-    random: float
-    changed: float
+    comparison: Comparison  # as trained, against the same routers with every coupling equal, at test time only
+    random: float  # accuracy with fixed random couplings, at test time only
+    changed: float  # share of images whose answer routing changes, against equal couplings
 
     derived = ("routed", "uniform", "verdict")
 
@@ -68,20 +62,12 @@ class RoutingAblation(Figures):
 
 @dataclass(frozen=True)
 class IterationDynamics(Figures):
-    """One trained model stopped after 1, 2, ... routing iterations.
+    """One trained model stopped after 1, 2, ... routing iterations."""
 
-    Attributes:
-        iterations: 1 to T.
-        accuracy: in [0, 1], after each.
-        changed: share of images whose answer differs from that after one iteration.
-        entropy: layer name -> normalised coupling entropy after each; see `coupling_entropy`. Layers whose couplings
-            are no shares are left out.
-    """
-
-    iterations: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    changed: tuple[float, ...]
-    entropy: dict[str, tuple[float, ...]]
+    iterations: tuple[int, ...]  # 1 to T
+    accuracy: tuple[float, ...]  # in [0, 1], after each
+    changed: tuple[float, ...]  # share of images whose answer differs from that after one iteration
+    entropy: dict[str, tuple[float, ...]]  # of each layer whose couplings are shares, after each; `coupling_entropy`
 
     derived = ("verdict",)
 
@@ -98,21 +84,13 @@ class IterationDynamics(Figures):
 def routing_ablation(
     model: nn.Module, images: Images, labels: Labels, *, seed: int = 0, batch_size: int = BATCH
 ) -> RoutingAblation:
-    """The model as it is, with equal couplings and with random ones, on the same images.
+    """The model as it is, with equal couplings and with random ones, on the same images; its routers are back
+    afterwards.
 
-    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`.
-
-    Args:
-        model: holds routed layers; its routers are back in place afterwards, and so is its mode.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` class indices.
-        seed: of the random couplings and of the bootstrap.
-        batch_size: images at a time; random couplings are tried on at most 8, as all their votes are stored.
-
-    Raises:
-        ValueError: for a model without routed layers, or arguments that do not fit.
-        NoAblationError: for a router that makes its couplings by itself.
-    """
+    Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`. Random
+    couplings, by `seed`, are tried on at most 8 images at a time, as all their votes are stored. Raises ValueError for
+    a model without routed layers, or arguments that do not fit; NoAblationError for a router that makes its couplings
+    by itself."""
     check_labelled(images, labels)
 
     def answers(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
@@ -130,11 +108,9 @@ def routing_ablation(
 def iteration_dynamics(
     model: nn.Module, images: Images, labels: Labels, *, batch_size: int = BATCH
 ) -> IterationDynamics:
-    """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
-
-    Arguments are those of `routing_ablation`. Routers without iterations stay as they are; the couplings of all images
-    are in memory at once. Raises ValueError for a model without routed layers, or arguments that do not fit.
-    """
+    """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has. Routers without
+    iterations stay as they are; the couplings of all images are in memory at once. Raises ValueError for a model
+    without routed layers, or arguments that do not fit."""
     check_labelled(images, labels)
     routers = routers_of(model)
     most = max(router.passes for router in routers.values())

@@ -33,19 +33,12 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 
 @dataclass(frozen=True, eq=False)
 class CouplingMaps:
-    """The support of one class capsule of each image, by place.
+    """The support of one class capsule of each image, by place."""
 
-    Attributes:
-        maps: `[n, height, width]`, over the pixels of the images; negative where votes point away from the class.
-        positions: `[n, rows, columns]`, the same over the positions of the first capsules; both have the same sum.
-        shown: `[n]` int64, the class whose support it is.
-        activations: `[n, classes]` of the class capsules, in [0, 1].
-    """
-
-    maps: Float[Tensor, "n height width"]
-    positions: Float[Tensor, "n rows columns"]
-    shown: Labels
-    activations: Float[Tensor, "n classes"]
+    maps: Float[Tensor, "n height width"]  # over pixels; negative where votes point away from the class
+    positions: Float[Tensor, "n rows columns"]  # over the positions of the first capsules, with the same sum
+    shown: Labels  # `[n]` int64, the class whose support it is
+    activations: Float[Tensor, "n classes"]  # `[n, classes]` of the class capsules, in [0, 1]
 
 
 def coupling_maps(
@@ -53,17 +46,9 @@ def coupling_maps(
 ) -> CouplingMaps:
     """Where the votes for the winning class of each image come from, or for the classes given.
 
-    Args:
-        model: its last routed layer makes the class capsules, from capsules that have places; perhaps with routed
-            layers between: then the support of a parent is handed down to its children by their shares in it.
-        images: `[n, channels, height, width]` in [0, 1], n at least 1.
-        labels: `[n]` class indices; by default the most active class of each image.
-        batch_size: images at a time, at least 1.
-
-    Raises:
-        ValueError: for a model whose capsules have no places, or whose layers are of other kinds; or arguments that do
-            not fit.
-    """
+    The last routed layer makes the class capsules, from capsules that have places, perhaps with routed layers between:
+    then the support of a parent is handed down to its children by their shares in it. Raises ValueError for a model
+    whose capsules have no places, or whose layers are of other kinds; or arguments that do not fit."""
     check_images(images)
     if labels is not None:
         check_shape("labels", labels, ("n",), n=len(images))

@@ -27,17 +27,11 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class CouplingEntropy:
-    """How evenly a layer's children share themselves out: 1 is uniform, as without routing; 0 is a hard tree.
+    """How evenly a layer's children share themselves out: 1 is uniform, as without routing; 0 is a hard tree."""
 
-    Attributes:
-        mean: of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1].
-        largest: mean over children of the largest coupling, weighted by activation, in [1 / K, 1].
-        parents: K.
-    """
-
-    mean: float
-    largest: float
-    parents: int
+    mean: float  # of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1]
+    largest: float  # mean over children of the largest coupling, weighted by activation, in [1 / K, 1]
+    parents: int  # K
 
     @property
     def verdict(self) -> str:
@@ -52,20 +46,12 @@ class CouplingEntropy:
 
 @dataclass(frozen=True)
 class CouplingDynamics:
-    """How much the couplings of a layer follow the image.
+    """How much the couplings of a layer follow the image."""
 
-    Attributes:
-        mean: over links of the standard deviation over images, `D_ij`; in [0, 0.5].
-        high: 95th percentile of D_ij over links.
-        explained: share of the variance of couplings that lies between classes, in [0, 1]; by chance it is
-            (classes - 1) / (images - 1). None if nothing varies.
-        chance: that share by chance.
-    """
-
-    mean: float
-    high: float
-    explained: float | None
-    chance: float
+    mean: float  # over links of the standard deviation over images, `D_ij`; in [0, 0.5]
+    high: float  # 95th percentile of D_ij over links
+    explained: float | None  # share of the variance that lies between classes, in [0, 1]; None if nothing varies
+    chance: float  # that share by chance, (classes - 1) / (images - 1)
 
     @property
     def verdict(self) -> str:
@@ -79,20 +65,12 @@ class CouplingDynamics:
 
 @dataclass(frozen=True)
 class ParseTree:
-    """Whether children choose parents, and whether the choice has to do with the class.
+    """Whether children choose parents, and whether the choice has to do with the class."""
 
-    Attributes:
-        support: share of children, weighted by activation, whose best parent has a coupling above 1/2.
-        information: mutual information of a child's best parent and the image's class, in bits; mean over children,
-            weighted by activation. 0 for a tree that is the same for every image.
-        chance: the same with the classes shuffled over images: what few images give by themselves.
-        possible: entropy of the classes in bits, the most that `information` can be.
-    """
-
-    support: float
-    information: float
-    chance: float
-    possible: float
+    support: float  # share of children, weighted by activation, whose best parent has a coupling above 1/2
+    information: float  # of a child's best parent and the class, mutual, in bits, weighted alike; 0 for a static tree
+    chance: float  # the same with the classes shuffled over images: what few images give by themselves
+    possible: float  # entropy of the classes in bits, the most that `information` can be
 
     @property
     def verdict(self) -> str:
@@ -116,11 +94,8 @@ def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
 
 
 def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
-    """Standard deviation of each coupling over images, and how much of the variance the class explains.
-
-    Recorded is one routed layer, over n images, at least two; labels are `[n]` class indices. Raises ValueError for one
-    image, fewer than two parents, or shapes that do not fit.
-    """
+    """Standard deviation of each coupling of one routed layer over at least two images, and how much of the variance
+    the class explains. Raises ValueError for one image, fewer than two parents, or shapes that do not fit."""
     coupling, _ = _links(recorded)
     labels = _labels_of(coupling, labels)
     total = coupling.var(dim=0, correction=0)
@@ -138,10 +113,8 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
 
 
 def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTree:
-    """Whether active children choose one parent, and what that choice tells of the class.
-
-    Arguments and errors are those of `coupling_dynamics`; the seed is that of the shuffle that gives `chance`.
-    """
+    """Whether active children choose one parent, and what that choice tells of the class; see `coupling_dynamics`. The
+    seed is that of the shuffle that gives `chance`."""
     coupling, weight = _links(recorded)
     labels = _labels_of(coupling, labels)
     best, parent = coupling.max(dim=-1)

@@ -28,25 +28,15 @@ FEW = 64  # images for the test of signs
 class LayerDiagnosis:
     """What one routed layer does.
 
-    Attributes:
-        name: of the layer in the model.
-        entropy: how evenly children share themselves out (measure 1).
-        dynamics: how much couplings follow the image (2).
-        tree: whether children choose parents (3).
-        parents: whether its parents live (5).
-        starvation: of its children (6).
-        sign: whether it sees the sign of poses (8).
+    Measures 1 to 3 are None where couplings are no shares, 5 and 8 where activations mean nothing; see `Router`."""
 
-    Measures 1 to 3 are None where couplings are no shares, 5 and 8 where activations mean nothing; see `Router`.
-    """
-
-    name: str
-    entropy: couplings.CouplingEntropy | None
-    dynamics: couplings.CouplingDynamics | None
-    tree: couplings.ParseTree | None
-    parents: health.CapsuleActivity | None
-    starvation: health.Starvation
-    sign: health.SignTest | None
+    name: str  # of the layer in the model
+    entropy: couplings.CouplingEntropy | None  # how evenly children share themselves out (measure 1)
+    dynamics: couplings.CouplingDynamics | None  # how much couplings follow the image (2)
+    tree: couplings.ParseTree | None  # whether children choose parents (3)
+    parents: health.CapsuleActivity | None  # whether its parents live (5)
+    starvation: health.Starvation  # of its children (6)
+    sign: health.SignTest | None  # whether it sees the sign of poses (8)
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that say something of this layer."""
@@ -56,33 +46,19 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis(Figures):
-    """What one model's routing does.
+    """What one model's routing does."""
 
-    Attributes:
-        accuracy: on the images looked at, in [0, 1].
-        num_samples: how many these were.
-        parameters: numbers that training can change.
-        layers: one for each routed layer, in the order of the model.
-        iterations: what routing iterations change (2).
-        ablation: what is left without routing (4); None where a router has no ablation.
-        refused: why not, or an empty text.
-        children: whether the children of the first routed layer live (5).
-        decay: activations from these children to the last parents (7).
-        baseline: against a model without routing, on the same images (9); None where none was given.
-        baseline_parameters: of that model.
-    """
-
-    accuracy: float
-    num_samples: int
-    parameters: int
-    layers: tuple[LayerDiagnosis, ...]
-    iterations: ablations.IterationDynamics
-    ablation: ablations.RoutingAblation | None
-    refused: str
-    children: health.CapsuleActivity
-    decay: health.ActivationDecay
-    baseline: Comparison | None
-    baseline_parameters: int | None
+    accuracy: float  # on the images looked at, in [0, 1]
+    num_samples: int  # how many these were
+    parameters: int  # numbers that training can change
+    layers: tuple[LayerDiagnosis, ...]  # one for each routed layer, in the order of the model
+    iterations: ablations.IterationDynamics  # what routing iterations change (2)
+    ablation: ablations.RoutingAblation | None  # what is left without routing (4); None where a router has no ablation
+    refused: str  # why not, or an empty text
+    children: health.CapsuleActivity  # whether the children of the first routed layer live (5)
+    decay: health.ActivationDecay  # activations from these children to the last parents (7)
+    baseline: Comparison | None  # against a model without routing, on the same images (9); None where none was given
+    baseline_parameters: int | None  # of that model
 
     def verdicts(self) -> dict[str, str]:
         """What -> one sentence: for the whole model, then layer by layer."""
@@ -97,7 +73,6 @@ class Diagnosis(Figures):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return super().to_dict() | {"verdicts": self.verdicts()}
 
 
@@ -105,20 +80,15 @@ def diagnose(
     model: nn.Module, dataset: LabelledImages, *, baseline: nn.Module | None = None, count: int = 256,
     seed: int = 0, batch_size: int = 64,
 ) -> Diagnosis:  # fmt: skip
-    """Every measure of routing, for one model and one data set.
+    """Every measure of routing, for one model and one data set. Raises ValueError for a model without routed layers,
+    such as a CNN, a layer with fewer than two parents, or arguments that do not fit.
 
     Args:
-        model: maps images to `[batch, classes]` activations in [0, 1] and holds routed layers; it is left as it was.
         dataset: held out of training; one label an image.
         baseline: a model to compare with on the same images, such as a CNN of equal size trained in the same way.
         count: random images to look at, at least 2, or all where there are fewer. Their couplings are in memory at
             once: see `route_images`.
         seed: of the choice of images, of random couplings and of shuffles.
-        batch_size: images at a time.
-
-    Raises:
-        ValueError: for a model without routed layers, such as a CNN, a layer with fewer than two parents, or arguments
-            that do not fit.
     """
     check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)

@@ -25,21 +25,13 @@ DEAD, STARVED, BLIND = 0.01, 0.01, 1e-4
 
 @dataclass(frozen=True)
 class CapsuleActivity:
-    """The activations of one set of capsules over images; a capsule at each position counts by itself.
+    """The activations of one set of capsules over images; a capsule at each position counts by itself."""
 
-    Attributes:
-        dead: share of capsules that are never above 0.01.
-        constant: share whose activation has a standard deviation below 0.01 over images; dead ones are constant too.
-        median: of all activations, in [0, 1].
-        strongest: mean over images of the largest activation, in [0, 1].
-        capsules: how many there are.
-    """
-
-    dead: float
-    constant: float
-    median: float
-    strongest: float
-    capsules: int
+    dead: float  # share of capsules that are never above 0.01
+    constant: float  # share with a standard deviation over images below 0.01, dead ones included
+    median: float  # of all activations, in [0, 1]
+    strongest: float  # mean over images of the largest activation, in [0, 1]
+    capsules: int  # how many there are
 
     @property
     def verdict(self) -> str:
@@ -54,17 +46,11 @@ class CapsuleActivity:
 
 @dataclass(frozen=True)
 class Starvation:
-    """How evenly the gradient of the loss reaches the poses of one set of capsules.
+    """How evenly the gradient of the loss reaches the poses of one set of capsules."""
 
-    Attributes:
-        starved: share of capsules whose gradient is below 1 % of the median one, or zero.
-        median: median over capsules of the norm of the gradient, root mean square over images.
-        capsules: how many there are.
-    """
-
-    starved: float
-    median: float
-    capsules: int
+    starved: float  # share of capsules whose gradient is below 1 % of the median one, or zero
+    median: float  # median over capsules of the norm of the gradient, root mean square over images
+    capsules: int  # how many there are
 
     @property
     def verdict(self) -> str:
@@ -77,17 +63,11 @@ class Starvation:
 
 @dataclass(frozen=True)
 class ActivationDecay:
-    """The course of activations from the first capsules to the last.
+    """The course of activations from the first capsules to the last."""
 
-    Attributes:
-        layers: names; the first is that of the children of the first routed layer.
-        median: of all activations of each set; small for class capsules, as one class at a time is present.
-        strongest: mean over images of the largest.
-    """
-
-    layers: tuple[str, ...]
-    median: tuple[float, ...]
-    strongest: tuple[float, ...]
+    layers: tuple[str, ...]  # names; the first is that of the children of the first routed layer
+    median: tuple[float, ...]  # of each set; small for class capsules, as one class at a time is present
+    strongest: tuple[float, ...]  # mean over images of the largest
 
     @property
     def verdict(self) -> str:
@@ -100,17 +80,11 @@ class ActivationDecay:
 
 @dataclass(frozen=True)
 class SignTest:
-    """Whether a layer gives the same activations for the poses of its children and for their negatives.
+    """Whether a layer gives the same activations for the poses of its children and for their negatives."""
 
-    Attributes:
-        change: mean absolute difference of the parents' activations, in [0, 1].
-        largest: largest absolute difference.
-        blind: whether `largest` is below 1e-4.
-    """
-
-    change: float
-    largest: float
-    blind: bool
+    change: float  # mean absolute difference of the parents' activations, in [0, 1]
+    largest: float  # largest absolute difference
+    blind: bool  # whether `largest` is below 1e-4
 
     @property
     def verdict(self) -> str:
@@ -143,21 +117,9 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
 def starvation(
     model: nn.Module, images: Images, labels: Labels, *, loss: Loss | None = None, batch_size: int = BATCH
 ) -> dict[str, Starvation]:
-    """The gradient of the loss by the poses of the children of each routed layer.
-
-    Args:
-        model: holds routed layers; runs in evaluation mode, which is restored. No parameter gets a gradient.
-        images: `[n, channels, height, width]` in [0, 1].
-        labels: `[n]` class indices.
-        loss: maps activations `[batch, classes]` and labels to their mean loss; by default the margin loss.
-        batch_size: images at a time.
-
-    Returns:
-        Layer name -> figures, for the layers that ran.
-
-    Raises:
-        ValueError: for a model without routed layers, or arguments that do not fit.
-    """
+    """The gradient of the loss by the poses of the children of each routed layer that ran, by its name; no parameter
+    gets one. The loss maps activations `[batch, classes]` and labels to their mean loss; by default it is the margin
+    loss. Raises ValueError for a model without routed layers, or arguments that do not fit."""
     check_labelled(images, labels)
     squares = dict[str, Tensor]()
     with eval_mode(model):
@@ -180,11 +142,8 @@ def starvation(
 
 
 def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
-    """Each routed layer on the children it gets from these images, and on the same with negative poses.
-
-    A few images `[n, channels, height, width]` in [0, 1] are enough. The outcome is by layer name, for the layers that
-    ran; the model's mode is restored. Raises ValueError for a model without routed layers.
-    """
+    """Each routed layer that runs, by name, on the children it gets from these images, and on the same with negative
+    poses. A few images are enough. Raises ValueError for a model without routed layers."""
     found = {}
     with evaluating(model):
         with children_of(model) as seen:

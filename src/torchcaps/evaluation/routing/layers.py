@@ -17,27 +17,19 @@ from torchcaps.types import Capsules
 
 
 class RoutedImages(NamedTuple):
-    """A forward pass over n images, on the CPU.
+    """A forward pass over n images, on the CPU."""
 
-    Attributes:
-        activation: of the classes, `[n, classes]`.
-        layers: layer name -> what it did, in the order of the model, for those that ran.
-        children: layer name -> activation of each of its children, `[n, *space, capsules]`. In a convolution a child
-            stands here once; in `layers` once for every window that contains it.
-    """
-
-    activation: Float[Tensor, "n classes"]
-    layers: dict[str, Recorded]
-    children: dict[str, Float[Tensor, "n *space capsules"]]
+    activation: Float[Tensor, "n classes"]  # of the classes, `[n, classes]`
+    layers: dict[str, Recorded]  # layer name -> what it did, in the order of the model, for those that ran
+    children: dict[str, Float[Tensor, "n *space capsules"]]  # their activations; once each, in `layers` once a window
 
 
 def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:
-    """Run the model over all images, and keep what every routed layer did.
+    """Run the model over all images, and keep what every routed layer did, by its last run.
 
     Couplings take images x children x parents numbers of four bytes a layer: 46 MB for a thousand images in the network
-    of 2017, 1.3 GB for as many in that of 2018. A layer that ran more than once counts by its last run. Raises
-    ValueError for a model without routed layers, or images that do not fit.
-    """
+    of 2017, 1.3 GB for as many in that of 2018. Raises ValueError for a model without routed layers, or images that do
+    not fit."""
     check_images(images)
     routed_layers(model)
     parts = list[RoutedImages]()

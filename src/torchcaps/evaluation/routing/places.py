@@ -15,28 +15,18 @@ from torchcaps.types import Capsules
 
 
 class CapsuleMap(NamedTuple):
-    """Capsules with places.
+    """Capsules with places."""
 
-    Attributes:
-        capsules: pose `[batch, height, width, types, dim]`, activation likewise.
-        slides: of the layers below, from the image on; None where they are no chain of plain convolutions.
-    """
-
-    capsules: Capsules
-    slides: tuple[Slide, ...] | None
+    capsules: Capsules  # pose `[batch, height, width, types, dim]`, activation likewise
+    slides: tuple[Slide, ...] | None  # of the layers below, from the image on; None: no chain of plain convolutions
 
 
 @dataclass
 class Watched:
-    """What a forward pass has made so far.
+    """What a forward pass has made so far."""
 
-    Attributes:
-        maps: of capsules, in the order in which they came about.
-        slides: of the layers that slid over a map, from the image on; None once one did not take what another gave.
-    """
-
-    maps: list[CapsuleMap] = field(default_factory=list)
-    slides: tuple[Slide, ...] | None = ()
+    maps: list[CapsuleMap] = field(default_factory=list)  # of capsules, in the order in which they came about
+    slides: tuple[Slide, ...] | None = ()  # from the image on; None once a layer did not take what another gave
     _size: tuple[int, ...] | None = None
 
     def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
