@@ -17,41 +17,17 @@ from torchcaps.types import Routed
 def uniform_routing(
     votes: Votes | Float[Tensor, "*batch children parents dim"], *, bias: Float[Tensor, "parents dim"] | None = None
 ) -> Routed:
-    """`v_j = squash(sum_i u_ij / parents + bias_j)`.
-
-    Args:
-        votes: u, `[batch, *space, children, parents, dim]`. Half precision is computed in float32.
-        bias: `[parents, dim]` added before the squash; lazy votes have their own.
-
-    Returns:
-        Routed: pose `[batch, *space, parents, dim]`, activation in [0, 1), equal couplings.
-
-    Raises:
-        ValueError: for votes without these axes, or of other than floating point.
-    """
+    """`v_j = squash(sum_i u_ij / parents + bias_j)`; votes, bias, outcome and errors are those of `dynamic_routing`."""
     return _summed(as_votes(votes, bias=bias), None)
 
 
 def random_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"],
-    seed: int = 0,
-    *,
-    scale: float = 1.0,
+    votes: Votes | Float[Tensor, "*batch children parents dim"], seed: int = 0, *, scale: float = 1.0,
     bias: Float[Tensor, "parents dim"] | None = None,
-) -> Routed:
+) -> Routed:  # fmt: skip
     """`v_j = squash(sum_i c_ij u_ij + bias_j)` with fixed random couplings c, the same for every sample and position.
 
-    Args:
-        votes: see `uniform_routing`, and for `bias`.
-        seed: of the couplings; see `random_logits`.
-        scale: standard deviation of their logits, at least 0.
-
-    Returns:
-        Routed: pose `[batch, *space, parents, dim]`, activation in [0, 1), couplings that sum to one over the parents
-        that compete.
-
-    Raises:
-        ValueError: for votes without these axes, or of other than floating point, or a seed or scale out of range.
+    Couplings sum to one over the parents that compete; for `seed` and `scale` see `random_logits`.
     """
     votes = as_votes(votes, bias=bias)
     device = votes.children.activation.device
