@@ -170,7 +170,6 @@ class Router(nn.Module):
         return next((name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__)
 
     def extra_repr(self) -> str:
-        """The options, as the constructor takes them."""
         options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
         return ", ".join(f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float))
 
@@ -184,13 +183,7 @@ class Router(nn.Module):
 class DynamicRouting(Router):
     """`functional.dynamic_routing` with its options; by a fast path it never stores the votes of a batch.
 
-    Args:
-        iterations: from 1 to 100; the paper uses 3.
-        leaky: give each child a "none of the above" parent.
-        detach: send no gradient through the coupling.
-        over: "children" has the children of a parent compete, as one public code does; see
-            `functional.dynamic_routing`, which it runs.
-        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
+    Iterations are from 1 to 100; `impl` is "auto", "reference", "blocked", "numba" or "triton": see `torchcaps.ops`.
     """
 
     operators = ("dynamic_routing",)
@@ -207,7 +200,6 @@ class DynamicRouting(Router):
         self.coupling = "shares" if over == "parents" else "free"
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Procedure 1; the children's lengths are in the votes already."""
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
             return functional.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over)
@@ -216,10 +208,7 @@ class DynamicRouting(Router):
 
 @register_router("uniform")
 class UniformRouting(DynamicRouting):
-    """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
-
-    Its only option is `impl`, as of `DynamicRouting`.
-    """
+    """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass."""
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__(1, impl=impl)
@@ -229,10 +218,7 @@ class UniformRouting(DynamicRouting):
 class RandomRouting(Router):
     """`functional.random_routing`: fixed random couplings, the ablation beside uniform ones; nothing is learned.
 
-    Args:
-        seed: of the couplings, from 0 to 2^32 - 1. Layers of equal sizes and seeds have equal couplings.
-        scale: standard deviation of their logits, at least 0; 0 is uniform.
-        impl: see `DynamicRouting`.
+    Layers of equal sizes and seeds have equal couplings. `impl` is as of `DynamicRouting`.
     """
 
     operators = ("dynamic_routing",)
@@ -245,7 +231,7 @@ class RandomRouting(Router):
         self.seed, self.scale, self.impl = seed, scale, impl
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
+        # Weighted sums of votes; in one operator where only the parents of one position compete for a child.
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
         if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
             return functional.random_routing(votes, self.seed, scale=self.scale)
@@ -269,9 +255,7 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Call the function."""
         return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
 
     def describe(self) -> str:
-        """The function's name."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
