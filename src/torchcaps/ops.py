@@ -141,7 +141,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
 
 def implementations(op: str) -> list[str]:
     """Names of the implementations of an operator, "auto" and "reference" first."""
-    names = [path.impl for path in registry.paths(op)]
+    names = [path.impl for path in registry.PATHS[op]]
     return ["auto", "reference", *names, *(["cpu"] if "blocked" in names else [])]
 
 
@@ -177,7 +177,7 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         if impl != "auto":
             raise ValueError(f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference")
         return None, "torch.func transforms see through torch's own operations alone"
-    paths, reasons = registry.paths(op), []
+    paths, reasons = registry.PATHS[op], []
     names = [path.impl for path in paths]
     name = "blocked" if impl == "cpu" and "cpu" not in names else impl
     for path in paths:

@@ -27,13 +27,8 @@ def block_bytes(x: Tensor) -> int:
 def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
     """Route blocks of samples; nothing is kept of them for the gradient but what went in.
 
-    Args:
-        route: `(votes, *others)` of some samples -> tensors of these samples, the couplings last.
-        votes: that can be made anew.
-        others: tensors `[batch, ...]` of the same samples, or None.
-
-    Returns:
-        What `route` gives, for all samples; None for couplings that nobody asked for.
+    `route`, of some samples' votes and others (tensors `[batch, ...]` or None), gives tensors of these samples, the
+    couplings last: for all samples None where nobody asked for them. The votes can be made anew.
     """
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
     make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast

@@ -113,11 +113,9 @@ class _Kernels(Work):
             self.grad_weight = self.into[1]
 
     def blocks(self) -> Iterator[slice]:
-        """All at once."""
         yield slice(None)
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        del keep  # what the coupling is made of is there
         self.agreed = None if reached is None else self._agreements(reached)
         return self._sums(self.agreed)
 
@@ -145,10 +143,8 @@ class _Kernels(Work):
     def _agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
         """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
         batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
-        made = _Agreed(
-            reached.new_empty((1 + backward, parents, batch, children)),
-            reached.new_empty((2 + backward, batch, children)),
-        )
+        sizes = (1 + backward, parents, batch, children), (2 + backward, batch, children)
+        made = _Agreed(*map(reached.new_empty, sizes))
         self._launch(
             "agreements", self._grid("ib"), self.pose, self.weight, reached,
             reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
