@@ -155,11 +155,9 @@ def _lazy(votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None,
         check_floating(pose=pose, activation=activation, weight=votes.weight, shift=votes.shift, bias=votes.bias)
         if votes.count % len(votes.weight):
             raise ValueError(f"weight: expected matrices for {votes.count} children, got {len(votes.weight)}")
-        inner = votes.weight.shape[2]
-        if pose.shape[-1] % inner:
-            raise ValueError(
-                f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {pose.shape[-1]}"
-            )
+        inner, in_dim = votes.weight.shape[2], pose.shape[-1]
+        if in_dim % inner:
+            raise ValueError(f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}")
         if pose.shape[:-1] != activation.shape:
             raise ValueError(f"activation: expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}")
     return votes

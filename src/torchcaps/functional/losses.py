@@ -58,9 +58,8 @@ def reconstruction_loss(
     two shapes differ.
     """
     if reconstruction.shape != images.shape:
-        raise ValueError(
-            f"reconstruction: expected the images' shape {list(images.shape)}, got {list(reconstruction.shape)}"
-        )
+        expected, found = list(images.shape), list(reconstruction.shape)
+        raise ValueError(f"reconstruction: expected the images' shape {expected}, got {found}")
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 

@@ -27,10 +27,7 @@ class CapsuleLinear(RoutedLayer):
 
     Shapes:
         input Capsules (or their pose) `[batch, I, in_dim]`; output Capsules with pose `[batch, J, D]` and activation
-        `[batch, J]`. `weight` is `[I, J, D, in_dim]`.
-
-    Raises:
-        ValueError: for sizes below one, an unknown routing, or input of another shape. TypeError: unknown option.
+        `[batch, J]`. `weight` is `[I, J, D, in_dim]`. ValueError for others, TypeError for an unknown option.
 
     Example:
         >>> CapsuleLinear(1152, 8, 10, 16, iterations=2)(torch.rand(4, 1152, 8)).activation.shape

@@ -56,7 +56,7 @@ class _Recorder(list[Recorded]):
 
 
 class RoutedLayer(nn.Module):
-    """Any votes, in any field, by any router.
+    """Any votes, in any field, by any router; ValueError for an unknown one, or children that do not fit.
 
     Args:
         votes: a module `(children, field) -> Votes` with the `sizes` of the layer, such as `LinearVotes`.
@@ -68,9 +68,6 @@ class RoutedLayer(nn.Module):
     Shapes:
         input Capsules (or their pose, taken as vector capsules) `[batch, *space, n, in_dim]`; output Capsules with
         pose `[batch, *positions, parents, dim]` and activation `[batch, *positions, parents]`.
-
-    Raises:
-        ValueError: for an unknown routing, or input of another shape. TypeError: unknown option.
 
     Attributes:
         axes, expected: of the children's poses, and the sizes wanted of some of them.
@@ -187,8 +184,7 @@ class RoutingRecord(dict[str, list[Recorded]]):
 
 def names_now(state: Iterable[str], model: nn.Module) -> dict[str, str]:
     """Names of tensors in a file -> names in the state of this model: those of earlier versions are other ones."""
-    layers = [name for name, module in model.named_modules() if isinstance(module, RoutedLayer)]
-    places = [f"{name}." if name else "" for name in layers]
+    places = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, RoutedLayer)]
     moved = {f"{place}{name}": f"{place}votes.{name}" for place in places for name in _MOVED}
     return {name: moved.get(name, name) for name in state}
 
@@ -211,10 +207,11 @@ def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = 
     if not layers:
         raise ValueError(f"record_routing: {type(model).__name__} has no routed layer")
     before = {name: layer.recorder for name, layer in layers.items()}
-    for layer in layers.values():
-        layer.recorder = _Recorder(detach, iterations)
+    recorders = {name: _Recorder(detach, iterations) for name in layers}
+    for name, layer in layers.items():
+        layer.recorder = recorders[name]
     try:
-        yield RoutingRecord({name: layer.recorder or [] for name, layer in layers.items()})
+        yield RoutingRecord(recorders)
     finally:
         for name, layer in layers.items():
             layer.recorder = before[name]

@@ -58,6 +58,21 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
 
 
+def set_impl(model: nn.Module, impl: ops.Impl) -> None:
+    """Have every layer of a model take this implementation of its operators, where it has one of that name.
+
+    Layers whose operators know no such name stay as they are: "numba", say, routes and does not convolve. Whether it
+    can run is asked at the next call, which raises the reason if it cannot. ValueError for a name that no layer knows.
+    """
+    check_known("impl", impl, ops.IMPLS)
+    modules: list[Any] = list(model.modules())
+    layers = [m for m in modules if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
+    if not layers:
+        raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
+    for layer in layers:
+        layer.impl = impl
+
+
 def check_iterations(iterations: int) -> int:
     """The number, if a layer may have so many iterations, from 1 to 100; ValueError if not, TypeError for no int."""
     if isinstance(iterations, bool) or not isinstance(iterations, int):
@@ -96,13 +111,12 @@ class Router(nn.Module):
 
     def build(self, sizes: LayerSizes) -> None:
         """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
-        if self.sizes is not None and self.sizes != sizes:
-            raise ValueError(
-                f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
-            )
         if self.sizes is None:
             self.sizes = sizes
             self.learn(sizes)
+        elif self.sizes != sizes:
+            name = type(self).__name__
+            raise ValueError(f"routing: this {name} was built for a layer of {self.sizes}, not of {sizes}")
 
     def learn(self, sizes: LayerSizes) -> None:
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""

@@ -118,9 +118,8 @@ class FactorisedVotes(nn.Module):
     def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
         super().__init__()
         self.sizes, self.scale = checked(sizes), scale
-        self.factor = nn.Parameter(torch.empty(sizes.parents, sizes.in_dim))
-        self.mix = nn.Parameter(torch.empty(sizes.in_dim, sizes.dim))
-        self.offset = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
+        shapes = (sizes.parents, sizes.in_dim), (sizes.in_dim, sizes.dim), (sizes.parents, sizes.dim)
+        self.factor, self.mix, self.offset = (nn.Parameter(torch.empty(shape)) for shape in shapes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

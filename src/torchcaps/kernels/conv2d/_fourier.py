@@ -52,9 +52,8 @@ class Plan(NamedTuple):
     @property
     def needed(self) -> Pair:
         """Height and width of the map that the tiles read; zeros where the map ends before."""
-        rows, columns = (
-            s * (t * m + k - 1) for s, t, m, k in zip(self.stride, self.tiles, self.tile, self.taps, strict=True)
-        )
+        each = zip(self.stride, self.tiles, self.tile, self.taps, strict=True)
+        rows, columns = (s * (t * m + k - 1) for s, t, m, k in each)
         return rows, columns
 
     def phases(self) -> Iterator[Pair]:
