@@ -14,7 +14,7 @@ from torchcaps.errors import UnknownNameError, check_floating, check_range, chec
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.routing.em import Beta, temperatures
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import made_anew
@@ -26,8 +26,7 @@ IMPLS = get_args(Impl)
 
 
 def dynamic_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], iterations: int = 3, *,
-    bias: Float[Tensor, "parents dim"] | None = None, leaky: bool = False, detach: bool = False,
+    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
     want_coupling: bool = False, impl: Impl = "auto",
 ) -> Routed:  # fmt: skip
     """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
@@ -50,9 +49,8 @@ def dynamic_routing(
 
 
 def em_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], activation: Float[Tensor, "*batch children"] | None,
-    beta_u: Beta, beta_a: Beta, iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01, *,
-    impl: Impl = "auto",
+    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
+    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01, *, impl: Impl = "auto",
 ) -> Routed:  # fmt: skip
     """`functional.em_routing`, by the fastest implementation that can take these votes: "blocked" or "numba" lazy ones.
 

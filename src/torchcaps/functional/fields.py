@@ -59,10 +59,6 @@ class Field(ABC):
         """`reduce` (Tensor.sum or amax) over the parents that compete for a child; axes of one where all are equal."""
         return reduce(x, dim=-1, keepdim=True)
 
-    def total(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
-        """Sum over the parents that compete for a child; see `among`."""
-        return self.among(x, Tensor.sum)
-
     def share(self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False) -> Tensor:
         """Softmax over the parents that compete for a child; if leaky, one more competes, of logit 0."""
         if self.local and not leaky:
@@ -70,7 +66,7 @@ class Field(ABC):
         high = self.among(log_weight.detach(), Tensor.amax)
         high = high.clamp(min=0.0) if leaky else high
         weight = (log_weight - high).exp()
-        total = self.total(weight)
+        total = self.among(weight, Tensor.sum)
         return weight / (total + (-high).exp() if leaky else total)
 
     def first(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:

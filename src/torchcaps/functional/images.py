@@ -9,10 +9,10 @@ from torchcaps.errors import check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 
+Images = Float[Tensor, "batch channels height width"]
 
-def move_by_matrix(
-    images: Float[Tensor, "batch channels height width"], matrices: Float[Tensor, "batch 3 3"]
-) -> Float[Tensor, "batch channels height width"]:
+
+def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Images:
     """Move the content of each image by a matrix of its own, bilinearly, with zeros from outside.
 
     What was at (x, y) is at `matrix @ (x, y, 1)` afterwards. The origin is the centre of the image, x goes to the
@@ -38,9 +38,7 @@ def shift_matrices(shifts: Float[Tensor, "batch 2"], img_size: tuple[int, int]) 
     return matrices
 
 
-def standardise(
-    images: Float[Tensor, "batch channels height width"], least: float = 1e-3
-) -> Float[Tensor, "batch channels height width"]:
+def standardise(images: Images, least: float = 1e-3) -> Images:
     """Each image with mean 0 and standard deviation 1 over all of its pixels and channels together.
 
     Part of a model and not of its data, so that attacks, sweeps and drawings all speak of pixels in [0, 1]. Half

@@ -256,6 +256,10 @@ class ProductVotes(Votes):
         return votes if self.shift is None else full_precision(votes) + full_precision(self.shift)
 
 
+AnyVotes = Votes | Float[Tensor, "*batch children parents dim"]
+Bias = Float[Tensor, "parents dim"] | None
+
+
 def as_votes(votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None) -> Votes:
     """Votes as they are, or given ones as such; ValueError where shapes do not fit."""
     return votes if isinstance(votes, Votes) else GivenVotes(votes, activation, bias=bias)

@@ -15,13 +15,12 @@ class Support(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """An implementation, such as "numba", of an operation, such as "dynamic_routing".
+    """An implementation, such as "numba", of an operation.
 
     `run` takes what the operation takes, `supports` its operands (the votes; the tensors of a convolution), and says
     whether it can run. "auto" asks those of lower rank first.
     """
 
-    operation: str
     impl: str
     run: Callable[..., Any]
     supports: Callable[..., Support]
@@ -36,7 +35,7 @@ def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, ra
 
     def register(run: Run) -> Run:
         others = [path for path in PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(operation, impl, run, supports, rank)
+        path = FastPath(impl, run, supports, rank)
         PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
         return run
 

@@ -25,11 +25,7 @@ def block_bytes(x: Tensor) -> int:
 
 
 def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
-    """Route blocks of samples; nothing is kept of them for the gradient but what went in.
-
-    `route`, of some samples' votes and others (tensors `[batch, ...]` or None), gives tensors of these samples, the
-    couplings last: for all samples None where nobody asked for them. The votes can be made anew.
-    """
+    """Route blocks of samples as `ops.in_blocks` does; nothing is kept of them for the gradient but what went in."""
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
     make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast
     if make is None:

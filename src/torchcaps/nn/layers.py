@@ -5,15 +5,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_positive, check_range
 from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
 from torchcaps.functional.geometry import coordinate_addition
 from torchcaps.nn.routed import MAP, RoutedLayer
-from torchcaps.nn.routers import RouteFunction, create_router
+from torchcaps.nn.routers import Routing, create_router
 from torchcaps.nn.votes import LinearVotes, MatrixVotes
 from torchcaps.types import LayerSizes
+
+PoseSize = int | tuple[int, int]
 
 
 class CapsuleLinear(RoutedLayer):
@@ -37,9 +38,8 @@ class CapsuleLinear(RoutedLayer):
     axes = ("batch", "children", "dim")
 
     def __init__(
-        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int,
-        routing: str | nn.Module | RouteFunction = "dynamic", *, bias: bool = False, init_std: float | None = None,
-        **routing_options: Any,
+        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: Routing = "dynamic", *,
+        bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
         check_positive(**sizes)
@@ -77,15 +77,14 @@ class ConvCaps(RoutedLayer):
 
     def __init__(
         self, in_types: int, out_types: int, kernel_size: int = 3, stride: int = 1, *, padding: int = 0,
-        routing: str | nn.Module | RouteFunction = "em", pose_size: int | tuple[int, int] = 4,
-        convention: Convention | None = None, bias: bool = False, init_std: float | None = None, **routing_options: Any,
+        routing: Routing = "em", pose_size: PoseSize = 4, convention: Convention | None = None, bias: bool = False,
+        init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         check_positive(in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride)
         check_range("padding", padding, low=0, high=kernel_size - 1)
-        if convention is not None:
-            check_known("convention", convention, CONVENTIONS)
         router = create_router(routing, **routing_options)
-        chosen = convention or router.convention
+        chosen = router.convention if convention is None else convention
+        check_known("convention", chosen, CONVENTIONS)
         windows = self._windows(kernel_size, stride, chosen == "type")
         votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=windows)
         field = partial(self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen)
@@ -141,10 +140,9 @@ class ClassCaps(RoutedLayer):
     axes = MAP
 
     def __init__(
-        self, in_types: int, classes: int, *, routing: str | nn.Module | RouteFunction = "em",
-        pose_size: int | tuple[int, int] = 4, centres: tuple[Sequence[float], Sequence[float]] | None = None,
-        indices: tuple[int, int] | None = None, bias: bool = False, init_std: float | None = None,
-        **routing_options: Any,
+        self, in_types: int, classes: int, *, routing: Routing = "em", pose_size: PoseSize = 4,
+        centres: tuple[Sequence[float], Sequence[float]] | None = None, indices: tuple[int, int] | None = None,
+        bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         check_positive(in_types=in_types, classes=classes)
         places, expected = None, {"types": in_types}
@@ -159,13 +157,8 @@ class ClassCaps(RoutedLayer):
         super().__init__(votes, routing, Everything, **routing_options)
         self.in_types, self.expected = in_types, expected
 
-    @property
-    def centres(self) -> Tensor | None:
-        """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
-        return self.votes.places
 
-
-def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:
+def _sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
     """Of poses that are P x P matrices, or vectors of these dimensions."""
     in_dim, dim = (pose_size**2,) * 2 if isinstance(pose_size, int) else pose_size
     for value in (pose_size,) if isinstance(pose_size, int) else pose_size:
@@ -174,9 +167,8 @@ def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> Lay
 
 
 def _votes(
-    children: int, parents: int, pose_size: int | tuple[int, int], *, init_std: float | None, windows: float = 1.0,
-    **options: Any,
-) -> LinearVotes:  # fmt: skip
+    children: int, parents: int, pose_size: PoseSize, *, init_std: float | None, windows: float = 1.0, **options: Any
+) -> LinearVotes:
     """P x P matrices, or vectors of these dimensions."""
     sizes = _sizes(children, parents, pose_size)
     if isinstance(pose_size, int):

@@ -15,7 +15,7 @@ from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Everything, Field
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import RouteFunction, Router, create_router
+from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
 MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
@@ -84,8 +84,8 @@ class RoutedLayer(nn.Module):
     router: Router
 
     def __init__(
-        self, votes: nn.Module, routing: str | nn.Module | RouteFunction = "dynamic",
-        field: Callable[..., Field] = Everything, **routing_options: Any,
+        self, votes: nn.Module, routing: Routing = "dynamic", field: Callable[..., Field] = Everything,
+        **routing_options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.votes, self.router, self.field = votes, create_router(routing, **routing_options), field

@@ -14,10 +14,11 @@ from torchcaps import functional, ops, plugins
 from torchcaps.errors import NoAblationError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
-from torchcaps.functional.votes import Over, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Over, ProductVotes, Votes, as_votes
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 RouteFunction = Callable[..., Routed]
+Routing = str | nn.Module | RouteFunction
 _ROUTERS: dict[str, type[Router]] = {}
 MOST_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
 R = TypeVar("R", bound="type[Router]")
@@ -38,7 +39,7 @@ def list_routers() -> list[str]:
     return plugins.names(_ROUTERS)
 
 
-def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> Router:
+def create_router(routing: Routing, **options: Any) -> Router:
     """A router from a name with options, from a router module, or from a function `(votes, activation) -> Routed`.
 
     ValueError for an unknown name, TypeError for an option that this router does not take.
@@ -122,20 +123,19 @@ class Router(nn.Module):
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
-        self, votes: Votes | Float[Tensor, "*batch children parents dim"],
-        activation: Float[Tensor, "*batch children"] | None = None, parents: Capsules | None = None,
+        self, votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None = None,
+        parents: Capsules | None = None,
     ) -> Routed:  # fmt: skip
         """Route, in full precision under any autocast.
+
+        ValueError for votes that do not fit, or a layer with a bias that this router does not add; NoAblationError for
+        an ablation of a router that does not take its couplings from the votes; RuntimeError for a router with
+        parameters that no layer has built.
 
         Args:
             votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
             activation: of the children of given votes, `[batch, *space, children]` in [0, 1]; 1 unless given.
             parents: of the pass before, where layers route together.
-
-        Raises:
-            ValueError: for votes that do not fit, or a layer with a bias that this router does not add.
-            NoAblationError: for an ablation of a router that does not take its couplings from the votes.
-            RuntimeError: for a router with parameters that no layer has built.
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).learn is not Router.learn:
@@ -158,12 +158,14 @@ class Router(nn.Module):
 
     def uniform(self) -> Router:
         """This router with every coupling equal, and all else as it has learned it: its own ablation."""
-        return self._ablated((0, 0.0))
+        return self.random(scale=0.0)
 
     def random(self, seed: int = 0, *, scale: float = 1.0) -> Router:
         """This router with fixed random couplings: a softmax of normal numbers of this seed and standard deviation."""
         functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
-        return self._ablated((seed, scale))
+        copy = deepcopy(self)
+        copy.fixed = (seed, scale)
+        return copy
 
     def stopped(self, iterations: int) -> Router:
         """This router, stopped after so many iterations, at least 1, where it has more."""
@@ -186,11 +188,6 @@ class Router(nn.Module):
     def extra_repr(self) -> str:
         options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
         return ", ".join(f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float))
-
-    def _ablated(self, fixed: tuple[int, float]) -> Router:
-        copy = deepcopy(self)
-        copy.fixed = fixed
-        return copy
 
 
 @register_router("dynamic")

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torchcaps.errors import NoAblationError
 from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import RouteFunction, Router, create_router
+from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
-Routing = str | nn.Module | RouteFunction
 SHAPES = 3  # drawn for each check
 
 

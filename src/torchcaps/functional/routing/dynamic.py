@@ -11,13 +11,12 @@ from torch import Tensor
 from torchcaps.errors import check_range
 from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.functional.votes import Over, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, Over, as_votes
 from torchcaps.types import Routed
 
 
 def dynamic_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], iterations: int = 3, *,
-    bias: Float[Tensor, "parents dim"] | None = None, leaky: bool = False, detach: bool = False,
+    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
     over: Over = "parents", prior: Float[Tensor, "children parents"] | None = None,
 ) -> Routed:  # fmt: skip
     """Couple each child to the parents that its votes agree with.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, as_votes
 from torchcaps.types import Routed
 
 Beta = Float[Tensor, " parents"] | Tensor | float
@@ -23,8 +23,8 @@ VAR_MIN = 5e-4  # added to variances: a parent with a single child has none
 
 
 def em_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], activation: Float[Tensor, "*batch children"] | None,
-    beta_u: Beta, beta_a: Beta, iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01,
+    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
+    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01,
 ) -> Routed:  # fmt: skip
     """Fit one Gaussian per parent to the votes by expectation maximisation.
 

@@ -4,27 +4,21 @@ Paik, Kwak, Kim 2019 (arXiv 1907.13327) found them as good as five routing algor
 of dynamic routing. Letters: i children, j parents, d pose dimensions.
 """
 
-from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.chance import random_logits
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.functional.votes import Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, Votes, as_votes
 from torchcaps.types import Routed
 
 
-def uniform_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], *, bias: Float[Tensor, "parents dim"] | None = None
-) -> Routed:
+def uniform_routing(votes: AnyVotes, *, bias: Bias = None) -> Routed:
     """`v_j = squash(sum_i u_ij / parents + bias_j)`; votes, bias, outcome and errors are those of `dynamic_routing`."""
     return _summed(as_votes(votes, bias=bias), None)
 
 
-def random_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"], seed: int = 0, *, scale: float = 1.0,
-    bias: Float[Tensor, "parents dim"] | None = None,
-) -> Routed:  # fmt: skip
+def random_routing(votes: AnyVotes, seed: int = 0, *, scale: float = 1.0, bias: Bias = None) -> Routed:
     """`v_j = squash(sum_i c_ij u_ij + bias_j)` with fixed random couplings c, the same for every sample and position.
 
     Couplings sum to one over the parents that compete; for `seed` and `scale` see `random_logits`.

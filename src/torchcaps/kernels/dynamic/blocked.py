@@ -102,7 +102,7 @@ class _Blocks(Work):
         if grad_coupling is not None:
             grad += grad_coupling.transpose(1, 2)
         links = self._links(grad.mul_(c))  # from the gradient of a softmax, in its place, to that of its logits
-        links.addcmul_(self._links(c), self.field.total(links), value=-1)
+        links.addcmul_(self._links(c), self.field.among(links, Tensor.sum), value=-1)
         self._add(grad, reached)
         return self._weighted(grad)
 

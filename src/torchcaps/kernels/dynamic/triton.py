@@ -91,11 +91,8 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     return route(_routed, votes, iterations, leaky, detach, cast=votes.cast)
 
 
-class _Agreed(NamedTuple):
-    """What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients."""
-
-    agreed: Tensor
-    stats: Tensor
+# What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients.
+_Agreed = tuple[Tensor, Tensor]
 
 
 class _Kernels(Work):
@@ -144,7 +141,7 @@ class _Kernels(Work):
         """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
         batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
         sizes = (1 + backward, parents, batch, children), (2 + backward, batch, children)
-        made = _Agreed(*map(reached.new_empty, sizes))
+        made = reached.new_empty(sizes[0]), reached.new_empty(sizes[1])
         self._launch(
             "agreements", self._grid("ib"), self.pose, self.weight, reached,
             reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
@@ -184,7 +181,7 @@ class _Kernels(Work):
 
 def _factor(agreed: _Agreed | None) -> int:
     """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
-    return 0 if agreed is None else len(agreed.agreed)
+    return 0 if agreed is None else len(agreed[0])
 
 
 _routed = implementation("dynamic_routing_triton", _Kernels)
