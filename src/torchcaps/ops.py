@@ -21,7 +21,6 @@ from torchcaps.kernels.support import made_anew
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "cpu", "numba", "triton"]
-
 IMPLS = get_args(Impl)
 
 

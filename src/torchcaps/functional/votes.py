@@ -196,10 +196,8 @@ class GivenVotes(Votes):
         pose: Float[Tensor, "*batch i in_dim"] | None = None, bias: Tensor | None = None,
     ) -> None:  # fmt: skip
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-        check_floating(votes=votes, bias=bias)
-        if activation is None:
-            activation = torch.ones_like(votes[..., 0, 0])
-        check_floating(activation=activation)
+        activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
+        check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
             raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose

@@ -76,7 +76,6 @@ def operator(
     backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
     forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
     backward.register_fake(fake_backward)
-
     _differentiable(forward, backward, len(tensors), graded)
     return lambda given: _several(forward(*given))
 

@@ -45,9 +45,8 @@ class EMRouting(Router):
 
     def build(self, sizes: LayerSizes) -> None:
         if self.sizes is None:
-            self.beta_u, self.beta_a = (
-                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in (self.beta_u, self.beta_a)
-            )
+            pair = self.beta_u.detach(), self.beta_a.detach()
+            self.beta_u, self.beta_a = (nn.Parameter(beta.repeat(sizes.parents)) for beta in pair)
         super().build(sizes)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:

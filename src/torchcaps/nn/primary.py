@@ -108,5 +108,4 @@ class MatrixPrimaryCaps(nn.Module):
 
 def flatten_space(capsules: Capsules) -> Capsules:
     """All capsules of all positions as one set: `[batch, height, width, types, dim]` -> `[batch, children, dim]`."""
-    pose, activation = capsules
-    return Capsules(pose.flatten(1, -2), activation.flatten(1))
+    return Capsules(capsules.pose.flatten(1, -2), capsules.activation.flatten(1))

@@ -55,8 +55,7 @@ def check_module_copies(module: nn.Module, inputs: Inputs) -> None:
     module = copy.deepcopy(module).eval()
     expected = _outputs(module, inputs)
     _same("pickle: ", _outputs(pickle.loads(pickle.dumps(module)), inputs), expected)
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
+    torch.save(module.state_dict(), file := io.BytesIO())
     file.seek(0)
     other = copy.deepcopy(module)
     for parameter in other.parameters():
