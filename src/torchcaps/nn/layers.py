@@ -157,6 +157,11 @@ class ClassCaps(RoutedLayer):
         super().__init__(votes, routing, Everything, **routing_options)
         self.in_types, self.expected = in_types, expected
 
+    @property
+    def centres(self) -> torch.Tensor | None:
+        """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
+        return self.votes.places
+
 
 def _sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
     """Of poses that are P x P matrices, or vectors of these dimensions."""

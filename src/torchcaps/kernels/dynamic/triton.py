@@ -142,11 +142,9 @@ class _Kernels(Work):
         batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
         sizes = (1 + backward, parents, batch, children), (2 + backward, batch, children)
         made = reached.new_empty(sizes[0]), reached.new_empty(sizes[1])
-        self._launch(
-            "agreements", self._grid("ib"), self.pose, self.weight, reached,
-            reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
-            LEAKY=self.leaky, BACKWARD=backward, OUTER=outer is not None,
-        )  # fmt: skip
+        given = self.pose, self.weight, reached, *(reached if x is None else x for x in (grad_s, outer)), *made
+        flags = {"LEAKY": self.leaky, "BACKWARD": backward, "OUTER": outer is not None}
+        self._launch("agreements", self._grid("ib"), *given, **flags)
         return made
 
     def _sums(self, agreed: _Agreed | None) -> Tensor:
@@ -155,10 +153,8 @@ class _Kernels(Work):
         per_split = PER_SPLIT * self.tile.BLOCK_I
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
-        self._launch(
-            "sums", (splits, *self._grid("bj")), self.pose, self.weight, *(agreed or (partial, partial)), partial,
-            per_split=per_split, FACTOR=_factor(agreed),
-        )  # fmt: skip
+        given = self.pose, self.weight, *(agreed or (partial, partial)), partial
+        self._launch("sums", (splits, *self._grid("bj")), *given, per_split=per_split, FACTOR=_factor(agreed))
         s = partial.sum(dim=0)
         return s * self.uniform if agreed is None else s
 
