@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from torchcaps.errors import check_known, check_positive, check_range
+from torchcaps.errors import check_known, check_positive, check_range, check_shape
 from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
 from torchcaps.functional.geometry import coordinate_addition
 from torchcaps.nn.routed import MAP, RoutedLayer
 from torchcaps.nn.routers import Routing, create_router
 from torchcaps.nn.votes import LinearVotes, MatrixVotes
-from torchcaps.types import LayerSizes
+from torchcaps.types import Capsules, LayerSizes
 
 PoseSize = int | tuple[int, int]
 
@@ -35,8 +35,6 @@ class CapsuleLinear(RoutedLayer):
         torch.Size([4, 10])
     """
 
-    axes = ("batch", "children", "dim")
-
     def __init__(
         self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: Routing = "dynamic", *,
         bias: bool = False, init_std: float | None = None, **routing_options: Any,
@@ -46,7 +44,10 @@ class CapsuleLinear(RoutedLayer):
         votes = LinearVotes(LayerSizes(*sizes.values()), bias=bias, init_std=init_std)
         super().__init__(votes, routing, **routing_options)
         self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = sizes.values()
-        self.expected = {"children": in_capsules}
+
+    def check(self, children: Capsules) -> None:
+        axes = ("batch", "children", "dim")
+        check_shape("children", children.pose, axes, children=self.in_capsules, dim=self.in_dim)
 
 
 class ConvCaps(RoutedLayer):
