@@ -36,8 +36,7 @@ class PrimaryCaps(nn.Module):
 
     A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's capsule. The paper
     has 32 types of 8 dimensions, kernels of 9 and a stride of 2. Grouping "flat" makes capsules of `dim` neighbours in
-    a row of one channel's map after another's, as one public code does; they have no places then: `[batch, children,
-    dim]`.
+    a row of one channel's map after another's, as one public code does: `[batch, children, dim]`, without places.
 
     Shapes:
         input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
