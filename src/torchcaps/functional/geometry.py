@@ -18,9 +18,9 @@ def matrix_votes(
 ) -> Float[Tensor, "*batch children parents dim"]:
     """`V_ij = M_i W_ij`: the child's pose on the left, its transformation to a parent on the right.
 
-    Poses `[batch, *space, children, rows * inner]`, row-major matrices, are taken in the type of the weight `[children,
-    parents, inner, outer]` (4 x 4 in the paper) and give `[batch, *space, children, parents, rows * outer]`: float32
-    for weights in float16. ValueError for shapes that do not fit, or other than floating point.
+    Poses, row-major matrices, are `[batch, *space, children, rows * inner]`, taken in the type of the weight
+    `[children, parents, inner, outer]`, 4 x 4 in the paper. Votes are `[batch, *space, children, parents, rows *
+    outer]`, float32 for weights in float16. ValueError for shapes that do not fit, or other than floating point.
     """
     check_shape("weight", weight, ("children", "parents", "inner", "outer"))
     children, _, inner, _ = weight.shape
