@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair) -> Plan | None:
-    """The cheapest way to cut up a convolution by weights `(outputs, channels, height, width)`; None if not to is."""
+    """The cheapest way to cut up a convolution by weights `(outputs, channels, height, width)`; None if none pays."""
     outputs, channels, *kernel = weight
     out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
     direct = batch * math.prod(out) * math.prod(kernel) * outputs * channels
