@@ -146,7 +146,8 @@ def other_votes(votes: Votes) -> str | None:
 
 def route(op: Op, votes: Votes, iterations: int, leaky: bool, detach: bool, cast: torch.dtype | None = None) -> Routed:
     """Run the operator on given or linear votes; with poses of the type `cast`."""
-    windows, weight, sizes = padded_windows(votes.field), None, list[int]()
+    windows, weight = padded_windows(votes.field), None
+    sizes: list[int] = []
     if isinstance(votes, ProductVotes):
         pose, weight = votes.pose.flatten(0, -3), votes.matrices.transpose(2, 3)
     else:
