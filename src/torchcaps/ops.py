@@ -12,40 +12,30 @@ from torchcaps import functional
 from torchcaps import kernels as kernels  # every fast path registers itself
 from torchcaps.errors import UnknownNameError, check_floating, check_range, check_shape
 from torchcaps.functional.fields import Everything, Windows
-from torchcaps.functional.routing.em import temperatures
+from torchcaps.functional.routing.em import Beta, temperatures
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import made_anew
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "cpu", "numba", "triton"]
-
 IMPLS = get_args(Impl)
 
 
 def dynamic_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"],
-    iterations: int = 3,
-    *,
-    bias: Float[Tensor, "parents dim"] | None = None,
-    leaky: bool = False,
-    detach: bool = False,
-    want_coupling: bool = False,
-    impl: Impl = "auto",
-) -> Routed:
+    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
+    want_coupling: bool = False, impl: Impl = "auto",
+) -> Routed:  # fmt: skip
     """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
         want_coupling: return the coupling of given votes; otherwise a fast path returns None there. Lazy votes say
             whether theirs is wanted.
         impl: "auto", "reference", "blocked" (torch operations on blocks of samples; "cpu" is its old name), "numba"
-            (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason.
-
-    Raises:
-        ValueError: as there, for a bias that does not fit, or an implementation that cannot take these votes.
-        NotImplementedError: when a second derivative is asked of a fast path.
+            (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason, a
+            ValueError. A fast path has no second derivative: NotImplementedError.
     """
     check_range("iterations", iterations, low=1)
     votes = _lazy(votes, None, bias, want_coupling)
@@ -54,27 +44,16 @@ def dynamic_routing(
     path, _ = _choose("dynamic_routing", (votes,), impl)
     run = functional.dynamic_routing if path is None else path.run
     votes.shares += path is not None  # no fast path asks for them
-    routed: Routed = run(votes, iterations=iterations, leaky=leaky, detach=detach)
-    return routed
+    return run(votes, iterations=iterations, leaky=leaky, detach=detach)
 
 
 def em_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"],
-    activation: Float[Tensor, "*batch children"] | None,
-    beta_u: Float[Tensor, " parents"] | Tensor | float,
-    beta_a: Float[Tensor, " parents"] | Tensor | float,
-    iterations: int = 3,
-    inverse_temperature: float | Sequence[float] = 0.01,
-    *,
-    impl: Impl = "auto",
-) -> Routed:
-    """`functional.em_routing`, by the fastest implementation that can take these votes; other arguments as there.
+    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
+    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01, *, impl: Impl = "auto",
+) -> Routed:  # fmt: skip
+    """`functional.em_routing`, by the fastest implementation that can take these votes: "blocked" or "numba" lazy ones.
 
-    Args:
-        impl: "auto", "reference", "blocked" or "numba", for lazy votes.
-
-    Raises:
-        ValueError, NotImplementedError: as `dynamic_routing` does.
+    Arguments are as there, but for `impl`; see `dynamic_routing`, and for its errors.
     """
     heat = temperatures(iterations, inverse_temperature)
     votes = _lazy(votes, activation, None, True)
@@ -85,33 +64,19 @@ def em_routing(
     if path is None:
         return functional.em_routing(votes, None, beta_u, beta_a, iterations, heat)
     votes.shares += 1  # no fast path asks for them
-    routed: Routed = path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
-    return routed
+    return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
 
 
 def conv2d(
-    x: Float[Tensor, "batch channels height width"],
-    weight: Float[Tensor, "outputs channels kernel_height kernel_width"],
-    bias: Float[Tensor, " outputs"] | None = None,
-    stride: int | tuple[int, int] = 1,
-    *,
-    impl: Impl = "auto",
-) -> Float[Tensor, "batch outputs out_height out_width"]:
+    x: Float[Tensor, "batch channels height width"], weight: Float[Tensor, "outputs channels rows columns"],
+    bias: Float[Tensor, " outputs"] | None = None, stride: int | tuple[int, int] = 1, *, impl: Impl = "auto",
+) -> Float[Tensor, "batch outputs out_height out_width"]:  # fmt: skip
     """`torch.nn.functional.conv2d` without padding; on a CPU, large kernels in the frequency domain.
 
     The 9x9 convolution of primary capsules is most of the arithmetic of a capsule network. In the frequency domain it
-    takes a fifth of the products, at the same precision in float32.
-
-    Args:
-        x: the map.
-        weight: the kernel, at most as large.
-        bias: a number for each output channel, or None.
-        stride: in pixels, at least 1.
-        impl: "auto", "reference" (torch's own) or "cpu" (in the frequency domain, where that takes fewer products).
-
-    Raises:
-        ValueError: for shapes that do not fit, or an implementation that cannot take these tensors.
-        NotImplementedError: when a second derivative is asked of "cpu".
+    takes a fifth of the products, at the same precision in float32. `impl` is "auto", "reference" (torch's own) or
+    "cpu" (in the frequency domain, where that takes fewer products). ValueError for shapes that do not fit, and as
+    `dynamic_routing`.
     """
     _, channels, rows, columns = weight.shape
     check_shape("x", x, ("batch", "channels", "height", "width"), channels=channels)
@@ -129,15 +94,8 @@ def in_blocks(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tens
     """`route(votes, *others)`, for a routing without a fast path of its own: the votes of a batch are never stored.
 
     Where votes are products of poses and matrices, a block of samples is routed at a time, and its votes are made once
-    more for the gradient.
-
-    Args:
-        route: gives tensors `[batch, ...]`, the couplings last.
-        votes: of a layer.
-        others: tensors `[batch, ...]` that go in blocks too, or None.
-
-    Returns:
-        What `route` gives; None for couplings that nobody asked for.
+    more for the gradient. `route` gives tensors `[batch, ...]`, the couplings last: None unless somebody asked for
+    them. The others, tensors `[batch, ...]` or None, go in blocks too.
     """
     whole = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active() or not made_anew(votes).usable
     if whole or len(votes.children.pose) == 0:
@@ -149,13 +107,8 @@ def in_blocks(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tens
 def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str, str]:
     """Name of the implementation of `op` that would run on these operands, and the reason in words.
 
-    Args:
-        op: "conv2d", "dynamic_routing" or "em_routing".
-        operands: the votes of a routing, lazy or given; map and weight of a convolution.
-        impl: see `dynamic_routing`.
-
-    Raises:
-        ValueError: if `impl` is unknown, or asked for by name and not usable.
+    Operands are the votes of a routing, lazy or given, or map and weight of a convolution. ValueError if `impl` is
+    unknown, or asked for by name and not usable.
     """
     path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)
     return ("reference" if path is None else path.impl), reason
@@ -185,7 +138,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
 
 def implementations(op: str) -> list[str]:
     """Names of the implementations of an operator, "auto" and "reference" first."""
-    names = [path.impl for path in registry.paths(op)]
+    names = [path.impl for path in registry.PATHS[op]]
     return ["auto", "reference", *names, *(["cpu"] if "blocked" in names else [])]
 
 
@@ -199,11 +152,9 @@ def _lazy(votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None,
         check_floating(pose=pose, activation=activation, weight=votes.weight, shift=votes.shift, bias=votes.bias)
         if votes.count % len(votes.weight):
             raise ValueError(f"weight: expected matrices for {votes.count} children, got {len(votes.weight)}")
-        inner = votes.weight.shape[2]
-        if pose.shape[-1] % inner:
-            raise ValueError(
-                f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {pose.shape[-1]}"
-            )
+        inner, in_dim = votes.weight.shape[2], pose.shape[-1]
+        if in_dim % inner:
+            raise ValueError(f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}")
         if pose.shape[:-1] != activation.shape:
             raise ValueError(f"activation: expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}")
     return votes
@@ -221,7 +172,7 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         if impl != "auto":
             raise ValueError(f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference")
         return None, "torch.func transforms see through torch's own operations alone"
-    paths, reasons = registry.paths(op), []
+    paths, reasons = registry.PATHS[op], []
     names = [path.impl for path in paths]
     name = "blocked" if impl == "cpu" and "cpu" not in names else impl
     for path in paths:

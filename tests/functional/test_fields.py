@@ -107,7 +107,7 @@ def test_one_more_parent_of_weight_one(convention):
     windows = Windows(5, 5, 3, 2, convention=convention)
     x = torch.randn(2, 2, 2, 18, 3, generator=seeded(), dtype=torch.float64) * 5
     weight = x.exp()
-    torch.testing.assert_close(windows.share(x, leaky=True), weight / (windows.total(weight) + 1))
+    torch.testing.assert_close(windows.share(x, leaky=True), weight / (windows.among(weight, torch.Tensor.sum) + 1))
     x, weight = x[:, 0, 0], weight[:, 0, 0]
     torch.testing.assert_close(Everything().share(x, leaky=True), weight / (weight.sum(dim=-1, keepdim=True) + 1))
 

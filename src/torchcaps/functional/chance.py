@@ -16,21 +16,11 @@ _WORD = 0xFFFFFFFF  # 32 bits
 def random_logits(
     children: int, parents: int, seed: int = 0, *, scale: float = 1.0, device: torch.device | str | None = None
 ) -> Float[Tensor, "children parents"]:
-    """`scale * g_ij` of normal numbers g that depend on (seed, i, j, parents) alone.
+    """`scale * g_ij` of normal numbers g that depend on (seed, i, j, parents) alone: `[children, parents]` float32.
 
     No generator is drawn from: each number is a hash of its place, so that every device gives the same numbers up to
-    rounding, nothing needs to be stored, and a compiled model may hold it.
-
-    Args:
-        seed: from 0 to 2^32 - 1.
-        scale: standard deviation, at least 0.
-        device: where to make it; None is torch's default.
-
-    Returns:
-        `[children, parents]` float32.
-
-    Raises:
-        ValueError: for a seed or scale out of range.
+    rounding, nothing needs to be stored, and a compiled model may hold it. ValueError for a seed out of 32 bits, or for
+    a scale, the standard deviation, below 0.
     """
     check_range("seed", seed, low=0, high=_WORD)
     check_range("scale", scale, low=0.0)
@@ -43,11 +33,7 @@ def random_logits(
 def random_coupling(
     children: int, parents: int, seed: int = 0, *, scale: float = 1.0, device: torch.device | str | None = None
 ) -> Float[Tensor, "children parents"]:
-    """`softmax_j` of `random_logits`, whose arguments and errors it has; scale 0 gives uniform couplings.
-
-    Returns:
-        `[children, parents]` float32 in [0, 1]; rows sum to one.
-    """
+    """`softmax_j` of `random_logits`: `[children, parents]` float32; scale 0 gives uniform couplings."""
     return random_logits(children, parents, seed, scale=scale, device=device).softmax(dim=-1)
 
 

@@ -27,8 +27,7 @@ CONVENTIONS = get_args(Convention)
 class Field(ABC):
     """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
 
-    convention: Convention
-    """The name of the competition; see `Windows`."""
+    convention: Convention  # the name of the competition; see `Windows`
 
     @property
     @abstractmethod
@@ -57,32 +56,17 @@ class Field(ABC):
         return None
 
     def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-        """`reduce` (Tensor.sum or amax) `[batch, *positions, i, j]` over the parents that compete for a child.
-
-        The outcome stands in the place of each of them; axes of length one where all are equal.
-        """
+        """`reduce` (Tensor.sum or amax) over the parents that compete for a child; axes of one where all are equal."""
         return reduce(x, dim=-1, keepdim=True)
 
-    def total(self, x: Float[Tensor, "batch *positions i j"]) -> Tensor:
-        """Sum over the parents that compete for a child; see `among`."""
-        return self.among(x, Tensor.sum)
-
-    def share(
-        self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
-    ) -> Float[Tensor, "batch *positions i j"]:
-        """Softmax over the parents that compete for a child.
-
-        Args:
-            log_weight: `[batch, *positions, i, parents]`.
-            leaky: let one more parent compete, "none of the above", whose log weight is 0.
-        """
+    def share(self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False) -> Tensor:
+        """Softmax over the parents that compete for a child; if leaky, one more competes, of logit 0."""
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
         high = self.among(log_weight.detach(), Tensor.amax)
-        if leaky:
-            high = high.clamp(min=0.0)
+        high = high.clamp(min=0.0) if leaky else high
         weight = (log_weight - high).exp()
-        total = self.total(weight)
+        total = self.among(weight, Tensor.sum)
         return weight / (total + (-high).exp() if leaky else total)
 
     def first(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
@@ -95,8 +79,7 @@ class Everything(Field):
     """Every child of the map votes for every parent.
 
     Attributes:
-        height: of the map, in positions; None for children without places.
-        width: of the map.
+        height, width: of the map, in positions; None for children without places.
         positions: where children already stand at the positions of their parents, these; empty otherwise.
     """
 
@@ -111,25 +94,21 @@ class Everything(Field):
         return () if self.height is None or self.width is None else (self.height, self.width)
 
     def count(self, types: int) -> int:
-        """i."""
         return math.prod(self.space) * types
 
     def gather(self, x: Float[Tensor, "batch *space n *rest"]) -> Float[Tensor, "batch i *rest"]:
-        """All children in one row, position after position; those at their parents' positions as they are."""
         return x if self.positions else x.flatten(1, 1 + len(self.space))
 
     def scatter(self, x: Float[Tensor, "batch i"]) -> Float[Tensor, "batch *space n"]:
-        """Back to the map."""
         return x if self.positions else x.unflatten(1, (*self.space, -1))
 
 
 @dataclass(frozen=True)
 class Windows(Field):
-    """Square windows that slide over a map: a convolution.
+    """Square windows that slide over a map: a convolution. ValueError for windows larger than the padded map.
 
     Attributes:
-        height: of the map, in positions.
-        width: of the map.
+        height, width: of the map, in positions.
         kernel: side of a window, K.
         stride: positions from one window to the next.
         padding: rows and columns of absent children (pose and activation 0) on each side of the map, below K.
@@ -137,9 +116,6 @@ class Windows(Field):
             paper. "type": over the types of each window; parents at different positions do not compete. "space": over
             positions for each type, as in the authors' code. "patch": over types and all windows with the place in the
             window in the child's stead, which lumps different children together; for comparison with code that does so.
-
-    Raises:
-        ValueError: for a window larger than the padded map, sizes out of range, or another convention.
     """
 
     height: int
@@ -150,7 +126,6 @@ class Windows(Field):
     convention: Convention = "all"
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         check_positive(kernel=self.kernel, stride=self.stride)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
         edge, _, gap = self.slide
@@ -168,17 +143,14 @@ class Windows(Field):
     def padded(self) -> tuple[int, int]:
         """Height and width with what is absent."""
         edge, _, gap = self.slide
-        height, width = ((side - 1) * gap + 1 + 2 * edge for side in (self.height, self.width))
-        return height, width
+        return (self.height - 1) * gap + 1 + 2 * edge, (self.width - 1) * gap + 1 + 2 * edge
 
     @property
     def positions(self) -> tuple[int, int]:
-        """Rows and columns of windows."""
-        rows, columns = ((side - self.kernel) // self.slide[1] + 1 for side in self.padded)
-        return rows, columns
+        (height, width), (_, step, _) = self.padded, self.slide
+        return (height - self.kernel) // step + 1, (width - self.kernel) // step + 1
 
     def count(self, types: int) -> int:
-        """i: K * K * types."""
         return self.kernel**2 * types
 
     def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
@@ -191,21 +163,17 @@ class Windows(Field):
         return wide
 
     def gather(self, x: Float[Tensor, "batch height width n *rest"]) -> Float[Tensor, "batch rows columns i *rest"]:
-        """Each window's capsules: `[batch, height, width, n, ...]` -> `[batch, rows, columns, K * K * n, ...]`."""
         return self._unfold(self.pad(x))
 
     def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
-        """The sum over the windows with a child; 0 for a child that no window contains."""
         return self._inside(self._fold(x))
 
     def present(self, types: int) -> Tensor | None:
-        """1 for each child that is on the map and 0 for padding, `[1, rows, columns, K * K * types]`."""
         if self.padded == (self.height, self.width):
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
 
     def among(self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]) -> Tensor:
-        """`reduce` over the parents that compete for a child; see `convention`."""
         onto_map = self._fold if reduce is Tensor.sum else self._largest  # over the windows with a child
         if self.convention == "type":
             return super().among(x, reduce)
@@ -217,8 +185,7 @@ class Windows(Field):
         return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        """Equal couplings. The authors' code starts at 1 / parent types, although types do not compete there."""
-        if self.convention == "space":
+        if self.convention == "space":  # the authors' code starts so, although types do not compete there
             return torch.full_like(like, 1.0 / like.shape[-1])
         return super().first(like)
 
@@ -265,5 +232,4 @@ class Transposed(Windows):
 
     @property
     def slide(self) -> tuple[int, int, int]:
-        """As of `Windows`."""
         return self.kernel - 1 - self.padding, 1, self.stride

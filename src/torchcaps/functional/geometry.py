@@ -18,15 +18,9 @@ def matrix_votes(
 ) -> Float[Tensor, "*batch children parents dim"]:
     """`V_ij = M_i W_ij`: the child's pose on the left, its transformation to a parent on the right.
 
-    Args:
-        pose: `[batch, *space, children, rows * inner]`, row-major matrices; taken in the type of the weight.
-        weight: `[children, parents, inner, outer]`; 4 x 4 in the paper, where poses have 4 rows.
-
-    Returns:
-        `[batch, *space, children, parents, rows * outer]`; float32 for weights in float16.
-
-    Raises:
-        ValueError: if the shapes do not fit, or for other than floating point.
+    Poses, row-major matrices, are `[batch, *space, children, rows * inner]`, taken in the type of the weight
+    `[children, parents, inner, outer]`, 4 x 4 in the paper. Votes are `[batch, *space, children, parents, rows *
+    outer]`, float32 for weights in float16. ValueError for shapes that do not fit, or other than floating point.
     """
     check_shape("weight", weight, ("children", "parents", "inner", "outer"))
     children, _, inner, _ = weight.shape
@@ -36,14 +30,12 @@ def matrix_votes(
 
 
 def coordinate_addition(
-    votes: Float[Tensor, "*batch height width children parents dim"],
-    rows: Float[Tensor, " height"],
-    columns: Float[Tensor, " width"],
-    indices: tuple[int, int] = (3, 7),
-) -> Float[Tensor, "*batch height width children parents dim"]:
+    votes: Float[Tensor, "*batch height width children parents dim"], rows: Float[Tensor, " height"],
+    columns: Float[Tensor, " width"], indices: tuple[int, int] = (3, 7),
+) -> Float[Tensor, "*batch height width children parents dim"]:  # fmt: skip
     """Add a child's place to two elements of its votes: matrices that are shared over positions do not tell it.
 
-    Source: Hinton, Sabour, Frosst, ICLR 2018, section 4.
+    Source: Hinton, Sabour, Frosst, ICLR 2018, section 4. ValueError for shapes that do not fit, or other indices.
 
     Args:
         votes: `[batch, height, width, children, parents, dim]`.
@@ -51,9 +43,6 @@ def coordinate_addition(
         columns: `[width]`, the column coordinate, added to element `indices[1]`.
         indices: elements of the flat pose. (3, 7) are the first two of the right-hand column, as in the paper; the
             authors' code takes (0, 1).
-
-    Raises:
-        ValueError: for shapes that do not fit, or indices outside the pose.
     """
     height, width, dim = votes.shape[-5], votes.shape[-4], votes.shape[-1]
     check_shape("rows", rows, ("height",), height=height)
@@ -97,14 +86,9 @@ def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[floa
     """Where the receptive fields of the last of these layers have their centres, in pixels from the image's centre.
 
     Args:
-        size: of the image in pixels, along one axis.
-        layers: (kernel, stride) of each layer without padding, from the image on.
-
-    Returns:
-        One number per position; the pixel with index `size / 2` is 0, as in the authors' code.
-
-    Raises:
-        ValueError: if a kernel is larger than the map it slides over.
+        size: of the image in pixels, along one axis; the pixel with index `size / 2` is 0, as in the authors' code.
+        layers: (kernel, stride) of each layer without padding, from the image on; ValueError for a kernel larger than
+            the map it slides over.
 
     Example:
         >>> receptive_centres(32, [(5, 2), (3, 2), (3, 1)])

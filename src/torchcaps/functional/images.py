@@ -9,22 +9,15 @@ from torchcaps.errors import check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 
+Images = Float[Tensor, "batch channels height width"]
 
-def move_by_matrix(
-    images: Float[Tensor, "batch channels height width"], matrices: Float[Tensor, "batch 3 3"]
-) -> Float[Tensor, "batch channels height width"]:
+
+def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Images:
     """Move the content of each image by a matrix of its own, bilinearly, with zeros from outside.
 
-    Args:
-        images: `[batch, channels, height, width]`, floating.
-        matrices: `[batch, 3, 3]`; what was at (x, y) is at `matrix @ (x, y, 1)` afterwards. The origin is the centre of
-            the image, x goes to the right, y downwards, and the unit is half of the longer side.
-
-    Returns:
-        `[batch, channels, height, width]`.
-
-    Raises:
-        ValueError: for other axes, or counts that differ. torch.linalg.LinAlgError: for a matrix without an inverse.
+    What was at (x, y) is at `matrix @ (x, y, 1)` afterwards. The origin is the centre of the image, x goes to the
+    right, y downwards, and the unit is half of the longer side. ValueError for other axes, or counts that differ;
+    torch.linalg.LinAlgError for a matrix without an inverse.
     """
     check_shape("images", images, ("batch", "channels", "height", "width"))
     check_shape("matrices", matrices, ("batch", "rows", "columns"), batch=len(images), rows=3, columns=3)
@@ -38,34 +31,19 @@ def move_by_matrix(
 
 
 def shift_matrices(shifts: Float[Tensor, "batch 2"], img_size: tuple[int, int]) -> Float[Tensor, "batch 3 3"]:
-    """Matrices, as `move_by_matrix` takes them, of shifts.
-
-    Args:
-        shifts: `[batch, 2]`, pixels to the right and downwards.
-        img_size: (height, width) of the images.
-
-    Returns:
-        `[batch, 3, 3]`.
-    """
+    """Matrices, as `move_by_matrix` takes them, of shifts by pixels to the right and downwards."""
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
     matrices = torch.eye(3, dtype=shifts.dtype, device=shifts.device).repeat(len(shifts), 1, 1)
     matrices[:, :2, 2] = shifts * (2 / max(img_size))
     return matrices
 
 
-def standardise(
-    images: Float[Tensor, "batch channels height width"], least: float = 1e-3
-) -> Float[Tensor, "batch channels height width"]:
+def standardise(images: Images, least: float = 1e-3) -> Images:
     """Each image with mean 0 and standard deviation 1 over all of its pixels and channels together.
 
-    Part of a model and not of its data, so that attacks, sweeps and drawings all speak of pixels in [0, 1].
-
-    Args:
-        images: `[batch, channels, height, width]`, floating; half precision is computed in float32.
-        least: what a smaller standard deviation is taken for, above 0; an image of one grey becomes zero.
-
-    Raises:
-        ValueError: for images of other axes.
+    Part of a model and not of its data, so that attacks, sweeps and drawings all speak of pixels in [0, 1]. Half
+    precision is computed in float32. A standard deviation below `least` is taken for that: an image of one grey becomes
+    zero.
     """
     check_shape("images", images, ("batch", "channels", "height", "width"))
     images = full_precision(images)

@@ -9,12 +9,9 @@ from torchcaps.functional.squash import full_precision
 
 
 def margin_loss(
-    activation: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Tensor,
-    present: float = 0.9,
-    absent: float = 0.1,
-    down_weight: float = 0.5,
-) -> Float[Tensor, ""]:
+    activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"] | Tensor, present: float = 0.9,
+    absent: float = 0.1, down_weight: float = 0.5,
+) -> Float[Tensor, ""]:  # fmt: skip
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
     Source: arXiv 1710.09829, equation 4. Summed over classes, mean over the batch. Known values with ten classes:
@@ -22,13 +19,11 @@ def margin_loss(
 
     Args:
         activation: `[batch, classes]` lengths in [0, 1].
-        labels: `[batch]` class indices, or `[batch, classes]` with 1 where a class is present (several may be).
+        labels: `[batch]` class indices, or `[batch, classes]` with 1 where a class is present (several may be);
+            ValueError for other shapes.
         present: m+, the length wanted of a class that is there.
         absent: m-, the length allowed of a class that is not.
         down_weight: lambda, the weight of absent classes.
-
-    Raises:
-        ValueError: for shapes that do not fit.
     """
     lengths = full_precision(activation)
     target = _as_targets(lengths, labels)
@@ -43,15 +38,9 @@ def spread_loss(
     """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`.
 
     Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, equation 3. Summed over the wrong
-    classes, mean over the batch.
-
-    Args:
-        activation: `[batch, classes]` in [0, 1].
-        labels: `[batch]` class indices.
-        margin: distance wanted between the right activation and each other one; the paper raises it from 0.2 to 0.9.
-
-    Raises:
-        ValueError: for shapes that do not fit.
+    classes, mean over the batch. Activations are `[batch, classes]` in [0, 1], labels `[batch]` class indices;
+    ValueError for other shapes. The margin is the distance wanted between the right activation and each other one; the
+    paper raises it from 0.2 to 0.9.
     """
     activation = full_precision(activation)
     check_shape("labels", labels, ("batch",), batch=activation.shape[0])
@@ -65,15 +54,12 @@ def reconstruction_loss(
 ) -> Float[Tensor, ""]:
     """Squared error summed over pixels and channels, mean over the batch (arXiv 1710.09829, section 4.1).
 
-    The paper adds it with weight 0.0005; on 28x28 images that is 0.392 times the mean squared error.
-
-    Raises:
-        ValueError: if the two shapes differ.
+    The paper adds it with weight 0.0005; on 28x28 images that is 0.392 times the mean squared error. ValueError if the
+    two shapes differ.
     """
     if reconstruction.shape != images.shape:
-        raise ValueError(
-            f"reconstruction: expected the images' shape {list(images.shape)}, got {list(reconstruction.shape)}"
-        )
+        expected, found = list(images.shape), list(reconstruction.shape)
+        raise ValueError(f"reconstruction: expected the images' shape {expected}, got {found}")
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 

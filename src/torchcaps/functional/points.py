@@ -20,16 +20,9 @@ def procrustes(
     centred. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
     equal; that of R is not, and is taken from the condition that R is optimal.
 
-    Args:
-        source: `[batch, points, dim]`, dim 2 or 3; point k corresponds to point k of the target.
-        target: of the same shape.
-
-    Returns:
-        R `[batch, dim, dim]` and t `[batch, dim]`, in float32 for half precision. Where nothing tells a rotation, such
-        as for points that coincide, any one, with a finite gradient.
-
-    Raises:
-        ValueError: for shapes that do not fit.
+    Sets `[batch, points, dim]`, dim 2 or 3, whose points correspond, give R `[batch, dim, dim]` and t `[batch, dim]`,
+    in float32 for half precision. Where nothing tells a rotation, such as for points that coincide, it is any one, with
+    a finite gradient. ValueError for other shapes.
     """
     axes = ("batch", "points", "dim")
     check_shape("source", source, axes)
@@ -77,12 +70,7 @@ def chamfer_distance(
 ) -> Float[Tensor, " batch"]:
     """`mean_n min_m |x_n - y_m|^2 + mean_m min_n |x_n - y_m|^2`, in float32 for half precision.
 
-    Args:
-        points: `[batch, n, dim]`.
-        others: `[batch, m, dim]`; a set of any other size.
-
-    Raises:
-        ValueError: for shapes that do not fit.
+    Sets `[batch, n, dim]` and `[batch, m, dim]` may be of different sizes; ValueError for other shapes.
     """
     check_shape("points", points, ("batch", "n", "dim"))
     check_shape("others", others, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])

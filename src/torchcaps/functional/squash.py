@@ -18,10 +18,7 @@ def full_precision(x: Tensor) -> Tensor:
 def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*kept"]:
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`, at least 1e-4.
 
-    Args:
-        s: any shape, any finite values; half precision is computed in float32.
-        dim: the axis that holds a pose's dimensions.
-        keepdim: keep that axis with length one.
+    Half precision is computed in float32; `dim` is the axis of a pose's dimensions.
     """
     check_floating(s=s)
     s = full_precision(s)
@@ -32,17 +29,11 @@ def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -
 
 
 def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
-    """Shrink vectors to a length below one, keeping their direction: `|s|^2 / (1 + |s|^2) * s / |s|`.
+    """Shrink vectors to a length in [0, 1), keeping their direction: `|s|^2 / (1 + |s|^2) * s / |s|`.
 
-    Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and (almost) zero at zero, so a capsule
-    that is exactly zero does not wake up by itself: give the layer a bias, or weights that are large enough.
-
-    Args:
-        s: any shape; `dim` is the axis of a capsule's dimensions. Half precision is computed and returned in float32.
-        dim: that axis.
-
-    Returns:
-        A tensor of the shape of `s` with lengths in [0, 1).
+    Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and (almost) zero at zero, so a capsule that
+    is exactly zero does not wake up by itself: give the layer a bias, or weights that are large enough. Half precision
+    is computed and returned in float32; `dim` is the axis of a capsule's dimensions.
 
     Example:
         >>> squash(torch.tensor([3.0, 4.0]))
@@ -51,33 +42,21 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
     return squash_with_length(s, dim)[0]
 
 
-def squash_with_length(
-    s: Float[Tensor, "*rest"], dim: int = -1
-) -> tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]:
-    """Squash, and the length of the outcome, `|s|^2 / (1 + |s|^2)`, without a second root (equation 1).
+Pair = tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]
 
-    Returns:
-        The squashed vectors, and their lengths in [0, 1) with the axis `dim` removed.
-    """
+
+def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Pair:
+    """Squash, and the length of the outcome, in [0, 1), without a second root; `dim` is gone from the lengths."""
     scaled, norm, inverse = _measured(s, dim)
     factor = 1.0 / (inverse * inverse / norm + norm)
     return scaled * factor, (norm * factor).squeeze(dim)
 
 
-def steep_squash_with_length(
-    s: Float[Tensor, "*rest"], dim: int = -1
-) -> tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]:
-    """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`, and that length.
+def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Pair:
+    """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`, and that length; 1e-4 for zeros.
 
     Source: Efficient-CapsNet (arXiv 2101.12491). Near zero it leaves vectors as they are, so that short capsules keep
-    their gradient; `squash` flattens them.
-
-    Args:
-        s: any shape; `dim` is the axis of a capsule's dimensions. Half precision is computed and returned in float32.
-        dim: that axis.
-
-    Returns:
-        The squashed vectors, and their lengths in [0, 1] with the axis `dim` removed; 1e-4 for zeros.
+    their gradient; `squash` flattens them. Otherwise as `squash_with_length`.
 
     Example:
         >>> steep_squash_with_length(torch.tensor([3.0, 4.0]))

@@ -25,16 +25,9 @@ def linear_votes(
 ) -> Float[Tensor, "*batch children parents dim"]:
     """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
 
-    Args:
-        pose: `[batch, *space, children, in_dim]`; taken in the type of the weight, as squash gives float32 for half
-            precision.
-        weight: `[children, parents, dim, in_dim]`.
-
-    Returns:
-        `[batch, *space, children, parents, dim]`; float32 for weights in float16, which has no room for products.
-
-    Raises:
-        ValueError: if the shapes do not fit, or for other than floating point.
+    Poses `[batch, *space, children, in_dim]` are taken in the type of the weight `[children, parents, dim, in_dim]`, as
+    squash gives float32 for half precision. Votes `[batch, *space, children, parents, dim]` are float32 for weights in
+    float16, which has no room for products. ValueError for shapes that do not fit, or other than floating point.
     """
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=in_dim)
@@ -119,10 +112,7 @@ class Votes(ABC):
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
 
     def remade(self) -> Callable[[Capsules], Votes] | None:
-        """Makes the same votes of other samples of these children, so that none are stored; None where they are given.
-
-        They add the same bias, which counts as asked for.
-        """
+        """Makes the same votes, bias and all, of other samples of these children; None where they are given."""
         return None
 
     def settle(self) -> bool:
@@ -146,20 +136,14 @@ class Votes(ABC):
         return summed("...jd,...ijd->...ij", pose, self.dense())
 
     def share(
-        self,
-        logits: Float[Tensor, "batch *positions i j"] | None = None,
-        *,
-        leaky: bool = False,
+        self, logits: Float[Tensor, "batch *positions i j"] | None = None, *, leaky: bool = False,
         over: Over = "parents",
-    ) -> Float[Tensor, "batch *positions i j"]:
+    ) -> Float[Tensor, "batch *positions i j"]:  # fmt: skip
         """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
 
-        In an ablation they do not depend on the logits: they are equal, or fixed at random.
-
-        Args:
-            logits: log weights; None before anything is known, which gives equal couplings.
-            leaky: let one more parent compete, "none of the above", whose logit is 0.
-            over: "children" makes the children of a parent compete for it in place of the parents for a child.
+        Without logits, and in an ablation whatever they are, couplings are equal, or fixed at random. A leaky share
+        lets one more parent compete, "none of the above", whose logit is 0. Over "children", those of a parent compete
+        for it.
         """
         like = logits if logits is not None else self._like()
         if self.fixed is not None:
@@ -172,8 +156,7 @@ class Votes(ABC):
             coupling = self.field.first(like)
         else:
             coupling = self.field.share(torch.zeros_like(like) if logits is None else logits, leaky)
-        present = self.present
-        if present is not None:
+        if (present := self.present) is not None:
             coupling = coupling * present.to(coupling).unsqueeze(-1)
         self.shares += 1
         if self.trace is not None:
@@ -190,9 +173,8 @@ class Votes(ABC):
 
     def _like(self) -> Tensor:
         """Zeros in the shape of couplings."""
-        lead = (len(self.children.pose), *self.field.positions)
-        activation = full_precision(self.children.activation)
-        return activation.new_zeros(*lead, self.count, self.parents)
+        shape = (len(self.children.pose), *self.field.positions, self.count, self.parents)
+        return full_precision(self.children.activation).new_zeros(shape)
 
     @abstractmethod
     def _made(self) -> Tensor:
@@ -200,16 +182,13 @@ class Votes(ABC):
 
 
 class GivenVotes(Votes):
-    """Votes that exist already, with what is known of the children.
+    """Votes that exist already, with what is known of the children; ValueError for shapes that do not fit.
 
     Args:
         votes: `[batch, *positions, i, j, d]`.
         activation: `[batch, *positions, i]` in [0, 1]; 1 unless given.
         pose: `[batch, *positions, i, in_dim]`; without dimensions unless given.
         bias: see `Votes`.
-
-    Raises:
-        ValueError: for shapes that do not fit, or other than floating point.
     """
 
     def __init__(
@@ -217,10 +196,8 @@ class GivenVotes(Votes):
         pose: Float[Tensor, "*batch i in_dim"] | None = None, bias: Tensor | None = None,
     ) -> None:  # fmt: skip
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-        check_floating(votes=votes, bias=bias)
-        if activation is None:
-            activation = torch.ones_like(votes[..., 0, 0])
-        check_floating(activation=activation)
+        activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
+        check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
             raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
@@ -237,14 +214,10 @@ class ProductVotes(Votes):
 
     A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed weights.
 
-    Other arguments are those of `Votes`.
-
     Args:
+        children, field, bias: see `Votes`.
         weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where the matrices repeat for k children in turn.
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
-
-    Raises:
-        ValueError: for shapes that do not fit.
     """
 
     def __init__(
@@ -262,15 +235,13 @@ class ProductVotes(Votes):
         return self.per_child(self.weight)
 
     def total(self) -> Tensor:
-        """As of any votes, by one product over all children; absent ones have poses of zeros."""
         if self.shift is not None:
-            return super().total()
+            return super().total()  # else one product over all children; absent ones have poses of zeros
         with self._casting():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
             return full_precision(multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))).flatten(-2)
 
     def remade(self) -> Callable[[Capsules], Votes]:
-        """As of any votes."""
         operands = self.field, self.weight, self.shift, self.bias
         return lambda children: ProductVotes(children, *operands)
 
@@ -281,6 +252,10 @@ class ProductVotes(Votes):
             else:
                 votes = matrix_votes(self.pose, self.matrices)
         return votes if self.shift is None else full_precision(votes) + full_precision(self.shift)
+
+
+AnyVotes = Votes | Float[Tensor, "*batch children parents dim"]
+Bias = Float[Tensor, "parents dim"] | None
 
 
 def as_votes(votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None) -> Votes:

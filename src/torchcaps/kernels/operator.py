@@ -26,20 +26,16 @@ _SCHEMA = {
 class Parts(NamedTuple, Generic[Operands]):
     """What an operator is made from.
 
-    Attributes:
-        forward: operands -> outcomes, in memory of their own.
-        backward: operands, what was kept, gradients of the outcomes that have one, which of the tensors among the
-            operands want a gradient -> a gradient of each tensor, or None; it may be of a larger shape that sums to it.
-        shapes: operands -> empty outcomes.
-        kept: how many of the last outcomes are kept for the backward function, and have no gradient.
-        memory_format: of the gradients.
+    The backward function takes operands, what was kept, gradients of the outcomes that have one, and which of the
+    tensors among the operands want a gradient. It gives each of these one, or None, or one of a larger shape that sums
+    to it.
     """
 
-    forward: Callable[[Operands], tuple[Tensor, ...]]
+    forward: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes, in memory of their own
     backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
-    shapes: Callable[[Operands], tuple[Tensor, ...]]
-    kept: int = 0
-    memory_format: torch.memory_format = torch.contiguous_format
+    shapes: Callable[[Operands], tuple[Tensor, ...]]  # empty outcomes
+    kept: int = 0  # how many of the last outcomes are kept for the backward function, and have no gradient
+    memory_format: torch.memory_format = torch.contiguous_format  # of the gradients
 
 
 def operator(
@@ -80,7 +76,6 @@ def operator(
     backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
     forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
     backward.register_fake(fake_backward)
-
     _differentiable(forward, backward, len(tensors), graded)
     return lambda given: _several(forward(*given))
 

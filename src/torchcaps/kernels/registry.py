@@ -15,40 +15,28 @@ class Support(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """An implementation, such as "numba", of an operation, such as "dynamic_routing".
+    """An implementation, such as "numba", of an operation.
 
-    Attributes:
-        run: takes what the operation takes.
-        supports: takes the operands (the votes; the tensors of a convolution) and says whether it can run.
-        rank: "auto" asks those of lower rank first.
+    `run` takes what the operation takes, `supports` its operands (the votes; the tensors of a convolution), and says
+    whether it can run. "auto" asks those of lower rank first.
     """
 
-    operation: str
     impl: str
     run: Callable[..., Any]
     supports: Callable[..., Support]
     rank: int
 
 
-_PATHS: dict[str, list[FastPath]] = {}
+PATHS: dict[str, list[FastPath]] = {}  # of each operation, best first
 
 
 def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, rank: int) -> Callable[[Run], Run]:
     """Decorator: makes a function known as the implementation `impl` of an operation."""
 
     def register(run: Run) -> Run:
-        others = [path for path in _PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(operation, impl, run, supports, rank)
-        _PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
+        others = [path for path in PATHS.get(operation, []) if path.impl != impl]
+        path = FastPath(impl, run, supports, rank)
+        PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
         return run
 
     return register
-
-
-def paths(operation: str) -> list[FastPath]:
-    """The fast paths of an operation, best first.
-
-    Raises:
-        KeyError: for an operation without any.
-    """
-    return _PATHS[operation]

@@ -25,16 +25,7 @@ def block_bytes(x: Tensor) -> int:
 
 
 def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
-    """Route blocks of samples; nothing is kept of them for the gradient but what went in.
-
-    Args:
-        route: `(votes, *others)` of some samples -> tensors of these samples, the couplings last.
-        votes: that can be made anew.
-        others: tensors `[batch, ...]` of the same samples, or None.
-
-    Returns:
-        What `route` gives, for all samples; None for couplings that nobody asked for.
-    """
+    """Route blocks of samples as `ops.in_blocks` does; nothing is kept of them for the gradient but what went in."""
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
     make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast
     if make is None:

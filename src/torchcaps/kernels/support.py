@@ -33,12 +33,10 @@ def other_type(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> str
 
 def operands(votes: Votes) -> dict[str, Tensor | None]:
     """The tensors that votes are made from, by name."""
-    named: dict[str, Tensor | None] = {"pose": votes.children.pose, "activation": votes.children.activation}
-    if isinstance(votes, ProductVotes):
-        named |= {"weight": votes.weight, "shift": votes.shift}
-    else:
-        named = {"votes": votes.dense()}
-    return named | {"bias": votes.bias}
+    if not isinstance(votes, ProductVotes):
+        return {"votes": votes.dense(), "bias": votes.bias}
+    pose, activation = votes.children
+    return {"pose": pose, "activation": activation, "weight": votes.weight, "shift": votes.shift, "bias": votes.bias}
 
 
 def padded_windows(field: Field) -> Windows | None:

@@ -6,7 +6,6 @@ from torchcaps.nn.em import EMRouting as EMRouting
 from torchcaps.nn.heinsen import Heinsen2019 as Heinsen2019
 from torchcaps.nn.heinsen import Heinsen2022 as Heinsen2022
 from torchcaps.nn.heinsen import RoutingHead as RoutingHead
-from torchcaps.nn.implementation import set_impl as set_impl
 from torchcaps.nn.inverted_attention import InvertedAttention as InvertedAttention
 from torchcaps.nn.layers import CapsuleLinear as CapsuleLinear
 from torchcaps.nn.layers import ClassCaps as ClassCaps
@@ -30,6 +29,7 @@ from torchcaps.nn.routers import UniformRouting as UniformRouting
 from torchcaps.nn.routers import create_router as create_router
 from torchcaps.nn.routers import list_routers as list_routers
 from torchcaps.nn.routers import register_router as register_router
+from torchcaps.nn.routers import set_impl as set_impl
 from torchcaps.nn.self_attention import SelfAttention as SelfAttention
 from torchcaps.nn.self_routing import PoseVotes as PoseVotes
 from torchcaps.nn.self_routing import SelfRouting as SelfRouting

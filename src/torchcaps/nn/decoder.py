@@ -17,10 +17,6 @@ def mask_capsules(
     """Poses with all but one capsule set to zero: the labelled one, or without labels the most active one.
 
     Source: arXiv 1710.09829, section 4.1. All inputs of the decoder are kept, so that it knows which class it draws.
-
-    Args:
-        capsules: pose `[batch, classes, dim]`, activation `[batch, classes]`.
-        labels: `[batch]` class indices (training), or None (prediction).
     """
     pose, activation = capsules
     chosen = activation.argmax(dim=1) if labels is None else labels
@@ -31,14 +27,8 @@ def mask_capsules(
 class FullyConnectedDecoder(nn.Module):
     """Three linear layers: ReLU, ReLU, sigmoid (arXiv 1710.09829, figure 2).
 
-    Args:
-        num_capsules: class capsules.
-        pose_dim: dimensions of each.
-        image_shape: (channels, height, width) of the image to draw.
-        hidden: widths of the two hidden layers; 512 and 1024 in the paper.
-
-    Shapes:
-        input: masked poses `[batch, num_capsules, pose_dim]`; output `[batch, channels, height, width]` in [0, 1].
+    Masked poses `[batch, num_capsules, pose_dim]` become images `[batch, *image_shape]` in [0, 1]. The two hidden
+    layers are of the paper's widths.
     """
 
     def __init__(
@@ -54,7 +44,6 @@ class FullyConnectedDecoder(nn.Module):
         )  # fmt: skip
 
     def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
-        """Draw the capsule that the mask left."""
         first = next(self.parameters())
         return self.layers(masked.flatten(1).to(first.dtype)).unflatten(1, self.image_shape)
 
@@ -74,7 +63,6 @@ class UpsamplingDecoder(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(widths))
 
     def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
-        """Draw the capsule that the mask left."""
         x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
         *growing, last = self.convolutions
         for convolution in growing:

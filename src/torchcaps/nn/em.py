@@ -28,9 +28,6 @@ class EMRouting(Router):
         beta_u: value at the start.
         beta_a: value of `lambda * beta_a` at the start; 0 is an activation of 1/2 for a parent without data.
         impl: "auto", "reference", "blocked" or "numba"; see `torchcaps.ops`.
-
-    Raises:
-        ValueError: for iterations out of range, or another number of temperatures.
     """
 
     operators = ("em_routing",)
@@ -42,21 +39,17 @@ class EMRouting(Router):
         beta_a: float = 0.0, impl: ops.Impl = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        check_iterations(iterations)
-        self.iterations, self.impl = iterations, impl
+        self.iterations, self.impl = check_iterations(iterations), impl
         self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
         self.beta_u, self.beta_a = (nn.Parameter(torch.full((1,), float(value))) for value in (beta_u, beta_a))
 
     def build(self, sizes: LayerSizes) -> None:
-        """One pair of costs for each parent."""
         if self.sizes is None:
-            self.beta_u, self.beta_a = (
-                nn.Parameter(beta.detach().expand(sizes.parents).clone()) for beta in (self.beta_u, self.beta_a)
-            )
+            pair = self.beta_u.detach(), self.beta_a.detach()
+            self.beta_u, self.beta_a = (nn.Parameter(beta.repeat(sizes.parents)) for beta in pair)
         super().build(sizes)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Procedure 1 of the paper."""
         # Of equal couplings every M-step is the first one, and the last one's temperature tells.
         heat = self.inverse_temperature[-1:] if votes.settle() else self.inverse_temperature
         beta_u, beta_a = (beta.expand(votes.parents) for beta in (self.beta_u, self.beta_a))
@@ -64,7 +57,6 @@ class EMRouting(Router):
         return ops.em_routing(votes, None, beta_u, beta_a, len(heat), heat, impl=self.impl)
 
     def stopped(self, iterations: int) -> Router:
-        """This router, stopped after so many iterations where it has more."""
         copy: Any = super().stopped(iterations)
         if copy is not self:
             copy.inverse_temperature = self.inverse_temperature[:iterations]

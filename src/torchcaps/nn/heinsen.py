@@ -21,13 +21,7 @@ class Heinsen2022(Router):
 
     With `FactorisedVotes` no vote is ever made. In a layer for one child, all of any number of children share the
     parameters, and what using or ignoring one is worth is read from its pose. The activation of a child is 1, or 0 for
-    padding.
-
-    Args:
-        iterations: from 1 to 100; the paper has 2. One is no routing: shares are equal, and credit is what is learned.
-
-    Raises:
-        ValueError: for iterations out of range.
+    padding. The paper has 2 iterations; one is no routing: shares are equal, and credit is what is learned.
     """
 
     activation, exchangeable = "none", False
@@ -37,7 +31,6 @@ class Heinsen2022(Router):
         self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
-        """The paper's parameters, at the authors' start."""
         n, d, m, h = sizes
         self.W_A, self.B_A = nn.Parameter(torch.randn(n, d) * 2 * d**-0.5), nn.Parameter(torch.zeros(n))
         self.W_G1, self.W_G2 = nn.Parameter(torch.randn(h, d) * h**-0.5), nn.Parameter(torch.randn(m, d))
@@ -76,13 +69,7 @@ class Heinsen2019(Router):
     """Generative matrix routing (arXiv 1911.00792): parents are Gaussians, as in EM routing.
 
     What differs: the activation of a parent is the net benefit of the data that it uses over the data that it ignores.
-    In a layer for one child, all of any number of children share the parameters.
-
-    Args:
-        iterations: from 1 to 100; the paper has 3.
-
-    Raises:
-        ValueError: for iterations out of range.
+    In a layer for one child, all of any number of children share the parameters. The paper has 3 iterations.
     """
 
     activation, exchangeable = "probability", False
@@ -92,7 +79,6 @@ class Heinsen2019(Router):
         self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
-        """Vectors that are added to the votes, and the benefit and cost of each child; all start at zero."""
         self.B = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.dim))
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(sizes.children, sizes.parents)) for _ in range(2))
 
@@ -137,9 +123,6 @@ class RoutingHead(nn.Module):
         input `[batch, n, dim]`, any numbers (normalised first), and optionally which vectors are there, `[batch, n]`;
         output logits `[batch, classes]`.
 
-    Raises:
-        ValueError: for sizes or iterations below one, or features that do not fit.
-
     Example:
         >>> RoutingHead(768, 10)(torch.randn(2, 197, 768)).shape
         torch.Size([2, 10])
@@ -161,7 +144,6 @@ class RoutingHead(nn.Module):
     def forward(
         self, features: Float[Tensor, "batch n dim"], present: Bool[Tensor, "batch n"] | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """Logits of the classes."""
         lengths = {} if self.length is None else {"n": self.length}
         check_shape("features", features, ("batch", "n", "dim"), dim=self.dim, **lengths)
         pose = full_precision(self.norm(features))

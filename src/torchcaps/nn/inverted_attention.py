@@ -17,14 +17,8 @@ class InvertedAttention(Router):
     """Parents, the queries, compete for each child: the softmax runs over them and not over the votes that they read.
 
     Nothing tells whether a parent is present. In a stack, whose passes interleave, a call begins with the parents of
-    the pass before: take one iteration there.
-
-    Args:
-        iterations: from 1 to 100; the paper has 2. Without parents of a pass before, the first has equal couplings, so
-            that one iteration is no attention at all.
-
-    Raises:
-        ValueError: for iterations out of range.
+    the pass before: take one iteration there; the paper has 2. Without parents of a pass before, the first has equal
+    couplings, so that one iteration is no attention at all.
     """
 
     activation, convention = "none", "type"
@@ -34,7 +28,6 @@ class InvertedAttention(Router):
         self.iterations = check_iterations(iterations)
 
     def learn(self, sizes: LayerSizes) -> None:
-        """A LayerNorm over the dimensions of a parent; a single number is left as it is."""
         self.norm = nn.LayerNorm(sizes.dim) if sizes.dim > 1 else nn.Identity()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:

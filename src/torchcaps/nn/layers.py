@@ -5,34 +5,30 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_positive, check_range, check_shape
 from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
 from torchcaps.functional.geometry import coordinate_addition
-from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import RouteFunction, create_router
+from torchcaps.nn.routed import MAP, RoutedLayer
+from torchcaps.nn.routers import Routing, create_router
 from torchcaps.nn.votes import LinearVotes, MatrixVotes
 from torchcaps.types import Capsules, LayerSizes
+
+PoseSize = int | tuple[int, int]
 
 
 class CapsuleLinear(RoutedLayer):
     """Fully connected capsules (arXiv 1710.09829, equations 1-3): `vote_ij = weight[i, j] @ pose_i`, then routing.
 
     Args:
-        in_capsules: I, number of children.
-        in_dim: dimensions of a child's pose.
-        out_capsules: J, number of parents.
-        out_dim: D, dimensions of a parent's pose.
+        in_capsules, in_dim: I, number of children, and the dimensions of their poses.
+        out_capsules, out_dim: J, number of parents, and D, the dimensions of their poses.
         routing: see `RoutedLayer`, and for its `routing_options`, e.g. `iterations=2`.
         bias: a learned `[J, D]` vector added inside every iteration; see `LinearVotes`, and for `init_std`.
 
     Shapes:
         input Capsules (or their pose) `[batch, I, in_dim]`; output Capsules with pose `[batch, J, D]` and activation
-        `[batch, J]`. `weight` is `[I, J, D, in_dim]`.
-
-    Raises:
-        ValueError: for sizes below one, an unknown routing, or input of another shape. TypeError: unknown option.
+        `[batch, J]`. `weight` is `[I, J, D, in_dim]`. ValueError for others, TypeError for an unknown option.
 
     Example:
         >>> CapsuleLinear(1152, 8, 10, 16, iterations=2)(torch.rand(4, 1152, 8)).activation.shape
@@ -40,9 +36,8 @@ class CapsuleLinear(RoutedLayer):
     """
 
     def __init__(
-        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int,
-        routing: str | nn.Module | RouteFunction = "dynamic", *, bias: bool = False, init_std: float | None = None,
-        **routing_options: Any,
+        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: Routing = "dynamic", *,
+        bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
         check_positive(**sizes)
@@ -51,7 +46,6 @@ class CapsuleLinear(RoutedLayer):
         self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = sizes.values()
 
     def check(self, children: Capsules) -> None:
-        """Raise ValueError unless these are so many children without places."""
         axes = ("batch", "children", "dim")
         check_shape("children", children.pose, axes, children=self.in_capsules, dim=self.in_dim)
 
@@ -59,20 +53,17 @@ class CapsuleLinear(RoutedLayer):
 class ConvCaps(RoutedLayer):
     """Convolutional capsules: the capsules of each K x K window vote for the parents at its place.
 
-    The matrices are shared over positions, like the kernel of a convolution.
-
-    Other arguments are those of `CapsuleLinear`; `init_std` of `MatrixVotes` where poses are matrices.
+    The matrices are shared over positions, like the kernel of a convolution. Other arguments and errors are those of
+    `CapsuleLinear`; `init_std` is of `MatrixVotes` where poses are matrices.
 
     Args:
-        in_types: B, capsule types of the map.
-        out_types: C, parent types.
+        in_types, out_types: B and C, capsule types of the map and of the parents.
         kernel_size: K.
         stride: positions from one window to the next.
         padding: rows and columns of absent children on each side of the map, below K.
         pose_size: P, where poses are P x P matrices; or (in_dim, out_dim), where they are vectors.
         convention: which parents compete for a child: "all", "type", "space" or "patch"; see `functional.Windows`. By
             default as the routing was published: over all windows with a child for "em" and "dynamic".
-        bias: a learned vector for each parent type's sum of votes.
 
     Shapes:
         input Capsules with pose `[batch, height, width, B, in_dim]`; output Capsules with pose
@@ -80,44 +71,34 @@ class ConvCaps(RoutedLayer):
         `rows = (height + 2 padding - K) // stride + 1`. `weight` is `[K * K * B, C, P, P]`, or
         `[K * K * B, C, out_dim, in_dim]`. The coupling on record is `[batch, rows, columns, K * K * B, C]`; where the
         parents of several windows compete for a child, it sums to less than one in each.
-
-    Raises:
-        ValueError: for sizes below one, an unknown convention or routing, or input of another shape. TypeError:
-            unknown option.
     """
 
+    axes = MAP
     _Field: type[Windows | Transposed] = Windows
 
     def __init__(
         self, in_types: int, out_types: int, kernel_size: int = 3, stride: int = 1, *, padding: int = 0,
-        routing: str | nn.Module | RouteFunction = "em", pose_size: int | tuple[int, int] = 4,
-        convention: Convention | None = None, bias: bool = False, init_std: float | None = None, **routing_options: Any,
+        routing: Routing = "em", pose_size: PoseSize = 4, convention: Convention | None = None, bias: bool = False,
+        init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         check_positive(in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride)
         check_range("padding", padding, low=0, high=kernel_size - 1)
-        if convention is not None:
-            check_known("convention", convention, CONVENTIONS)
         router = create_router(routing, **routing_options)
-        chosen = convention or router.convention
+        chosen = router.convention if convention is None else convention
+        check_known("convention", chosen, CONVENTIONS)
         windows = self._windows(kernel_size, stride, chosen == "type")
         votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=windows)
         field = partial(self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen)
         super().__init__(votes, router, field)
         self.in_types, self.kernel_size, self.stride, self.padding = in_types, kernel_size, stride, padding
-        self.convention = chosen
+        self.convention, self.expected = chosen, {"types": in_types}
 
     @staticmethod
     def _windows(kernel: int, stride: int, local: bool) -> float:
         """How many windows' parents compete for a child, about; see `LinearVotes`."""
         return 1.0 if local else max(1.0, (kernel / stride) ** 2)
 
-    def check(self, children: Capsules) -> None:
-        """Raise ValueError unless this is a map of these types."""
-        axes = ("batch", "height", "width", "types", "dim")
-        check_shape("children", children.pose, axes, types=self.in_types, dim=self.votes.sizes.in_dim)
-
     def extra_repr(self) -> str:
-        """Sizes of the layer and its windows."""
         padding = f", padding={self.padding}" if self.padding else ""
         windows = f"kernel_size={self.kernel_size}, stride={self.stride}{padding}, convention={self.convention!r}"
         return f"{super().extra_repr()}, {windows}"
@@ -142,60 +123,48 @@ class ClassCaps(RoutedLayer):
     """Class capsules: every capsule of the map votes for every class, in one routing.
 
     The matrices belong to capsule types and are shared over positions; coordinate addition tells the votes where they
-    come from. Other arguments are those of `ConvCaps`.
+    come from. Other arguments and errors are those of `ConvCaps`.
 
     Args:
-        in_types: D, capsule types of the map.
-        classes: E.
+        in_types, classes: D, capsule types of the map, and E.
         centres: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
             leaves coordinate addition out. See `functional.receptive_centres`.
         indices: which two elements of the flat vote; by default the first two of the right-hand column of a matrix, as
             in the paper: (3, 7) of 16; of a vector the first two.
-        bias: a learned vector for each class's sum of votes.
 
     Shapes:
         input Capsules with pose `[batch, height, width, D, in_dim]`; output Capsules with pose `[batch, E, out_dim]`
         and activation `[batch, E]`. `weight` is `[D, E, P, P]` or `[D, E, out_dim, in_dim]`; the coupling on record is
         `[batch, height * width * D, E]`.
-
-    Raises:
-        ValueError: for sizes below one, or input of another shape.
     """
 
+    axes = MAP
+
     def __init__(
-        self, in_types: int, classes: int, *, routing: str | nn.Module | RouteFunction = "em",
-        pose_size: int | tuple[int, int] = 4, centres: tuple[Sequence[float], Sequence[float]] | None = None,
-        indices: tuple[int, int] | None = None, bias: bool = False, init_std: float | None = None,
-        **routing_options: Any,
+        self, in_types: int, classes: int, *, routing: Routing = "em", pose_size: PoseSize = 4,
+        centres: tuple[Sequence[float], Sequence[float]] | None = None, indices: tuple[int, int] | None = None,
+        bias: bool = False, init_std: float | None = None, **routing_options: Any,
     ) -> None:  # fmt: skip
         check_positive(in_types=in_types, classes=classes)
-        places = None
+        places, expected = None, {"types": in_types}
         if centres is not None:
             size = pose_size if isinstance(pose_size, int) else None
             indices = indices or ((0, 1) if size is None else (size - 1, 2 * size - 1))
             rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
             blank = torch.zeros(len(rows), len(columns), 1, 1, _sizes(1, 1, pose_size).dim)
             places = coordinate_addition(blank, rows, columns, indices)
+            expected |= {"height": len(rows), "width": len(columns)}
         votes = _votes(in_types, classes, pose_size, bias=bias, init_std=init_std, places=places)
         super().__init__(votes, routing, Everything, **routing_options)
-        self.in_types = in_types
+        self.in_types, self.expected = in_types, expected
 
     @property
-    def centres(self) -> Tensor | None:
+    def centres(self) -> torch.Tensor | None:
         """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
-        places: Tensor | None = self.votes.places
-        return places
-
-    def check(self, children: Capsules) -> None:
-        """Raise ValueError unless this is a map of these types, and of the size that the coordinates are for."""
-        axes = ("batch", "height", "width", "types", "dim")
-        sizes = {"types": self.in_types, "dim": self.votes.sizes.in_dim}
-        if self.centres is not None:
-            sizes |= {"height": self.centres.shape[0], "width": self.centres.shape[1]}
-        check_shape("children", children.pose, axes, **sizes)
+        return self.votes.places
 
 
-def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> LayerSizes:
+def _sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
     """Of poses that are P x P matrices, or vectors of these dimensions."""
     in_dim, dim = (pose_size**2,) * 2 if isinstance(pose_size, int) else pose_size
     for value in (pose_size,) if isinstance(pose_size, int) else pose_size:
@@ -204,9 +173,8 @@ def _sizes(children: int, parents: int, pose_size: int | tuple[int, int]) -> Lay
 
 
 def _votes(
-    children: int, parents: int, pose_size: int | tuple[int, int], *, init_std: float | None, windows: float = 1.0,
-    **options: Any,
-) -> LinearVotes:  # fmt: skip
+    children: int, parents: int, pose_size: PoseSize, *, init_std: float | None, windows: float = 1.0, **options: Any
+) -> LinearVotes:
     """P x P matrices, or vectors of these dimensions."""
     sizes = _sizes(children, parents, pose_size)
     if isinstance(pose_size, int):

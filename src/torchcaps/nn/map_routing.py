@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps import ops
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Convention, Everything, Field
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routed import MAP, RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import checked
 from torchcaps.types import Capsules, LayerSizes, Routed
@@ -45,7 +45,6 @@ class MapRouting(Router):
         self.iterations, self.local = check_iterations(iterations), local
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """The steps in turn, for a block of samples at a time."""
         return Routed(*ops.in_blocks(self._routed, votes))
 
     def _routed(self, votes: Votes) -> Routed:
@@ -72,7 +71,6 @@ class Together(Everything):
     convention: Convention = field(default="patch", init=False)
 
     def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-        """`reduce` over positions and parents; see `Field.among`."""
         return reduce(x, dim=(*range(1, 1 + len(self.positions)), -1), keepdim=True)
 
 
@@ -86,7 +84,6 @@ class Places(Everything):
     """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
 
     def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
-        """As of any field, along rows of a map."""
         return super().share(log_weight, leaky) if leaky else _last(_first(log_weight).softmax(dim=2))
 
 
@@ -137,7 +134,6 @@ class KernelVotes(nn.Module):
         return F.conv2d(maps, self.weight, stride=self.stride, padding=kernel // 2)
 
     def forward(self, children: Capsules, field: Everything) -> Votes:
-        """The votes of these children in this field."""
         return _Convolved(children, field, self)
 
 
@@ -155,21 +151,17 @@ class _Convolved(Votes):
 
     @property
     def activation(self) -> Tensor:
-        """Activations of the child types near each position of the parents."""
         found = full_precision(self.children.activation).movedim(-1, 1)
         return F.interpolate(found, self.field.positions).movedim(1, -1)
 
     def remade(self) -> Callable[[Capsules], Votes]:
-        """As of any votes."""
         self.bias_seen = True
         return partial(_Convolved, field=self.field, of=self.of)
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        """As of any votes."""
         return _last((_first(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
 
     def agreement(self, pose: Tensor) -> Tensor:
-        """As of any votes."""
         return _last((_first(pose).unsqueeze(1) * self.maps()).sum(dim=3))
 
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
@@ -190,20 +182,16 @@ class KernelCaps(RoutedLayer):
     """Convolutional capsules whose child types share one kernel and vote once a position (SegCaps, 1804.04241).
 
     Kernels start such that a parent's sum is about twice as long as its children are; by He's rule alone, what poses
-    say of places fades to a few thousandths within a few layers, as squash shortens what is short.
-
-    Args:
-        in_types, in_dim, out_types, out_dim: capsule types of both maps, and the dimensions of their poses.
-        kernel_size, stride, transposed: see `KernelVotes`.
-        iterations: of routing among the types of each position; 1 is equal couplings.
+    say of places fades to a few thousandths within a few layers, as squash shortens what is short. Arguments are those
+    of `LayerSizes`, for the types of both maps, and of `KernelVotes`; iterations are of routing among the types of each
+    position.
 
     Shapes:
         input Capsules with pose `[batch, height, width, in_types, in_dim]`; output Capsules with pose
         `[batch, rows, columns, out_types, out_dim]`. The coupling is `[batch, rows, columns, in_types, out_types]`.
-
-    Raises:
-        ValueError: for sizes out of range, or input of another shape.
     """
+
+    axes = MAP
 
     def __init__(
         self, in_types: int, in_dim: int, out_types: int, out_dim: int, kernel_size: int = 5, stride: int = 1, *,
@@ -213,11 +201,7 @@ class KernelCaps(RoutedLayer):
         gain = 2 * out_types / (2 * in_types) ** 0.5  # of in_types votes, each counts 1 / out_types
         votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed, gain=gain)
         super().__init__(votes, MapRouting(iterations, local=True), votes.positions)
-
-    def check(self, children: Capsules) -> None:
-        """Raise ValueError unless this is a map of these types."""
-        axes, sizes = ("batch", "height", "width", "types", "dim"), self.votes.sizes
-        check_shape("children", children.pose, axes, types=sizes.children, dim=sizes.in_dim)
+        self.expected = {"types": in_types}
 
 
 def _first(x: Tensor) -> Tensor:

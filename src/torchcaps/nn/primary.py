@@ -15,13 +15,7 @@ Grouping = Literal["position", "flat"]
 
 
 class LargeKernelConv2d(nn.Conv2d):
-    """`nn.Conv2d` without padding, computed by `torchcaps.ops.conv2d`; arguments, parameters and names are torch's.
-
-    Args:
-        kernel_size: height and width of the kernel.
-        stride: in pixels, both ways.
-        impl: "auto", "reference" or "cpu"; see `torchcaps.ops.conv2d`.
-    """
+    """`nn.Conv2d` of square kernels without padding, by `torchcaps.ops.conv2d`; parameters are torch's."""
 
     operators = ("conv2d",)
 
@@ -33,7 +27,6 @@ class LargeKernelConv2d(nn.Conv2d):
         self.impl = impl
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[batch, in_channels, height, width]` -> `[batch, out_channels, out_height, out_width]`."""
         rows, columns = self.stride
         return ops.conv2d(x, self.weight, self.bias, (rows, columns), impl=self.impl)
 
@@ -41,16 +34,9 @@ class LargeKernelConv2d(nn.Conv2d):
 class PrimaryCaps(nn.Module):
     """Convolution, then squash over the dimensions of each capsule; no ReLU between (arXiv 1710.09829, section 4).
 
-    A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's capsule.
-
-    Args:
-        in_channels: channels of the input map.
-        types: capsule types per pixel; the paper has 32.
-        dim: dimensions of a capsule; the paper has 8.
-        kernel_size: 9 in the paper.
-        stride: 2 in the paper.
-        grouping: "flat" makes capsules of `dim` neighbours in a row of one channel's map after another's, as one
-            public code does; they have no places then: `[batch, children, dim]`.
+    A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's capsule. The paper
+    has 32 types of 8 dimensions, kernels of 9 and a stride of 2. Grouping "flat" makes capsules of `dim` neighbours in
+    a row of one channel's map after another's, as one public code does: `[batch, children, dim]`, without places.
 
     Shapes:
         input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
@@ -64,12 +50,10 @@ class PrimaryCaps(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         check_known("grouping", grouping, get_args(Grouping))
-        self.grouping = grouping
-        self.types, self.dim = types, dim
+        self.grouping, self.types, self.dim = grouping, types, dim
         self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
 
     def forward(self, x: Float[Tensor, "batch channels in_height in_width"]) -> Capsules:
-        """Primary capsules of a feature map."""
         if self.grouping == "flat":
             return Capsules(*squash_with_length(self.conv(x).flatten(1).unflatten(1, (-1, self.dim))))
         features = self.conv(x).permute(0, 2, 3, 1)  # [batch, height, width, types * dim]
@@ -89,7 +73,6 @@ class WholeMapConv2d(nn.Conv2d):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels"]:
-        """The sum over the map."""
         height, width = self.kernel_size
         seen = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
         features = (seen * full_precision(self.weight).flatten(1).T).sum(dim=1)
@@ -97,12 +80,7 @@ class WholeMapConv2d(nn.Conv2d):
 
 
 class MatrixPrimaryCaps(nn.Module):
-    """A 1x1 convolution that gives each position `types` capsules: a linear pose and a sigmoid activation.
-
-    Args:
-        in_channels: channels of the feature map.
-        types: B, capsule types.
-        pose_size: P; a pose is a P x P matrix.
+    """A 1x1 convolution that gives each position `types` capsules: a linear P x P pose and a sigmoid activation.
 
     Shapes:
         input `[batch, in_channels, height, width]`; output Capsules with pose
@@ -123,12 +101,10 @@ class MatrixPrimaryCaps(nn.Module):
         self.activation.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Primary capsules of a feature map."""
         pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
         return Capsules(full_precision(pose), torch.sigmoid(full_precision(self.activation(x))).permute(0, 2, 3, 1))
 
 
 def flatten_space(capsules: Capsules) -> Capsules:
     """All capsules of all positions as one set: `[batch, height, width, types, dim]` -> `[batch, children, dim]`."""
-    pose, activation = capsules
-    return Capsules(pose.flatten(1, -2), activation.flatten(1))
+    return Capsules(capsules.pose.flatten(1, -2), capsules.activation.flatten(1))

@@ -12,10 +12,8 @@ class drawn_from(TorchDispatchMode):
     """While the block runs, what torch draws in this thread comes from this generator: weights, dropout.
 
     Layers of torch and of others draw from torch's global generator, which all threads share. In the block they draw
-    the same numbers from this one, in the same order. An operation that takes no generator is left as it is.
-
-    Args:
-        generator: on the device of what is drawn; None changes nothing.
+    the same numbers from this one, on the device of what is drawn, in the same order. An operation that takes no
+    generator is left as it is. None changes nothing.
 
     Example:
         >>> with drawn_from(torch.Generator().manual_seed(0)):
@@ -29,7 +27,6 @@ class drawn_from(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call an operation of torch, one that draws with the generator."""
         given = dict(kwargs or {})
         if self.generator is None or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **given)

@@ -15,9 +15,10 @@ from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Everything, Field
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import RouteFunction, Router, create_router
+from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
+MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
 _MOVED = ("weight", "bias")  # names in a layer's state until its votes were a module of their own
 
 
@@ -26,9 +27,8 @@ class Recorded(NamedTuple):
 
     Attributes:
         coupling: `[batch, *space, children, parents]`; see `Router.coupling`.
-        activation: the parents', `[batch, *space, parents]`, in [0, 1].
+        activation, pose: the parents', `[batch, *space, parents]`, in [0, 1], and `[batch, *space, parents, dim]`.
         child_activation: the children's, `[batch, *space, children]`, in [0, 1].
-        pose: the parents', `[batch, *space, parents, dim]`.
         iterations: the couplings of every iteration, first to last, where they were asked for.
         more: what else the router told; see `Routed`.
     """
@@ -56,7 +56,7 @@ class _Recorder(list[Recorded]):
 
 
 class RoutedLayer(nn.Module):
-    """Any votes, in any field, by any router.
+    """Any votes, in any field, by any router; ValueError for an unknown one, or children that do not fit.
 
     Args:
         votes: a module `(children, field) -> Votes` with the `sizes` of the layer, such as `LinearVotes`.
@@ -69,21 +69,23 @@ class RoutedLayer(nn.Module):
         input Capsules (or their pose, taken as vector capsules) `[batch, *space, n, in_dim]`; output Capsules with
         pose `[batch, *positions, parents, dim]` and activation `[batch, *positions, parents]`.
 
-    Raises:
-        ValueError: for an unknown routing, or input of another shape. TypeError: unknown option.
+    Attributes:
+        axes, expected: of the children's poses, and the sizes wanted of some of them.
 
     Example:
         >>> sizes = LayerSizes(children=9 * 32, in_dim=8, parents=32, dim=8)
         >>> layer = RoutedLayer(LinearVotes(sizes), "dynamic", partial(Windows, kernel=3, stride=2))
     """
 
+    axes: tuple[str, ...] = ("*batch", "types", "dim")
+    expected: Mapping[str, int] = MappingProxyType({})
     recorder: _Recorder | None = None
     votes: Any
     router: Router
 
     def __init__(
-        self, votes: nn.Module, routing: str | nn.Module | RouteFunction = "dynamic",
-        field: Callable[..., Field] = Everything, **routing_options: Any,
+        self, votes: nn.Module, routing: Routing = "dynamic", field: Callable[..., Field] = Everything,
+        **routing_options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.votes, self.router, self.field = votes, create_router(routing, **routing_options), field
@@ -92,26 +94,19 @@ class RoutedLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The matrices of the votes."""
-        weight: Tensor = self.votes.weight
-        return weight
+        return self.votes.weight
 
     @property
     def bias(self) -> Tensor | None:
         """What is added to each parent's sum of votes."""
-        bias: Tensor | None = self.votes.bias
-        return bias
+        return self.votes.bias
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew."""
         self.votes.reset_parameters()
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
-        """Parents of these children.
-
-        Args:
-            children: Capsules, or the poses of vector capsules.
-            parents: of the pass before, where layers route together.
-        """
+        """Parents of these children; `parents` are those of the pass before, where layers route together."""
         votes = self.ask(children)
         recorder = self.recorder
         votes.wanted = recorder is not None or bool(self.router._forward_hooks)
@@ -134,20 +129,17 @@ class RoutedLayer(nn.Module):
                 f"children: expected {expected} at each position of the parents (or a multiple, position after "
                 f"position), got {field.count(pose[-2])} from poses {list(pose)}"
             )
-        votes: Votes = self.votes(children, field)
-        return votes
+        return self.votes(children, field)
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless the children fit this layer, before anything else is tried."""
-        check_shape("children", children.pose, ("*batch", "types", "dim"), dim=self.votes.sizes.in_dim)
+        check_shape("children", children.pose, self.axes, dim=self.votes.sizes.in_dim, **self.expected)
 
     def extra_repr(self) -> str:
-        """Sizes of the layer."""
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())
         return f"{sizes}, bias={getattr(self.votes, 'bias', None) is not None}"
 
     def __getstate__(self) -> dict[str, object]:
-        """A copied or pickled layer does not write to its original's recorder."""
         return {key: value for key, value in self.__dict__.items() if key != "recorder"}
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -162,14 +154,8 @@ class RoutedStack(nn.Module):
     """Layers that route together: in each pass, each of them takes the parents that it had in the pass before.
 
     Source: Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764 (concurrent routing). Layer by layer, each
-    to its last pass, is what layers in a row do without a stack.
-
-    Args:
-        layers: routed layers, whose routers make one pass a call and use the parents of the pass before.
-        passes: how many, at least 1.
-
-    Shapes:
-        input Capsules for the first layer; output those of the last.
+    to its last pass, is what layers in a row do without a stack. The routers of these layers make one pass a call and
+    use the parents of the pass before; there is at least one layer, and one pass.
     """
 
     def __init__(self, *layers: nn.Module, passes: int = 2) -> None:
@@ -179,7 +165,6 @@ class RoutedStack(nn.Module):
         self.layers, self.passes = nn.ModuleList(layers), passes
 
     def forward(self, children: Capsules) -> Capsules:
-        """Parents of the last layer, after the last pass."""
         found: list[Capsules] = []
         for layer in self.layers:  # the first pass goes up layer by layer
             found.append(layer(found[-1] if found else children))
@@ -199,26 +184,19 @@ class RoutingRecord(dict[str, list[Recorded]]):
 
 def names_now(state: Iterable[str], model: nn.Module) -> dict[str, str]:
     """Names of tensors in a file -> names in the state of this model: those of earlier versions are other ones."""
-    layers = [name for name, module in model.named_modules() if isinstance(module, RoutedLayer)]
-    places = [f"{name}." if name else "" for name in layers]
+    places = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, RoutedLayer)]
     moved = {f"{place}{name}": f"{place}votes.{name}" for place in places for name in _MOVED}
     return {name: moved.get(name, name) for name in state}
 
 
 @contextmanager
 def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = False) -> Iterator[RoutingRecord]:
-    """Collect what every routed layer of `model` does while the block runs.
+    """Collect what every routed layer of `model` does while the block runs: layer name -> list of Recorded, one a pass.
 
     Args:
-        model: any module that holds routed layers (`CapsuleLinear`, ...).
+        model: any module that holds routed layers (`CapsuleLinear`, ...); ValueError if it has none.
         detach: cut the recordings from the graph; False lets a loss on couplings train the model.
         iterations: record the couplings of every iteration. The reference runs then, which stores all votes.
-
-    Yields:
-        RoutingRecord: layer name -> list of Recorded, one for each forward pass.
-
-    Raises:
-        ValueError: if the model has no routed layer.
 
     Example:
         >>> with record_routing(model) as record:
@@ -230,11 +208,10 @@ def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = 
         raise ValueError(f"record_routing: {type(model).__name__} has no routed layer")
     before = {name: layer.recorder for name, layer in layers.items()}
     recorders = {name: _Recorder(detach, iterations) for name in layers}
-    record = RoutingRecord(recorders)
     for name, layer in layers.items():
         layer.recorder = recorders[name]
     try:
-        yield record
+        yield RoutingRecord(recorders)
     finally:
         for name, layer in layers.items():
             layer.recorder = before[name]

@@ -14,10 +14,11 @@ from torchcaps import functional, ops, plugins
 from torchcaps.errors import NoAblationError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
-from torchcaps.functional.votes import Over, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Over, ProductVotes, Votes, as_votes
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 RouteFunction = Callable[..., Routed]
+Routing = str | nn.Module | RouteFunction
 _ROUTERS: dict[str, type[Router]] = {}
 MOST_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
 R = TypeVar("R", bound="type[Router]")
@@ -38,7 +39,7 @@ def list_routers() -> list[str]:
     return plugins.names(_ROUTERS)
 
 
-def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> Router:
+def create_router(routing: Routing, **options: Any) -> Router:
     """A router from a name with options, from a router module, or from a function `(votes, activation) -> Routed`.
 
     ValueError for an unknown name, TypeError for an option that this router does not take.
@@ -56,6 +57,21 @@ def create_router(routing: str | nn.Module | RouteFunction, **options: Any) -> R
     if callable(routing):
         return FunctionRouter(routing)
     raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
+
+
+def set_impl(model: nn.Module, impl: ops.Impl) -> None:
+    """Have every layer of a model take this implementation of its operators, where it has one of that name.
+
+    Layers whose operators know no such name stay as they are: "numba", say, routes and does not convolve. Whether it
+    can run is asked at the next call, which raises the reason if it cannot. ValueError for a name that no layer knows.
+    """
+    check_known("impl", impl, ops.IMPLS)
+    modules: list[Any] = list(model.modules())
+    layers = [m for m in modules if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
+    if not layers:
+        raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
+    for layer in layers:
+        layer.impl = impl
 
 
 def check_iterations(iterations: int) -> int:
@@ -96,32 +112,30 @@ class Router(nn.Module):
 
     def build(self, sizes: LayerSizes) -> None:
         """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
-        if self.sizes is not None and self.sizes != sizes:
-            raise ValueError(
-                f"routing: this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}"
-            )
         if self.sizes is None:
             self.sizes = sizes
             self.learn(sizes)
+        elif self.sizes != sizes:
+            name = type(self).__name__
+            raise ValueError(f"routing: this {name} was built for a layer of {self.sizes}, not of {sizes}")
 
     def learn(self, sizes: LayerSizes) -> None:
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
-        self, votes: Votes | Float[Tensor, "*batch children parents dim"],
-        activation: Float[Tensor, "*batch children"] | None = None, parents: Capsules | None = None,
+        self, votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None = None,
+        parents: Capsules | None = None,
     ) -> Routed:  # fmt: skip
         """Route, in full precision under any autocast.
+
+        ValueError for votes that do not fit, or a layer with a bias that this router does not add; NoAblationError for
+        an ablation of a router that does not take its couplings from the votes; RuntimeError for a router with
+        parameters that no layer has built.
 
         Args:
             votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
             activation: of the children of given votes, `[batch, *space, children]` in [0, 1]; 1 unless given.
             parents: of the pass before, where layers route together.
-
-        Raises:
-            ValueError: for votes that do not fit, or a layer with a bias that this router does not add.
-            NoAblationError: for an ablation of a router that does not take its couplings from the votes.
-            RuntimeError: for a router with parameters that no layer has built.
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).learn is not Router.learn:
@@ -144,12 +158,14 @@ class Router(nn.Module):
 
     def uniform(self) -> Router:
         """This router with every coupling equal, and all else as it has learned it: its own ablation."""
-        return self._ablated((0, 0.0))
+        return self.random(scale=0.0)
 
     def random(self, seed: int = 0, *, scale: float = 1.0) -> Router:
         """This router with fixed random couplings: a softmax of normal numbers of this seed and standard deviation."""
         functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
-        return self._ablated((seed, scale))
+        copy = deepcopy(self)
+        copy.fixed = (seed, scale)
+        return copy
 
     def stopped(self, iterations: int) -> Router:
         """This router, stopped after so many iterations, at least 1, where it has more."""
@@ -170,27 +186,15 @@ class Router(nn.Module):
         return next((name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__)
 
     def extra_repr(self) -> str:
-        """The options, as the constructor takes them."""
         options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
         return ", ".join(f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float))
-
-    def _ablated(self, fixed: tuple[int, float]) -> Router:
-        copy = deepcopy(self)
-        copy.fixed = fixed
-        return copy
 
 
 @register_router("dynamic")
 class DynamicRouting(Router):
     """`functional.dynamic_routing` with its options; by a fast path it never stores the votes of a batch.
 
-    Args:
-        iterations: from 1 to 100; the paper uses 3.
-        leaky: give each child a "none of the above" parent.
-        detach: send no gradient through the coupling.
-        over: "children" has the children of a parent compete, as one public code does; see
-            `functional.dynamic_routing`, which it runs.
-        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
+    Iterations are from 1 to 100; `impl` is "auto", "reference", "blocked", "numba" or "triton": see `torchcaps.ops`.
     """
 
     operators = ("dynamic_routing",)
@@ -207,7 +211,6 @@ class DynamicRouting(Router):
         self.coupling = "shares" if over == "parents" else "free"
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Procedure 1; the children's lengths are in the votes already."""
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
             return functional.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over)
@@ -216,10 +219,7 @@ class DynamicRouting(Router):
 
 @register_router("uniform")
 class UniformRouting(DynamicRouting):
-    """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass.
-
-    Its only option is `impl`, as of `DynamicRouting`.
-    """
+    """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass."""
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__(1, impl=impl)
@@ -229,10 +229,7 @@ class UniformRouting(DynamicRouting):
 class RandomRouting(Router):
     """`functional.random_routing`: fixed random couplings, the ablation beside uniform ones; nothing is learned.
 
-    Args:
-        seed: of the couplings, from 0 to 2^32 - 1. Layers of equal sizes and seeds have equal couplings.
-        scale: standard deviation of their logits, at least 0; 0 is uniform.
-        impl: see `DynamicRouting`.
+    Layers of equal sizes and seeds have equal couplings. `impl` is as of `DynamicRouting`.
     """
 
     operators = ("dynamic_routing",)
@@ -245,7 +242,7 @@ class RandomRouting(Router):
         self.seed, self.scale, self.impl = seed, scale, impl
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Weighted sums of votes; in one operator where only the parents of one position compete for a child."""
+        # Weighted sums of votes; in one operator where only the parents of one position compete for a child.
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
         if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
             return functional.random_routing(votes, self.seed, scale=self.scale)
@@ -269,9 +266,7 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Call the function."""
         return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
 
     def describe(self) -> str:
-        """The function's name."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))

@@ -22,19 +22,14 @@ class SelfAttention(Router):
         v_k = (1 - exp(-|s_k|)) s_k / |s_k|
 
     The sum over m needs no matrix of products: it is <u_nk, sum_m u_mk>. There is no iteration, and the gradient flows
-    through all of it. The prior B is learned from zero and added AFTER the softmax, as in the authors' code, which
-    calls it a log prior: so couplings with their prior need not sum to one. `Routed.coupling` is c, without it.
+    through all of it. The prior B `[children, parents]` is learned from zero and added AFTER the softmax, as in the
+    authors' code, which calls it a log prior: so couplings with their prior need not sum to one. `Routed.coupling` is
+    c.
 
     Args:
-        scale: by which products are divided; by default sqrt(d), d being the parents' as in the authors' code (the
-            paper has the children's).
+        scale: by which products are divided, above zero; by default sqrt(d), d being the parents' as in the authors'
+            code (the paper has the children's).
         equal: couple every child equally to all parents, which leaves the prior: the ablation that can be trained.
-
-    Shapes:
-        `prior` is `[children, parents]`.
-
-    Raises:
-        ValueError: for a scale that is not above zero.
     """
 
     exchangeable = False  # the prior belongs to places
@@ -46,11 +41,9 @@ class SelfAttention(Router):
         self.scale, self.equal = scale, equal
 
     def learn(self, sizes: LayerSizes) -> None:
-        """One number for each child and parent."""
         self.prior = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """FCCaps of the authors' code."""
         u, B = votes.dense(), votes.per_child(full_precision(self.prior))
         here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum
         # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.

@@ -27,12 +27,10 @@ class SelfRouting(Router):
     activation, exchangeable, convention = "probability", False, "type"
 
     def learn(self, sizes: LayerSizes) -> None:
-        """Zeros, as in the authors' code."""
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """a_j and u_j of the paper, in one pass."""
         u = bounded(full_precision(votes.pose), FACTOR)
         W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))
         c = votes.share(torch.einsum("...id,ijd->...ij", u, W_route) + b)
@@ -79,7 +77,6 @@ class PoseVotes(nn.Module):
         """There are none."""
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of these children in this field."""
         return _Poses(children, field, self.sizes.parents, self.sizes.dim)
 
 
@@ -90,5 +87,4 @@ class _Poses(Votes):
         return full_precision(self.pose).unsqueeze(-2).expand(*self.pose.shape[:-1], self.parents, self.dim)
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        """`sum_i phi_ij pose_i`."""
         return torch.einsum("...ij,...id->...jd", coefficients, bounded(full_precision(self.pose), FACTOR))

@@ -41,9 +41,6 @@ class VariationalBayes(Router):
         weighted: multiply H_j by N_j, as a comment of that code has it.
         outlier: log density of one more parent, "none of the above"; None is without. ln 1e-11 = -25.33 does what that
             code's lower bound of a sum of densities does.
-
-    Raises:
-        ValueError: for iterations out of range, or another covariance.
     """
 
     activation = "probability"
@@ -53,13 +50,11 @@ class VariationalBayes(Router):
         weighted: bool = False, outlier: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_iterations(iterations)
         check_known("covariance", covariance, get_args(Covariance))
-        self.iterations, self.covariance, self.weighted, self.outlier = iterations, covariance, weighted, outlier
-        self.normalised, self.leaky = normalised, outlier is not None
+        self.iterations, self.covariance, self.weighted = check_iterations(iterations), covariance, weighted
+        self.normalised, self.outlier, self.leaky = normalised, outlier, outlier is not None
 
     def learn(self, sizes: LayerSizes) -> None:
-        """beta_j, or the means and variances that take its place."""
         if self.normalised:
             self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:
@@ -138,7 +133,6 @@ class _Norm(nn.BatchNorm1d):
     """One value alone has no variance: it meets the running one, in training too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[rows, parents, ...]`, normalised per parent."""
         if self.training and input.numel() == input.shape[1]:
             return F.batch_norm(input, self.running_mean, self.running_var)
         return super().forward(input)

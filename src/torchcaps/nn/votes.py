@@ -15,10 +15,10 @@ _CHILD_LENGTH, _PARENT_LENGTH = 0.1, 0.4
 
 
 class LinearVotes(nn.Module):
-    """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2).
+    """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2); `weight` is `[children, parents, dim, in_dim]`.
 
     Args:
-        sizes: of the layer.
+        sizes: of the layer; ValueError for one below 1.
         bias: a learned `[parents, dim]` vector that the router adds to each parent's sum (0.1 at the start, as in the
             authors' code).
         init_std: standard deviation of the weights. By default such that uniform coupling gives `|s| = 0.4` for
@@ -27,12 +27,6 @@ class LinearVotes(nn.Module):
         places: `[height, width, 1, 1, dim]`, added to the votes from each place of a map whose places share the
             matrices; see `functional.coordinate_addition`.
         windows: how many windows, about, have a child: their parents compete for it.
-
-    Shapes:
-        `weight` is `[children, parents, dim, in_dim]`.
-
-    Raises:
-        ValueError: for sizes below one.
     """
 
     places: Tensor | None
@@ -67,7 +61,6 @@ class LinearVotes(nn.Module):
             nn.init.constant_(self.bias, 0.1)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of these children in this field."""
         return ProductVotes(children, field, self.weight.transpose(2, 3), self.shift(), self.bias)
 
     def shift(self) -> Float[Tensor, "i 1 dim"] | None:
@@ -80,19 +73,15 @@ class LinearVotes(nn.Module):
 class MatrixVotes(LinearVotes):
     """`V_ij = M_i W_ij`, the pose of a child being a P x P matrix (Hinton, Sabour, Frosst, ICLR 2018, section 3).
 
+    `weight` is `[children, parents, P, P]`; ValueError for poses that are not square matrices of one size. Other
+    arguments are those of `LinearVotes`.
+
     Args:
-        sizes: of the layer; in_dim and dim are P * P.
         bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start). A stack of layers
             without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
-        places: see `LinearVotes`.
         identity: start from identity matrices; False is from noise alone, which suits routings that normalise poses.
-
-    Shapes:
-        `weight` is `[children, parents, P, P]`.
-
-    Raises:
-        ValueError: for sizes below one, or poses that are not square matrices of one size.
+            Of noise alone votes of many children cancel, and poses fade from layer to layer.
     """
 
     def __init__(
@@ -106,45 +95,31 @@ class MatrixVotes(LinearVotes):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
         children, _, parents, dim = self.sizes
         return children, parents, round(dim**0.5), round(dim**0.5)
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew; a bias becomes 0.1.
-
-        Without the identity, votes of many children cancel, and poses fade from layer to layer.
-        """
         super().reset_parameters()
         if self.identity:
             with torch.no_grad():
                 self.weight.add_(torch.eye(self.weight.shape[2]))
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of these children in this field."""
         return ProductVotes(children, field, self.weight, self.shift(), self.bias)
 
 
 class FactorisedVotes(nn.Module):
     """`V_ij = (pose_i * factor_j) @ mix + offset_j`: sums over children need no votes (Heinsen 2022, 2211.11754).
 
-    Args:
-        sizes: of the layer.
-        scale: by which poses are multiplied first; by default 1 / sqrt(children), of those that vote.
-
-    Shapes:
-        `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`.
-
-    Raises:
-        ValueError: for sizes below one.
+    `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`. Poses are first multiplied by
+    `scale`, by default 1 / sqrt(children), of those that vote. ValueError for sizes below one.
     """
 
     def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
         super().__init__()
         self.sizes, self.scale = checked(sizes), scale
-        self.factor = nn.Parameter(torch.empty(sizes.parents, sizes.in_dim))
-        self.mix = nn.Parameter(torch.empty(sizes.in_dim, sizes.dim))
-        self.offset = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
+        shapes = (sizes.parents, sizes.in_dim), (sizes.in_dim, sizes.dim), (sizes.parents, sizes.dim)
+        self.factor, self.mix, self.offset = (nn.Parameter(torch.empty(shape)) for shape in shapes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -154,7 +129,6 @@ class FactorisedVotes(nn.Module):
         nn.init.zeros_(self.offset)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of these children in this field."""
         return _Factorised(children, field, self)
 
 
@@ -171,7 +145,6 @@ class _Factorised(Votes):
         return (poses * self.factor) @ self.mix + self.offset
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        """`sum_i phi_ij V_ij`, from `sum_i phi_ij pose_i` and `sum_i phi_ij`."""
         poses = torch.einsum("...ij,...id->...jd", coefficients, full_precision(self.pose) * self.scale)
         return (poses * self.factor) @ self.mix + coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
 

@@ -15,33 +15,17 @@ class PropertyError(AssertionError):
 
 
 def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """Root mean square of `actual - expected` over that of `expected`, computed in float64.
+    """Root mean square of `actual - expected` over that of `expected` (at least `floor`), computed in float64.
 
-    Args:
-        actual: any shape.
-        expected: the same shape.
-        floor: the least value to divide by, for expectations that are all zero.
-
-    Returns:
-        0.0 for equal tensors, infinity where only `expected` is zero (and `floor` is 0), NaN where either holds a NaN.
+    0 for equal tensors, infinity where only `expected` is zero and there is no floor, NaN where either holds a NaN.
     """
-    error = (actual.detach().double() - expected.detach().double()).norm()
-    if error == 0:
-        return 0.0
-    least = floor * expected.numel() ** 0.5
-    return float(error / expected.detach().double().norm().clamp(min=least))
+    truth = expected.detach().double()
+    error = (actual.detach().double() - truth).norm()
+    return 0.0 if error == 0 else float(error / truth.norm().clamp(min=floor * truth.numel() ** 0.5))
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless both have one shape and a relative RMS error of at most `tolerance`.
-
-    Args:
-        name: what the tensor is, for the message.
-        actual: any shape.
-        expected: the truth; its non-finite values count as errors too.
-        tolerance: at least 0.
-        floor: see `relative_rms`.
-    """
+    """Raise PropertyError unless both have one shape and a `relative_rms` of at most `tolerance`."""
     if actual.shape != expected.shape:
         raise PropertyError(f"{name}: expected shape {list(expected.shape)}, got {list(actual.shape)}")
     error = relative_rms(actual, expected, floor)
@@ -51,8 +35,7 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, 
 
 def assert_finite(name: str, tensor: Tensor) -> None:
     """Raise PropertyError if the tensor holds a NaN or an infinity."""
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
+    if bad := int((~torch.isfinite(tensor)).sum()):
         raise PropertyError(f"{name}: {bad} of {tensor.numel()} values are not finite")
 
 
@@ -64,14 +47,10 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
 
 
 def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0) -> None:
-    """Raise PropertyError unless two routings agree in pose, activation and, where both have one, coupling.
-
-    `tolerance` is of the relative RMS error; for `floor` see there.
-    """
-    assert_close("pose", actual.pose, expected.pose, tolerance, floor)
-    assert_close("activation", actual.activation, expected.activation, tolerance, floor)
-    if actual.coupling is not None and expected.coupling is not None:
-        assert_close("coupling", actual.coupling, expected.coupling, tolerance, floor)
+    """Raise PropertyError unless two routings are close in pose, activation and, where both have one, coupling."""
+    for name, tensor, truth in zip(Routed._fields, actual, expected, strict=True):
+        if tensor is not None and truth is not None:
+            assert_close(name, tensor, truth, tolerance, floor)
 
 
 def assert_gradients(

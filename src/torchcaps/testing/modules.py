@@ -13,6 +13,7 @@ from torchcaps.testing.compare import PropertyError, assert_between, assert_clos
 from torchcaps.types import Capsules
 
 Inputs = Tensor | Capsules
+Outputs = list[tuple[str, Tensor]]  # by name; the last is the activation
 EXACT, ROUNDED = 1e-5, 0.05  # relative RMS error allowed in float32, and of products in bfloat16
 
 
@@ -24,8 +25,7 @@ def check_module(module: nn.Module, inputs: Inputs, *, unused: Collection[str] =
         inputs: a tensor, or Capsules, with the batch first; at least two samples.
         unused: names of submodules that this call does not reach, such as a decoder.
 
-    Raises:
-        PropertyError: naming the tensor and the size of the error.
+    Raises PropertyError, which names the tensor and the size of the error.
 
     Example:
         >>> from torchcaps.nn import CapsuleLinear
@@ -55,8 +55,7 @@ def check_module_copies(module: nn.Module, inputs: Inputs) -> None:
     module = copy.deepcopy(module).eval()
     expected = _outputs(module, inputs)
     _same("pickle: ", _outputs(pickle.loads(pickle.dumps(module)), inputs), expected)
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
+    torch.save(module.state_dict(), file := io.BytesIO())
     file.seek(0)
     other = copy.deepcopy(module)
     for parameter in other.parameters():
@@ -118,21 +117,16 @@ def _tensors(value: Inputs) -> tuple[Tensor, ...]:
     return tuple(value) if isinstance(value, Capsules) else (value,)
 
 
-def _outputs(module: nn.Module, inputs: Inputs) -> list[tuple[str, Tensor]]:
-    """Outcomes by name; the last is the activation."""
+def _outputs(module: nn.Module, inputs: Inputs) -> Outputs:
     value = module(inputs)
-    if isinstance(value, Capsules):
-        return list(zip(Capsules._fields, value, strict=True))
-    return [("activation", value)]
+    return list(zip(Capsules._fields, value, strict=True)) if isinstance(value, Capsules) else [("activation", value)]
 
 
-def _loss(outputs: list[tuple[str, Tensor]]) -> Tensor:
+def _loss(outputs: Outputs) -> Tensor:
     """A number that every outcome moves."""
     return torch.stack([tensor.double().square().sum() + tensor.double().sum() for _, tensor in outputs]).sum()
 
 
-def _same(
-    what: str, actual: list[tuple[str, Tensor]], expected: list[tuple[str, Tensor]], tolerance: float = EXACT
-) -> None:
+def _same(what: str, actual: Outputs, expected: Outputs, tolerance: float = EXACT) -> None:
     for (name, tensor), (_, truth) in zip(actual, expected, strict=True):
         assert_close(f"{what}{name}", tensor, truth, tolerance, floor=1e-6)

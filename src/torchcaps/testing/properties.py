@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +18,12 @@ from torch import Tensor, nn
 from torchcaps.errors import NoAblationError
 from torchcaps.functional.votes import GivenVotes
 from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import RouteFunction, Router, create_router
+from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
-Routing = str | nn.Module | RouteFunction
 SHAPES = 3  # drawn for each check
 
 
@@ -39,16 +39,13 @@ class _Inputs(NamedTuple):
 
 
 def check_router(routing: Routing, **options: Any) -> None:
-    """Put a router to every check of this file.
+    """Put a router to every check of this file; PropertyError names the tensor and the size of the error.
 
     Args:
         routing: as `CapsuleLinear(routing=...)` takes it: a name, a router or another module, or a function
             `(votes, activation) -> Routed`, which is taken to give lengths and couplings that sum to one.
         options: of the router of that name. Where it has options `leaky` or `detach` that are set, couplings may sum to
             less than one, and gradients need not be those of finite differences.
-
-    Raises:
-        PropertyError: naming the property's tensor and the size of the error.
 
     Example:
         >>> from torchcaps.testing import check_router
@@ -81,18 +78,15 @@ def check_permutations(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options, space=(2, 3), stirred=False):
         routed = _route(router, inputs)
         for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
-            order = _order(inputs.votes.shape[axis])
-            moved = _route(router, _Inputs(*(x.index_select(axis, order) for x in inputs)))
-            _same(f"{name}: ", moved, Routed(*(t.index_select(axis, order) for t in _whole(routed))))
+            moved = _route(router, inputs.map(partial(torch.roll, shifts=1, dims=axis)))
+            _same(f"{name}: ", moved, Routed(*(t.roll(1, axis) for t in _whole(routed))))
         if not router.exchangeable:
             continue
         pose, length, coupling = _whole(routed)
-        order = _order(inputs.votes.shape[-2])
-        moved = _route(router, inputs._replace(votes=inputs.votes[..., order, :]))
-        _same("parents: ", moved, Routed(pose[..., order, :], length[..., order], coupling[..., order]))
-        order = _order(inputs.votes.shape[-3])
-        moved = _route(router, _Inputs(*(x.index_select(3, order) for x in inputs)))
-        _same("children: ", moved, Routed(pose, length, coupling[..., order, :]))
+        moved = _route(router, inputs._replace(votes=inputs.votes.roll(1, -2)))
+        _same("parents: ", moved, Routed(pose.roll(1, -2), length.roll(1, -1), coupling.roll(1, -1)))
+        moved = _route(router, inputs.map(lambda x: x.roll(1, 3)))
+        _same("children: ", moved, Routed(pose, length, coupling.roll(1, -2)))
 
 
 def check_batch_independence(routing: Routing, **options: Any) -> None:
@@ -119,19 +113,17 @@ def check_extremes(routing: Routing, **options: Any) -> None:
     for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
         sizes = LayerSizes(children, 2, parents, 3)
         router = _built(routing, options, sizes)
+        votes, activation, pose = _inputs(sizes, batch=2)
         for scale in (0.0, 1e-30, 1.0, 1e18, 1e30, 1e37):
-            votes, activation, pose = _inputs(sizes, batch=2)
-            _check_finite(router, _Inputs(votes * scale, activation.fill_(0.5), pose), f"of votes of size {scale:g}")
+            given = _Inputs(votes * scale, torch.full_like(activation, 0.5), pose)
+            _check_finite(router, given, f"of votes of size {scale:g}")
         for value in (0.0, 1.0):
-            votes, activation, pose = _inputs(sizes, batch=2)
-            _check_finite(router, _Inputs(votes, activation.fill_(value), pose), f"of children of activation {value:g}")
+            given = _Inputs(votes, torch.full_like(activation, value), pose)
+            _check_finite(router, given, f"of children of activation {value:g}")
 
 
 def check_gradients(routing: Routing, **options: Any) -> None:
-    """In float64 the gradients of pose, activation, coupling equal finite differences: of inputs and of parameters.
-
-    Routers that cut the gradient on purpose (an attribute `detach` that is set) are not put to it.
-    """
+    """In float64 the gradients of pose, activation, coupling equal finite differences, but those cut with `detach`."""
     for router, inputs in _cases(routing, options, batch=2, most=3):
         if getattr(router, "detach", False):
             return
@@ -165,10 +157,7 @@ def check_copies(routing: Routing, **options: Any) -> None:
 
 
 def check_ablations(routing: Routing, **options: Any) -> None:
-    """`uniform()` has equal couplings, `random()` the same for every sample; both leave the router as it was.
-
-    A router without the notion refuses, which is no fault.
-    """
+    """`uniform()` has equal couplings, `random()` the same for every sample; both leave the router as it was."""
     for router, inputs in _cases(routing, options):
         before = _route(router, inputs)
         try:
@@ -227,11 +216,6 @@ def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
     for name, gradient in zip(_Inputs._fields, gradients, strict=True):
         if gradient is not None:
             assert_finite(f"gradient by {name} {what}", gradient)
-
-
-def _order(count: int) -> Tensor:
-    """A permutation that moves every element."""
-    return torch.arange(count).roll(1)
 
 
 def _coupling(routed: Routed) -> Tensor:

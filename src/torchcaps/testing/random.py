@@ -19,18 +19,8 @@ def random_capsules(
 ) -> Capsules:  # fmt: skip
     """Vector capsules in random directions: squashed normal vectors, and their lengths.
 
-    Args:
-        batch: samples.
-        capsules: per sample (and position).
-        dim: dimensions of a pose.
-        space: () or (height, width).
-        scale: standard deviation of the vectors before the squash; 1 gives lengths of about `dim / (1 + dim)`.
-        generator: source of randomness; None stands for a fresh one with seed 0.
-        dtype: of pose and activation.
-        device: of both.
-
-    Returns:
-        Capsules: pose `[batch, *space, capsules, dim]`, activation `[batch, *space, capsules]` in [0, 1).
+    Poses are `[batch, *space, capsules, dim]`; the vectors have the standard deviation `scale` before the squash: 1
+    gives lengths of about `dim / (1 + dim)`. They come from `generator`, or from a fresh one with seed 0.
 
     Example:
         >>> from torchcaps.testing import random_capsules
@@ -47,14 +37,6 @@ def random_votes(
     scale: float = 1.0, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Float[Tensor, "batch *space children parents dim"]:  # fmt: skip
-    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`.
-
-    The other arguments are those of `random_capsules`.
-
-    Example:
-        >>> from torchcaps.testing import random_votes
-        >>> random_votes(2, 6, 5, 4).shape
-        torch.Size([2, 6, 5, 4])
-    """
+    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`; see `random_capsules`."""
     size = (batch, *space, children, parents, dim)
     return scale * torch.randn(size, generator=generator or seeded(device=device), dtype=dtype, device=device)

@@ -11,20 +11,14 @@ from torch import Tensor
 from torchcaps.errors import check_range
 from torchcaps.functional.bounds import steady, summed, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.functional.votes import Over, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, Over, as_votes
 from torchcaps.types import Routed
 
 
 def dynamic_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"],
-    iterations: int = 3,
-    *,
-    bias: Float[Tensor, "parents dim"] | None = None,
-    leaky: bool = False,
-    detach: bool = False,
-    over: Over = "parents",
-    prior: Float[Tensor, "children parents"] | None = None,
-) -> Routed:
+    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
+    over: Over = "parents", prior: Float[Tensor, "children parents"] | None = None,
+) -> Routed:  # fmt: skip
     """Couple each child to the parents that its votes agree with.
 
         b_ij = 0;  repeat:  c_i = softmax(b_i) over parents;  s_j = sum_i c_ij u_ij (+ bias_j);  v_j = squash(s_j);
@@ -35,7 +29,7 @@ def dynamic_routing(
 
     Args:
         votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field says which parents
-            compete. Half precision is computed in float32.
+            compete. Half precision is computed in float32. ValueError for other axes, or other than floating point.
         iterations: r, at least 1; the paper uses 3.
         bias: added to s in every iteration, as in the authors' code (0.1 at the start there); the paper has none. The
             votes of a layer bring their own.
@@ -47,9 +41,6 @@ def dynamic_routing(
     Returns:
         Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in [0, 1), coupling c
         `[batch, *space, children, parents]`, which sums to one over parents (to less than one if leaky).
-
-    Raises:
-        ValueError: for votes without these axes, or of other than floating point, or fewer than one iteration.
     """
     votes = as_votes(votes, bias=bias)
     check_range("iterations", iterations, low=1)

@@ -14,21 +14,18 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, as_votes
 from torchcaps.types import Routed
 
+Beta = Float[Tensor, " parents"] | Tensor | float
 EPSILON = 1e-7  # added to a parent's share of data
 VAR_MIN = 5e-4  # added to variances: a parent with a single child has none
 
 
 def em_routing(
-    votes: Votes | Float[Tensor, "*batch children parents dim"],
-    activation: Float[Tensor, "*batch children"] | None,
-    beta_u: Float[Tensor, " parents"] | Tensor | float,
-    beta_a: Float[Tensor, " parents"] | Tensor | float,
-    iterations: int = 3,
-    inverse_temperature: float | Sequence[float] = 0.01,
-) -> Routed:
+    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
+    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01,
+) -> Routed:  # fmt: skip
     """Fit one Gaussian per parent to the votes by expectation maximisation.
 
         R_ij uniform;  repeat:  M-step;  E-step, except after the last M-step
@@ -49,15 +46,11 @@ def em_routing(
         beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
         iterations: T, at least 1; the paper uses 3.
         inverse_temperature: lambda after the last of many iterations: `lambda_t = value (1 - 0.95^(t+1))`, t from 0, as
-            in the authors' code; or one value per iteration.
+            in the authors' code; or one value per iteration. ValueError for another number of them.
 
     Returns:
         Routed: pose mu `[batch, *space, parents, dim]`, activation a_j `[batch, *space, parents]` in [0, 1], coupling R
         of the last M-step, which sums to one over the parents of a child.
-
-    Raises:
-        ValueError: for shapes that do not fit, other than floating point, fewer than one iteration, or another number
-            of temperatures.
     """
     votes = as_votes(votes, activation)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
@@ -88,9 +81,7 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
     return list(inverse_temperature)
 
 
-def _m_step(
-    V: Tensor, r: Tensor, beta_u: Tensor | float, beta_a: Tensor | float, inverse: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _m_step(V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, inverse: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j `[..., j]`."""
     S = r.sum(dim=-2)
     w = r / (S + EPSILON).unsqueeze(-2)

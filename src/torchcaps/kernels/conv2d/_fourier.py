@@ -52,9 +52,8 @@ class Plan(NamedTuple):
     @property
     def needed(self) -> Pair:
         """Height and width of the map that the tiles read; zeros where the map ends before."""
-        rows, columns = (
-            s * (t * m + k - 1) for s, t, m, k in zip(self.stride, self.tiles, self.tile, self.taps, strict=True)
-        )
+        each = zip(self.stride, self.tiles, self.tile, self.taps, strict=True)
+        rows, columns = (s * (t * m + k - 1) for s, t, m, k in each)
         return rows, columns
 
     def phases(self) -> Iterator[Pair]:
@@ -72,17 +71,13 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair) -> Plan | None:
-    """The cheapest way to cut up a convolution of maps of this size by weights `(outputs, channels, height, width)`.
-
-    None if the direct one is cheaper.
-    """
+    """The cheapest way to cut up a convolution by weights `(outputs, channels, height, width)`; None if none pays."""
     outputs, channels, *kernel = weight
     out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
     direct = batch * math.prod(out) * math.prod(kernel) * outputs * channels
-    best = min(
-        _plans((kernel[0], kernel[1]), stride, out), key=lambda p: p.cost(batch, channels, outputs), default=None
-    )
-    return best if best is not None and ADVANTAGE * best.cost(batch, channels, outputs) < direct else None
+    costs = {p: p.cost(batch, channels, outputs) for p in _plans((kernel[0], kernel[1]), stride, out)}
+    best = min(costs, key=costs.__getitem__, default=None)
+    return best if best is not None and ADVANTAGE * costs[best] < direct else None
 
 
 def _plans(kernel: Pair, stride: Pair, out: Pair) -> Iterator[Plan]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.kernels.conv2d._fourier import Matrices, Pair, Plan, matrices, plan
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.operator import Grads, Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import FULL, elsewhere, other_type
 
@@ -35,12 +35,8 @@ class Problem(NamedTuple):
     @property
     def plan(self) -> Plan | None:
         """How it is cut up, where that pays."""
-        return plan(len(self.x), tuple(self.weight.shape), (self.x.shape[2], self.x.shape[3]), self.steps)
-
-    @property
-    def steps(self) -> Pair:
-        """The stride as a pair."""
-        return self.stride[0], self.stride[1]
+        (batch, _, *size), (down, right) = self.x.shape, self.stride
+        return plan(batch, tuple(self.weight.shape), (size[0], size[1]), (down, right))
 
 
 def supports(x: Tensor, weight: Tensor) -> Support:
@@ -68,23 +64,19 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
 
 
 def _forward(given: Problem) -> tuple[Tensor, ...]:
-    x, weight, bias, _ = given
+    x, weight, bias, stride = given
     if given.plan is None:
-        return (F.conv2d(x, weight, bias, given.steps).contiguous(memory_format=torch.channels_last),)
+        return (F.conv2d(x, weight, bias, stride).contiguous(memory_format=torch.channels_last),)
     y = at_points(x, weight, given.plan).contiguous(memory_format=torch.channels_last)
     return (y if bias is None else y.add_(bias.view(-1, 1, 1)),)
 
 
-def _backward(
-    given: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    del kept
+def _backward(given: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Grads:
     (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
     if chosen is None:
-        both, none = [wanted[0], wanted[1], False], [0, 0]
-        found = torch.ops.aten.convolution_backward(
-            grad, x, weight, None, given.stride, none, [1, 1], False, none, 1, both
-        )[:2]
+        both, none, one = [wanted[0], wanted[1], False], [0, 0], [1, 1]
+        backward = torch.ops.aten.convolution_backward
+        *found, _ = backward(grad, x, weight, None, given.stride, none, one, False, none, 1, both)
     else:
         found = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
     return *found, grad.sum(dim=(0, 2, 3)) if wanted[2] else None
@@ -113,9 +105,7 @@ def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def at_points_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
+def at_points_backward(grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wanted: tuple[bool, bool]) -> Grads:
     """Gradients by this plan of the map `[b, c, h, w]` and of the weight `[o, c, h, w]`, where wanted."""
     batch, _, *size = x.shape
     taps, parts = weight.permute(0, 2, 3, 1), _samples(batch, chosen)
@@ -135,7 +125,7 @@ def at_points_backward(
                 work.add_to_map(block, against, grad_x[samples], once)
             if grad_taps is not None:
                 work.add_to_taps(block, against, grad_taps, len(parts) == 1)
-    return found[0], found[1]
+    return found
 
 
 _Block = tuple[slice, slice, slice]  # of a map, or of taps: a phase of the stride, and some of the channels
@@ -154,8 +144,7 @@ class _Work:
     def blocks(self) -> Iterator[_Block]:
         channels = self.pixels.shape[3]
         per_channel = self.points * max(self.rows, len(self.taps)) * self.pixels.element_size()
-        size = max(16, BLOCK_BYTES // per_channel)
-        parts = -(-channels // size)
+        parts = -(-channels // max(16, BLOCK_BYTES // per_channel))
         for phase in self.plan.phases():
             rows, columns = (slice(at, None, step) for at, step in zip(phase, self.plan.stride, strict=True))
             for part in range(parts):

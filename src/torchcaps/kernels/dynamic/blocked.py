@@ -75,7 +75,6 @@ class _Blocks(Work):
         self._first = self._share(like.new_zeros(self.positions, self.j, self.i))
 
     def blocks(self) -> Iterator[slice]:
-        """Whole samples; their votes are made."""
         for block in (slice(at, at + self.size) for at in range(0, len(self.pose), self.size)):
             self.here = by_child = self.pose[block]
             n = len(self.here)
@@ -88,7 +87,6 @@ class _Blocks(Work):
             yield block
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        del keep  # it is there
         self.c = self._couplings(reached)
         return self._weighted(self.c)
 
@@ -104,12 +102,11 @@ class _Blocks(Work):
         if grad_coupling is not None:
             grad += grad_coupling.transpose(1, 2)
         links = self._links(grad.mul_(c))  # from the gradient of a softmax, in its place, to that of its logits
-        links.addcmul_(self._links(c), self.field.total(links), value=-1)
+        links.addcmul_(self._links(c), self.field.among(links, Tensor.sum), value=-1)
         self._add(grad, reached)
         return self._weighted(grad)
 
     def spread(self) -> Tensor:
-        """From dL/du, which takes the place of the votes."""
         factors, grad = self.factors.flatten(1, 2).permute(1, 2, 0), self.votes
         torch.bmm(factors, torch.stack(self.against, dim=2).flatten(0, 1), out=grad.flatten(0, 1))
         del self.factors, factors  # before those of the next block are made

@@ -30,8 +30,7 @@ WORTH = 1 << 16
 
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
-    reason = other_votes(votes) if HAS_NUMBA else NO_NUMBA
-    reason = reason or unfit(votes, FULL, torch.device("cpu"))
+    reason = NO_NUMBA if not HAS_NUMBA else other_votes(votes) or unfit(votes, FULL, torch.device("cpu"))
     if reason is not None or not isinstance(votes, ProductVotes):
         return Support(False, reason or "the votes are given")
     used = votes.weight.numel() * math.prod(votes.field.positions)
@@ -103,10 +102,8 @@ class _Loops(Work):
             return None
         self.against[n + 1] = by_lane(reached)
         outer = place.new_empty(0) if grad_coupling is None else by_lane(grad_coupling)
-        self._run(
-            "backward_pass", len(self.pose), int(self.leaky), self.pose, self.weight, self.against[n + 1],
-            self.against[n], outer, place, grad_reached,
-        )  # fmt: skip
+        arrays = (self.pose, self.weight, self.against[n + 1], self.against[n], outer, place, grad_reached)
+        self._run("backward_pass", len(self.pose), int(self.leaky), *arrays)
         return by_sample(grad_reached, self.batch)
 
     def spread(self) -> Tensor:

@@ -16,7 +16,7 @@ from torchcaps.functional.fields import Convention
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.operator import Grads, Parts, operator
 from torchcaps.kernels.support import padded_windows, watched
 from torchcaps.types import Routed
 
@@ -48,15 +48,10 @@ class Problem(NamedTuple):
 
 
 class Work(ABC):
-    """An implementation at work on a problem, a block of samples at a time. It has `problem` and `backward` (bool).
+    """An implementation at work on a problem, a block of samples at a time. It has `problem` and `backward` (bool)."""
 
-    Attributes:
-        units: None, or what gradients of poses are to be multiplied with.
-        grad_weight: of the weight, filled block by block.
-    """
-
-    units: Tensor | None = None
-    grad_weight: Tensor | None = None
+    units: Tensor | None = None  # what gradients of poses are to be multiplied with
+    grad_weight: Tensor | None = None  # filled block by block
 
     @abstractmethod
     def __init__(self, problem: Problem, backward: bool) -> None: ...
@@ -99,10 +94,7 @@ def implementation(name: str, kind: type[Work]) -> Op:
                 coupling[block] = work.coupling()
         return *squash_with_length(sums[-1]), coupling, sums
 
-    def backward(
-        x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
-    ) -> Sequence[Tensor | None]:
-        del wanted  # each is made on the way to the others
+    def backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]) -> Grads:
         (sums,), (grad_v, grad_length, outer) = kept, grads
         work, grad_pose, grad_bias = kind(x, True), sums.new_empty(x.pose.shape), sums.new_zeros(sums.shape[2:])
         for block in work.blocks():

@@ -91,11 +91,8 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     return route(_routed, votes, iterations, leaky, detach, cast=votes.cast)
 
 
-class _Agreed(NamedTuple):
-    """What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients."""
-
-    agreed: Tensor
-    stats: Tensor
+# What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients.
+_Agreed = tuple[Tensor, Tensor]
 
 
 class _Kernels(Work):
@@ -113,11 +110,9 @@ class _Kernels(Work):
             self.grad_weight = self.into[1]
 
     def blocks(self) -> Iterator[slice]:
-        """All at once."""
         yield slice(None)
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        del keep  # what the coupling is made of is there
         self.agreed = None if reached is None else self._agreements(reached)
         return self._sums(self.agreed)
 
@@ -145,15 +140,11 @@ class _Kernels(Work):
     def _agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
         """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
         batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
-        made = _Agreed(
-            reached.new_empty((1 + backward, parents, batch, children)),
-            reached.new_empty((2 + backward, batch, children)),
-        )
-        self._launch(
-            "agreements", self._grid("ib"), self.pose, self.weight, reached,
-            reached if grad_s is None else grad_s, reached if outer is None else outer, *made,
-            LEAKY=self.leaky, BACKWARD=backward, OUTER=outer is not None,
-        )  # fmt: skip
+        sizes = (1 + backward, parents, batch, children), (2 + backward, batch, children)
+        made = reached.new_empty(sizes[0]), reached.new_empty(sizes[1])
+        given = self.pose, self.weight, reached, *(reached if x is None else x for x in (grad_s, outer)), *made
+        flags = {"LEAKY": self.leaky, "BACKWARD": backward, "OUTER": outer is not None}
+        self._launch("agreements", self._grid("ib"), *given, **flags)
         return made
 
     def _sums(self, agreed: _Agreed | None) -> Tensor:
@@ -162,10 +153,8 @@ class _Kernels(Work):
         per_split = PER_SPLIT * self.tile.BLOCK_I
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
-        self._launch(
-            "sums", (splits, *self._grid("bj")), self.pose, self.weight, *(agreed or (partial, partial)), partial,
-            per_split=per_split, FACTOR=_factor(agreed),
-        )  # fmt: skip
+        given = self.pose, self.weight, *(agreed or (partial, partial)), partial
+        self._launch("sums", (splits, *self._grid("bj")), *given, per_split=per_split, FACTOR=_factor(agreed))
         s = partial.sum(dim=0)
         return s * self.uniform if agreed is None else s
 
@@ -188,7 +177,7 @@ class _Kernels(Work):
 
 def _factor(agreed: _Agreed | None) -> int:
     """What votes are weighed with, as the kernels number it: nothing, couplings, the gradients of logits."""
-    return 0 if agreed is None else len(agreed.agreed)
+    return 0 if agreed is None else len(agreed[0])
 
 
 _routed = implementation("dynamic_routing_triton", _Kernels)

@@ -11,7 +11,7 @@ i children of a window, j parents, y x n places and types of the map, H numbers 
 """
 
 # mypy: allow-untyped-defs
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numba
 import numpy as np
@@ -25,54 +25,21 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 
-class Layer(NamedTuple):
-    """Sizes of a layer, and what went in. Places on the map count children: row by row, then columns, then types."""
-
-    form: Any  # see `form_of`
-    passes: int
-    windows: int
-    together: int  # windows whose parents compete
-    runs: int  # rows of a window
-    step: int  # places from a row of a window to the next
-    across: int  # children in a row of a window
-    places: int  # children of the map
-    parents: int
-    dim: int  # H
-    slots: int  # competitions at a time
-    slot_step: int  # competitions from that for a row of a window to that for the next
-    window: Any  # place of a window's first child
-    slot: Any  # competition for a window's first child by a parent
-    pose: Any
-    activation: Any
-    weight: Any
-    shift: Any
-    start: Any
-    beta_u: Any  # multiplied by H
-    beta_a: Any
-    heat: Any
-
-
-class Grads(NamedTuple):
-    """Gradients of all that went in; those of weights `[g, j, i, inner, outer]` and shifts, of costs `[g, j, 2]`."""
-
-    pose: Any
-    activation: Any
-    weight: Any
-    shift: Any
-    betas: Any
-
-
-class Backward(NamedTuple):
-    """What the passes of a backward share: states and their gradients, and what dL/dV is multiplied together from."""
-
-    state: Any
-    grad_state: Any
-    grad_kept: Any  # of the last coupling, or empty
-    factors: Any  # R and dL/dlog R of each pass but the first
-    slopes: Any
-    slots: Any
-    betas: Any
-    grad_activation: Any
+# Sizes of a layer, and what went in. Places on the map count children: row by row, then columns, then types. form: see
+# `form_of`; together: windows whose parents compete; runs: rows of a window; step: places from one of them to the next;
+# across: children in one of them; places: children of the map; slots: competitions at a time; slot_step: competitions
+# from that for a row of a window to that for the next; window: place of a window's first child; slot: competition for
+# it by a parent; beta_u is multiplied by H.
+Layer = namedtuple(
+    "Layer",
+    "form passes windows together runs step across places parents dim slots slot_step window slot pose activation "
+    "weight shift start beta_u beta_a heat",
+)
+# Gradients of all that went in; those of weights `[g, j, i, inner, outer]` and shifts, of costs `[g, j, 2]`.
+Grads = namedtuple("Grads", "pose activation weight shift betas")
+# What the passes of a backward share: states and their gradients, that of the last coupling (or nothing), R and
+# dL/dlog R of each pass but the first, and what dL/dV is multiplied together from.
+Backward = namedtuple("Backward", "state grad_state grad_kept factors slopes slots betas grad_activation")
 
 
 @compiled

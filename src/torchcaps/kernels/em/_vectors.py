@@ -36,10 +36,9 @@ class _Votes(Code):
         self.links = self.runs * self.across
         self.first = Value(self, parent) * self.links  # child with a matrix
         self.child = Value(self, child) * (self.rows * self.inner)  # vectors before the pose
-        self.pose, self.weight, self.shift = (
-            self.vectors(kinds[name], found[name], self.constant(found["runs"].type, 0))
-            for name in ("pose", "weight", "shift")
-        )
+        start = self.constant(found["runs"].type, 0)
+        arrays = (self.vectors(kinds[name], found[name], start) for name in ("pose", "weight", "shift"))
+        self.pose, self.weight, self.shift = arrays
         self.pose = self.pose.after(self.child)
 
     def children(self) -> Iterator[tuple[Value, Value]]:

@@ -1,7 +1,4 @@
-"""EM routing in torch operations, a block of samples at a time: see `kernels/samples.py`.
-
-Operations and a gradient written for it took half of its time, and 260 lines; compiled loops take a twentieth.
-"""
+"""EM routing in torch operations, a block of samples at a time: see `kernels/samples.py`."""
 
 from torch import Tensor
 

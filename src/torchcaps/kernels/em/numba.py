@@ -132,8 +132,7 @@ def _forward(x: Problem) -> tuple[Tensor, ...]:
     return mu, length, coupling, state
 
 
-def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Sequence[Tensor]:
-    del wanted  # each is made on the way to the others
+def _backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]) -> Sequence[Tensor]:
     (state,), (grad_mu, grad_length, grad_coupling) = kept, grads
     x = x.bounded()
     groups, batch, dim, (children, parents, inner, outer) = len(state), len(grad_mu), grad_mu.shape[-1], x.weight.shape

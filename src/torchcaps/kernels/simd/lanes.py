@@ -39,10 +39,7 @@ def flat(x: Any) -> Any:
 
 
 def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
-    """loop(first, last, ...) for all of `count`, in parts that threads take as they become free.
-
-    Threads are made anew: none survives a fork.
-    """
+    """loop(first, last, ...) for all of `count`, in parts that new threads take in turn: none survives a fork."""
     threads = min(torch.get_num_threads(), count)
     bounds = pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1)) if threads else iter(())
     parts = iter([part for part in bounds if part[0] < part[1]])  # next() of an iterator over a list is atomic
@@ -65,10 +62,7 @@ def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _omp_pause() -> Callable[[int], int] | None:
-    """Has OpenMP end its idle threads, which spin on a core for some 20 ms after torch's last operation.
-
-    It makes them anew at the next operation, in 0.1 ms. None without an OpenMP 5 runtime in this process.
-    """
+    """Has OpenMP end its idle threads, which spin for 20 ms after torch's last operation; None without OpenMP 5."""
     try:
         return ctypes.CDLL(None).omp_pause_resource_all
     except (OSError, TypeError, AttributeError):  # Windows has no handle on the whole process
@@ -78,12 +72,9 @@ def _omp_pause() -> Callable[[int], int] | None:
 def keep_compiled(loops: Iterable[Any], sources: Iterable[str]) -> Path | None:
     """Let numba keep machine code in the user's cache folder; never beside the package, which may be read-only.
 
-    Args:
-        loops: compiled functions that are called from Python.
-        sources: files that they were written in; their contents name the folder, so that no old code is taken for new.
-
-    Returns:
-        The folder, or None where none can be written: then every process compiles anew, which takes a few seconds.
+    `loops` are compiled functions that are called from Python. The contents of `sources`, the files that they were
+    written in, name the folder, so that no old code is taken for new. It is returned, or None where none can be
+    written: then every process compiles anew, which takes a few seconds.
     """
     import numba
     from numba.misc.appdirs import AppDirs

@@ -59,9 +59,8 @@ class Value:
     def exp(self) -> Value:
         """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
         single, b, whole = self.code.bits == 32, self.code.builder, self.code.whole
-        lowest, magic, bias, shift, terms = (
-            (-87.0, 1.5 * 2**23, 127, 23, 7) if single else (-708.0, 1.5 * 2**52, 1023, 52, 13)
-        )
+        lowest, bias, shift, terms = (-87.0, 127, 23, 7) if single else (-708.0, 1023, 52, 13)
+        magic = 1.5 * 2**shift
         x, y = self.larger(lowest), Value(self.code, self.code.constant(self.made.type, 1.0))
         n = x * 1.4426950408889634 + magic - magic
         r = n * 2.1219444005469058277e-4 + (n * -0.693359375 + x)  # ln(2) in two parts: the first product is exact
