@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
@@ -71,9 +72,7 @@ def _paths(values: Any) -> Iterator[Path]:
 
 
 def _missing(folder: Path) -> list[str]:
-    from torchcaps.training import RunFolder
-
-    modules = RunFolder(folder).environment().get("imports")
+    modules = tc.training.RunFolder(folder).environment().get("imports")
     if not isinstance(modules, list):
         return []
     return [name for name in modules if isinstance(name, str) and name not in plugins.imported()]
