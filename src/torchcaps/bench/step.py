@@ -23,8 +23,7 @@ from torchcaps.training.allocator import give_memory_back, keep_memory
 
 NETWORK, TORCH_LIMIT = "textbook-network", "limit-torch"
 STEPS = (*VARIANTS, TORCH_LIMIT, NETWORK)
-FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
-"""Steps in the surroundings that other code has."""
+FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)  # steps in the surroundings that other code has
 
 
 def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:

@@ -20,8 +20,7 @@ from torchcaps.training.environment import environment
 MIB = 1 << 20
 Clock = Callable[[], float]
 Row = dict[str, Any]
-Log = Callable[[str], None]
-"""Called with a line about the work that begins."""
+Log = Callable[[str], None]  # called with a line about the work that begins
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 PROC = Path("/proc/self")
 

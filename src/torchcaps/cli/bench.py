@@ -20,37 +20,23 @@ RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str = ModelSettings.name
-    """Of `torchcaps models`."""
-    batch: int = 128
-    """Images, or samples of the layer, at once."""
-    precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
-    """One or both; bf16 is autocast."""
+    model: str = ModelSettings.name  # Of `torchcaps models`.
+    batch: int = 128  # Images, or samples of the layer, at once.
+    precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")  # One or both; bf16 is autocast.
     variants: tuple[str, ...] = ()
     """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
     limit-torch and textbook-network; by default all that can run here."""
-    routers: tuple[str, ...] = ()
-    """routers: which; by default all."""
-    impl: tuple[str, ...] = ("auto",)
-    """scaling: whose curves."""
-    children: int = 1152
-    """layer, scaling: child capsules (scaling: the middle of the sizes)."""
-    parents: int = 10
-    """Parent capsules."""
-    dim: int = 16
-    """Dimensions of a parent."""
-    in_dim: int = 8
-    """Dimensions of a child."""
-    iterations: int = 3
-    """Of the routing."""
-    repeats: int = 5
-    """Runs of each, taking turns; the median counts. For latency 20 times as many."""
-    quick: bool = False
-    """Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """cpu, with --threads 1: for a machine that others keep busy."""
-    threads: int | None = None
-    """Processor threads; by default torch's choice."""
+    routers: tuple[str, ...] = ()  # routers: which; by default all.
+    impl: tuple[str, ...] = ("auto",)  # scaling: whose curves.
+    children: int = 1152  # layer, scaling: child capsules (scaling: the middle of the sizes).
+    parents: int = 10  # Parent capsules.
+    dim: int = 16  # Dimensions of a parent.
+    in_dim: int = 8  # Dimensions of a child.
+    iterations: int = 3  # Of the routing.
+    repeats: int = 5  # Runs of each, taking turns; the median counts. For latency 20 times as many.
+    quick: bool = False  # Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling.
+    clock: Literal["wall", "cpu"] = "wall"  # cpu, with --threads 1: for a machine that others keep busy.
+    threads: int | None = None  # Processor threads; by default torch's choice.
 
 
 def bench(

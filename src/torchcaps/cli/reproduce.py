@@ -20,8 +20,7 @@ class Extent:
 
     budget: Literal["small", "hour", "full"] = "small"
     """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
-    seeds: int = 1
-    """How many seeds of each row."""
+    seeds: int = 1  # How many seeds of each row.
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Only rows whose name contains this; may be given several times."""
 
