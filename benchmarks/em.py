@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torchcaps.bench import Workload
-from torchcaps.bench.timing import Row, alternate, cells, in_fresh_process, machine, quartiles
+from torchcaps.bench.timing import Row, alternate, cells, in_fresh_process, machine, spread
 from torchcaps.bench.workload import training_step
 from torchcaps.errors import check_range
 
@@ -36,12 +36,11 @@ def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
     seconds = alternate(work, repeats)
     rows = []
     for impl, workload in workloads.items():
-        found = quartiles(seconds[impl])
+        times = spread("ms", seconds[impl])
         memory = in_fresh_process("memory", workload=asdict(workload), precision=PRECISION)
         rows.append(
             {
-                "iterations": iterations, "impl": impl, "ms": 1e3 * found["median"], "q1": 1e3 * found["q1"],
-                "q3": 1e3 * found["q3"], "img/s": batch / found["median"],
+                "iterations": iterations, "impl": impl, **times, "img/s": 1e3 * batch / times["ms"],
                 "peak MiB": memory["peak_mib"] - memory["before_mib"],
             }
         )  # fmt: skip

@@ -65,21 +65,13 @@ def named_shape(axes: Sequence[str], shape: Sequence[int]) -> str:
 
 
 def check_shape(argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int) -> None:
-    """Raise ValueError unless `tensor` has these axes, with the sizes given for some of them.
-
-    A first axis of `"*batch"` stands for one or more leading axes.
-    """
-    shape = tuple(tensor.shape)
-    if axes[0].startswith("*"):
-        rest = tuple(axes[1:])
-        good = len(shape) > len(rest)
-        tail = shape[len(shape) - len(rest) :]
-    else:
-        rest, tail = tuple(axes), shape
-        good = len(shape) == len(axes)
-    if good:
-        good = all(sizes.get(axis, n) == n for axis, n in zip(rest, tail, strict=True))
-    if not good:
+    """Raise ValueError unless `tensor` has these axes, with the sizes given for some of them; a first axis `"*batch"`
+    stands for one or more."""
+    shape, starred = tuple(tensor.shape), axes[0].startswith("*")
+    named = axes[1:] if starred else axes
+    good = len(shape) > len(named) if starred else len(shape) == len(named)
+    last = shape[len(shape) - len(named) :]
+    if not good or any(sizes.get(axis, n) != n for axis, n in zip(named, last, strict=True)):
         want = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
         raise ValueError(f"{argument}: expected [{want}], got {named_shape(axes, shape)}")
 
@@ -94,11 +86,8 @@ def check_floating(**tensors: Tensor | None) -> None:
 def check_range(argument: str, value: float, low: float | None = None, high: float | None = None) -> None:
     """Raise ValueError unless low <= value <= high; None leaves a side open."""
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = (
-            f"between {low} and {high}"
-            if low is not None and high is not None
-            else (f"at least {low}" if low is not None else f"at most {high}")
-        )
+        one_sided = f"at least {low}" if high is None else f"at most {high}"
+        bounds = one_sided if None in (low, high) else f"between {low} and {high}"
         raise ValueError(f"{argument}: expected {bounds}, got {value}")
 
 
@@ -122,11 +111,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file in UTF-8.
-
-    Raises:
-        OSError: it is none, or cannot be read. UnicodeDecodeError: it is no text.
-    """
+    """The text of a regular file in UTF-8. Raises OSError where it is none or cannot be read, UnicodeDecodeError."""
     check_regular(path)
     return path.read_text(encoding="utf-8")
 

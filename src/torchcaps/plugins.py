@@ -9,6 +9,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +32,7 @@ class PluginError(TorchcapsError, ImportError):
 
 
 def find(kind: str, name: str, registry: Mapping[str, T]) -> T:
-    """The entry of a registry; the entry points are loaded first where it holds none of this name.
-
-    Raises:
-        UnknownNameError: no plug-in registers it either.
-    """
+    """The entry of a registry, or of what entry points add to it. Raises UnknownNameError where there is none."""
     if name not in registry:
         load_entry_points()
     if name not in registry:
@@ -44,11 +41,7 @@ def find(kind: str, name: str, registry: Mapping[str, T]) -> T:
 
 
 def add(kind: str, name: str, thing: object, registry: MutableMapping[str, Any]) -> None:
-    """Put a thing into a registry.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Put a thing into a registry. Raises ValueError for a name that is taken."""
     if name in registry:
         raise ValueError(f"{kind} {name!r} is registered twice")
     registry[name] = thing
@@ -76,33 +69,24 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
-    """Load the installed plug-ins, once. One that fails is told of in one sentence and left out.
-
-    Args:
-        tell: is given each sentence; by default they are warnings.
-    """
+    """Load the installed plug-ins, once. One that fails is left out, and `tell` is given a sentence about it; by
+    default that is a warning."""
     with _lock:
         if GROUP in _loaded:  # also by a plug-in that asks a registry while it is imported
             return
         _loaded.add(GROUP)
         for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
-            _failures.extend(_load(point))
+            _load(point)
+    say = tell or partial(warnings.warn, stacklevel=3)
     for sentence in _failures:
-        if tell is None:
-            warnings.warn(sentence, stacklevel=3)
-        else:
-            tell(sentence)
+        say(sentence)
 
 
 def import_module(name: str) -> None:
     """Import a module that the user names, and remember its name for the runs of this process.
 
-    Args:
-        name: dotted, found in the current folder too; or the path of a `.py` file, whose folder is then searched.
-
-    Raises:
-        ModuleNotFoundError: there is no such module or file.
-        PluginError: it fails, or another module has the name of the file.
+    The name is dotted, and found in the current folder too; or it is the path of a `.py` file, whose folder is then
+    searched. Raises ModuleNotFoundError for none, and PluginError if it fails or another module has the file's name.
     """
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
@@ -142,16 +126,14 @@ def _module_of(file: Path) -> str:
     return file.stem
 
 
-def _load(point: metadata.EntryPoint) -> list[str]:
-    """Nothing, or the sentence that tells why the entry point cannot be loaded."""
+def _load(point: metadata.EntryPoint) -> None:
     try:
         found = point.load()
         if callable(found):
             found()
     except (Exception, SystemExit) as error:
         owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
-        return [one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})")]
-    return []
+        _failures.append(one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})"))
 
 
 def _cause(error: BaseException) -> str:

@@ -91,11 +91,9 @@ def joined() -> Ranks:
 def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes of the run where torchrun started several, as `environ` says; else this does nothing.
 
-    On "cuda", or "auto" with GPUs, each process of a machine takes a GPU of its own, as the current device.
-
-    Raises:
-        TrainingError: the environment is not that of torchrun, there are too few GPUs, or a process does not come.
-        ValueError: the device is one certain GPU, which the processes cannot share.
+    On "cuda", or "auto" with GPUs, each process of a machine takes a GPU of its own, as the current device. Raises
+    TrainingError if torchrun set no such environment, GPUs are too few or a process does not come, and ValueError for
+    one certain GPU, which the processes cannot share.
     """
     world = int(environ.get("WORLD_SIZE") or 1)
     if world == 1:
@@ -171,10 +169,10 @@ def leave(status: int) -> NoReturn:
 
 
 def parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
-    """A module that averages the gradients of all ranks in its backward pass; the task itself where there is one.
+    """A module that averages the gradients of all ranks in its backward pass; the task itself where there is one rank.
 
-    Parameters that a pass does not use are allowed. Where shares differ, multiply the mean loss of a rank by
-    `world * rows of the rank / rows of all`: the gradients are then those of the mean over all rows.
+    Where shares differ, multiply the mean loss of a rank by `world * rows of the rank / rows of all`: the gradients are
+    then those of the mean over all rows.
     """
     if ranks.world == 1:
         return task
@@ -185,10 +183,8 @@ def parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 def synced(module: nn.Module, ranks: Ranks) -> nn.Module:
-    """The module with batch norms that take their statistics from the rows of all ranks while they train.
-
-    The names in its state_dict stay. On the CPU the layers are changed in place; on GPUs torch's own replace them.
-    """
+    """The module with batch norms that take their statistics from the rows of all ranks while they train, and the same
+    state_dict. On the CPU the layers are changed in place; on GPUs torch's own replace them."""
     if ranks.world == 1:
         return module
     if _on_gpu(module):
@@ -209,7 +205,7 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
         return type(layer).forward(layer, inputs)
     layer._check_input_dim(inputs)
     x = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    rest, shape = [axis for axis in range(x.dim()) if axis != 1], [1, -1] + [1] * (x.dim() - 2)
+    rest, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
     sums = summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]))
     count = sums[-1].detach()
     if count < 2:

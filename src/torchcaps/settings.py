@@ -14,17 +14,19 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import UnknownNameError, check_known, check_range
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "options by name"}
 
 
 def setting(
-    default: Any, about: str, *, low: float | None = None, high: float | None = None, name: str | None = None
-) -> Any:
-    """A field of a group: its default, what it is in one line, its range, and its name without the group."""
-    known = {"about": about, "low": low, "high": high, "name": name}
+    default: Any, about: str, *, low: float | None = None, high: float | None = None, name: str | None = None,
+    valid: tuple[Callable[[float], bool], str] = (lambda _: True, ""),
+) -> Any:  # fmt: skip
+    """A field of a group: its default, what it is in one line, its range, its name without the group, and a test of a
+    number with what it expects in words."""
+    known = {"about": about, "low": low, "high": high, "name": name, "valid": valid}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=known)
     return field(default=default, metadata=known)
@@ -42,6 +44,9 @@ class _Group:
             object.__setattr__(self, f.name, value)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check_range(flat, value, f.metadata["low"], f.metadata["high"])
+                test, expected = f.metadata["valid"]
+                if not test(value):
+                    raise ValueError(f"{flat}: expected {expected}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,7 @@ class ModelSettings(_Group):
     """Which model."""
 
     name: str = setting("capsnet", "name of a registered model", name="model")
-    options: dict[str, Any] = setting(  # noqa: RUF009 (it makes a factory)
-        {}, "the model's own options by name", name="model_options"
-    )
+    options: dict[str, Any] = setting({}, "the model's own options by name", name="model_options")  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,11 @@ class DataSettings(_Group):
         None, "side of the window that the model sees: anywhere in training, in the middle otherwise", low=1
     )
     epoch_size: int | None = setting(None, "images of an epoch, drawn anew for each; by default all, once", low=1)
-    holdout: float = setting(0.1, "training images kept for validation: a fraction below 1, or a count")
+    holdout: float = setting(
+        0.1, "training images kept for validation: a fraction below 1, or a count",
+        valid=(lambda n: n > 0 and (n <= 1 or n == int(n)), "a fraction below 1 or a whole count"),
+    )  # fmt: skip
     per_class: int | None = setting(None, "labelled images of each class to train with; by default all", low=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.holdout > 0 or (self.holdout > 1 and self.holdout != int(self.holdout)):
-            raise ValueError(f"holdout: expected a fraction below 1 or a whole count, got {self.holdout}")
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,9 @@ class TaskSettings(_Group):
     name: str = setting("auto", "auto is what the model is made for, and what the data has", name="task")
     loss: str = setting("auto", "auto is what the model's paper has")
     reconstruction: float | None = setting(
-        None,
-        "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 with the "
-        "margin loss and a decoder, else 0, which leaves it out",
-        low=0,
-    )
+        None, "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 "
+        "with the margin loss and a decoder, else 0, which leaves it out", low=0,
+    )  # fmt: skip
     label_smoothing: float = setting(0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1)
 
 
@@ -100,7 +99,10 @@ class OptimiserSettings(_Group):
     """How weights change."""
 
     name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimiser")
-    lr: float | None = setting(None, "peak learning rate; by default that of the task, 0.001 for classes")
+    lr: float | None = setting(
+        None, "peak learning rate; by default that of the task, 0.001 for classes",
+        valid=(lambda lr: lr > 0, "a number above 0"),
+    )  # fmt: skip
     weight_decay: float = setting(0.0, "of every weight in each step", low=0)
     momentum: float = setting(0.9, "of sgd", low=0, high=1)
     nesterov: bool = setting(False, "Nesterov's momentum, of sgd")
@@ -112,8 +114,6 @@ class OptimiserSettings(_Group):
         if self.clip is None:  # as runs before "auto" say it
             object.__setattr__(self, "clip", 0.0)
         super().__post_init__()
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"lr: expected a number above 0, got {self.lr}")
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,11 @@ class ScheduleSettings(_Group):
     """Learning rate over time."""
 
     name: Literal["short", "cosine", "paper", "constant", "steps", "exponential"] | None = setting(
-        None,
-        "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or half of "
-        "them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; paper is "
-        "lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; "
-        "exponential falls by a factor after each epoch, to a tenth at the lowest",
-        name="schedule",
-    )
+        None, "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or "
+        "half of them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; "
+        "paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; "
+        "exponential falls by a factor after each epoch, to a tenth at the lowest", name="schedule",
+    )  # fmt: skip
     milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")
     decay: float = setting(0.1, "factor by which it falls, with the schedules steps and exponential", low=0, high=1)
 
@@ -157,18 +155,14 @@ class RunSettings(_Group):
     epochs: int = setting(10, "passes over the training images", low=1)
     batch_size: int | None = setting(None, "images per step; by default 8 to 128, as suits the number of images", low=1)
     stop_at: float | None = setting(
-        None, "end the training after the first epoch with this score on held-out images, and keep that epoch's model"
-    )
+        None, "end the training after the first epoch with this score on held-out images, and keep that epoch's model",
+        valid=(lambda score: 0 < score <= 1, "a score in (0, 1]"),
+    )  # fmt: skip
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is bf16 where the hardware multiplies it")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     seed: int = setting(0, "of weights, order, augmentation and split", low=0, high=LARGEST_SEED)
     checkpoint_every: int = setting(100, "steps between checkpoints; there is also one after each epoch", low=1)
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop_at is not None and not 0 < self.stop_at <= 1:
-            raise ValueError(f"stop_at: expected a score in (0, 1], got {self.stop_at}")
 
 
 @dataclass(frozen=True)
@@ -191,21 +185,14 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
-        """A run of these settings, by their names without groups, or by groups.
-
-        Raises:
-            UnknownNameError: (a ValueError) for a name that is no setting. ValueError: for a value of another kind or
-                out of range.
-        """
+        """A run of these settings, by their names without groups, or by groups. Raises ValueError for a value of
+        another kind or out of range, and its UnknownNameError for a name that is no setting."""
         return cls.from_dict(settings)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; also reads settings without groups, and what early versions wrote.
-
-        Raises:
-            ValueError: as `of`, or for what is no mapping.
-        """
+        """The inverse of `to_dict`; also reads settings without groups, and what early versions wrote. Raises
+        ValueError as `of`, or for what is no mapping."""
         return cls()._with(flattened(values))
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,24 +232,19 @@ EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their names without groups.
-
-    Raises:
-        UnknownNameError: (a ValueError) for a name that is neither a setting nor a group. ValueError: no mapping.
-    """
+    """Settings by their names without groups. Raises ValueError for no mapping, and its UnknownNameError for a name
+    that is neither a setting nor a group."""
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
     if "kind" in values:
-        if values["kind"] not in EARLIER:
-            raise UnknownNameError("kind of run", str(values["kind"]), EARLIER)
+        check_known("kind of run", str(values["kind"]), EARLIER)
         values = EARLIER[values["kind"]](dict(values))
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name in GROUPS and isinstance(value, Mapping):
             known = {key: flat for flat, (group, key, *_) in NAMES.items() if group == name}
             for key, one in value.items():
-                if key not in known:
-                    raise UnknownNameError(f"setting of {name}", key, known)
+                check_known(f"setting of {name}", key, known)
                 found[known[key]] = one
         elif name in NAMES:
             found[name] = value
@@ -272,11 +254,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taken(name: str, value: Any, hint: Any) -> Any:
-    """The value as `hint` asks for it: None, one of its words, or the one type that it has beside them.
-
-    Raises:
-        ValueError: it is none of that type. UnknownNameError: (a ValueError) for a word that is no choice.
-    """
+    """The value as `hint` asks for it: None, one of its words, or the one type that it has beside them."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if (value is None and NoneType in kinds) or value in words:
@@ -294,11 +272,10 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"{name}: expected {_WORDS[kind]}, got {value!r}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
-    if isinstance(value, dict):
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:  # of a dictionary
+        raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
     return value
 
 

@@ -22,19 +22,12 @@ class Capsules(NamedTuple):
 
 
 class LayerSizes(NamedTuple):
-    """What a router learns from the layer that builds it.
+    """What a router learns from the layer that builds it."""
 
-    Attributes:
-        children: that have matrices of their own, at each position of the parents.
-        in_dim: dimensions of a child's pose.
-        parents: at each position.
-        dim: dimensions of a vote.
-    """
-
-    children: int
-    in_dim: int
-    parents: int
-    dim: int
+    children: int  # that have matrices of their own, at each position of the parents
+    in_dim: int  # dimensions of a child's pose
+    parents: int  # at each position
+    dim: int  # dimensions of a vote
 
 
 class Routed(NamedTuple):
@@ -72,7 +65,6 @@ class _RoutedAndMore(Routed):
 
     @property
     def more(self) -> dict[str, Tensor]:
-        """What else a router tells, by name."""
         return self.named
 
 

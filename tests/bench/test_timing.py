@@ -33,8 +33,8 @@ def test_work_takes_turns_after_a_warm_up():
 
 
 def test_the_spread_of_five_and_of_one():
-    assert timing.quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3, "q1": 1.5, "q3": 4.5, "min": 1, "count": 5}
-    assert timing.quartiles([2.0]) == {"median": 2, "q1": 2, "q3": 2, "min": 2, "count": 1}
+    assert timing.spread("ms", [5.0, 1.0, 3.0, 2.0, 4.0]) == {"ms": 3000, "q1": 1500, "q3": 4500}
+    assert timing.spread("ms", [2.0]) == {"ms": 2000, "q1": 2000, "q3": 2000}
 
 
 def test_cells_are_figures_of_three_digits_or_a_dash():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps import ops
 from torchcaps.bench.timing import Log, silent
-from torchcaps.errors import TorchcapsError, UnknownNameError
+from torchcaps.errors import TorchcapsError, check_known
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear, set_impl
 from torchcaps.nn.routers import DynamicRouting
@@ -27,11 +27,8 @@ COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 class TextbookCapsules(nn.Module):
-    """The eager code that tutorials copy from one another: broadcast products, and logits as large as the votes.
-
-    Of the many copies this one has the softmax over parents, as in the paper; a copy with the usual slip (over
-    children) costs the same.
-    """
+    """The eager code that tutorials copy from one another: broadcast products, and logits as large as the votes. The
+    softmax is over parents, as in the paper; a copy with the usual slip (over children) costs the same."""
 
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
@@ -40,7 +37,6 @@ class TextbookCapsules(nn.Module):
         self.bias = deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
-        """Parents of these children."""
         x = children.pose
         priors = x[None, :, :, None, :] @ self.route_weights[:, None, :, :, :]  # [j, b, i, 1, d]
         logits = torch.zeros_like(priors)
@@ -69,7 +65,6 @@ class EinsumCapsules(nn.Module):
         self.weight, self.bias = deepcopy(layer.weight), deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
-        """Parents of these children."""
         votes = torch.einsum("bik,ijdk->bijd", children.pose, self.weight)
         logits = votes.new_zeros(votes.shape[:3])
         for step in range(self.iterations):
@@ -89,7 +84,6 @@ class LinearLimit(nn.Module):
         self.linear = nn.Linear(layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=has_bias)
 
     def forward(self, children: Capsules) -> Capsules:
-        """Parents of these children."""
         return Capsules(*squash_with_length(self.linear(children.pose.flatten(1)).unflatten(1, self.sizes)))
 
 
@@ -121,20 +115,14 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def check_known(argument: str, names: Sequence[str], known: Iterable[str] = VARIANTS) -> None:
-    """Raise UnknownNameError for the first of these variants that does not exist."""
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(argument, name, known)
-
-
 def chosen(
     argument: str, asked: Sequence[str], known: Iterable[str], reasons: Callable[[], Mapping[str, str]] = dict,
     log: Log = silent,
 ) -> list[str]:  # fmt: skip
     """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
     with their reasons. Raises UnknownNameError for one that does not exist."""
-    check_known(argument, asked, known)
+    for name in asked:
+        check_known(argument, name, known)
     if asked:
         return list(dict.fromkeys(asked))
     against = reasons()
@@ -180,8 +168,7 @@ def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
 
 
 def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
-    """Largest relative error of each exact variant among `names`. Raises WrongResultError if one exceeds the
-    tolerance."""
+    """Largest relative error of each exact variant among `names`. Raises WrongResultError for one beyond tolerance."""
     generator = torch.Generator().manual_seed(0)
     pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
     upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)

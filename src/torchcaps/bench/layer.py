@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from torchcaps.bench import timing
 from torchcaps.bench.baselines import VARIANTS, chosen, iterations_of, unusable
-from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent, spread
+from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
 from torchcaps.errors import check_range
 from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
 from torchcaps.types import Capsules
@@ -71,13 +72,9 @@ def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -
     return chosen("variant", asked, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
-def passes_of(variant: str, sizes: Sizes) -> Passes:
-    """Functions that run a variant of the layer forward, and forward and backward."""
-    return passes_of_layer(VARIANTS[variant].build(sizes.layer()), sizes)
-
-
-def passes_of_layer(layer: nn.Module, sizes: Sizes) -> Passes:
-    """Functions that run a layer of these sizes forward, and forward and backward."""
+def passes_of(what: str | nn.Module, sizes: Sizes) -> Passes:
+    """Functions that run a layer of these sizes, or the variant of this name, forward, and forward and backward."""
+    layer = VARIANTS[what].build(sizes.layer()) if isinstance(what, str) else what
     generator = torch.Generator().manual_seed(1)
     pose = (torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1).requires_grad_()
     children = Capsules(pose, pose.detach().norm(dim=-1))
@@ -119,11 +116,10 @@ def pass_rows(passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log
     forward, whole = (
         alternate({name: pair[k] for name, pair in passes.items()}, repeats, clock=clock, log=log) for k in (0, 1)
     )
-    rows: dict[str, Row] = {}
-    for name in passes:
-        first = 1e3 * quartiles(forward[name])["median"]
-        rows[name] = {"variant": name, "forward ms": first, **spread("forward+backward ms", whole[name])}
-    return rows
+    return {
+        name: {"variant": name, "forward ms": 1e3 * median(forward[name]), **spread("forward+backward ms", seconds)}
+        for name, seconds in whole.items()
+    }
 
 
 def peak(variant: str, sizes: dict[str, Any]) -> dict[str, float]:
@@ -187,6 +183,6 @@ def benchmark_routers(
     """
     given = options or {}
     timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
-    passes = {name: passes_of_layer(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
+    passes = {name: passes_of(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
     rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
     return [rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names]

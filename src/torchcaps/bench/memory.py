@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,23 +29,14 @@ _MOMENTS = 2  # numbers that Adam keeps for each parameter
 
 @dataclass(frozen=True)
 class MemoryEstimate(Figures):
-    """Bytes at the moment of a step when most are taken, above those of a process with torch and without the model.
+    """Bytes at the moment of a step when most are taken, above those of a process with torch and without the model."""
 
-    Attributes:
-        parameters: the weights.
-        gradients: those of the weights that exist at that moment.
-        optimiser: Adam's two moments.
-        activations: tensors kept for the backward pass that exist at that moment; the images among them.
-        workspace: tensors that are made and dropped on the way, and what kernels take inside.
-        libraries: code and tables of torch, and of numba where its loops run, that become resident at their first use.
-    """
-
-    parameters: int
-    gradients: int
-    optimiser: int
-    activations: int
-    workspace: int
-    libraries: int
+    parameters: int  # the weights
+    gradients: int  # those of the weights that exist at that moment
+    optimiser: int  # Adam's two moments
+    activations: int  # tensors kept for the backward pass that exist at that moment; the images among them
+    workspace: int  # tensors that are made and dropped on the way, and what kernels take inside
+    libraries: int  # code and tables of torch, and of numba where its loops run, resident from their first use
 
     derived = ("total",)
 
@@ -59,16 +51,12 @@ class MemoryEstimate(Figures):
 
 
 def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> MemoryEstimate:
-    """Peak memory of a training step, without running one.
+    """Peak memory of a training step of a model of `create_model()`, without running one; the model stays as it is.
 
     The step is that of `torchcaps train`: the loss of the model's task, Adam, convolutions in channels-last memory.
     Its operators are run on fake tensors, which have sizes and no values; what kernels take inside comes from a table
-    for the CPU. Memory that the allocator keeps although it is free (`--keep-memory yes`) is not counted.
-
-    Args:
-        model: of `create_model()`; it stays as it is.
-        batch: images per step, at least 1.
-        precision: "fp32", or "bf16" for autocast.
+    for the CPU. Memory that the allocator keeps although it is free (`--keep-memory yes`) is not counted. The precision
+    is "fp32", or "bf16" for autocast.
 
     Raises:
         ValueError: for a batch below 1 or another precision. TypeError: for a module that is no model of this library.
@@ -104,7 +92,6 @@ def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
 
 
 def _loss(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger) -> Tensor:
-    """The loss of a step."""
     task = task_of(model)
     places = images.shape[2:] if task.spec.pixels else ()
     labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
@@ -145,18 +132,16 @@ def benchmark_memory(
 ) -> list[Row]:
     """A row for each batch size and precision: predicted and measured peak over the process without a model."""
     rows = []
-    for precision in precisions:
-        for batch in batches:
-            log(f"{precision}, batch {batch}")
-            chosen = replace(workload, batch=batch)
-            estimate = estimate_memory(chosen.build(), batch, precision)
-            found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
-            measured = found["peak_mib"] - found["before_mib"]
-            parts = {f"{name} MiB": value / MIB for name, value in estimate.to_dict().items() if name != "total"}
-            row: Row = {"batch": batch, "precision": precision}
-            row |= {"predicted MiB": estimate.total / MIB, "measured MiB": measured}
-            row["predicted / measured"] = estimate.total / MIB / measured
-            rows.append(row | parts)
+    for precision, batch in product(precisions, batches):
+        log(f"{precision}, batch {batch}")
+        chosen = replace(workload, batch=batch)
+        parts = estimate_memory(chosen.build(), batch, precision).to_dict()
+        predicted = parts.pop("total") / MIB
+        found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
+        measured = found["peak_mib"] - found["before_mib"]
+        row: Row = {"batch": batch, "precision": precision, "predicted MiB": predicted, "measured MiB": measured}
+        row["predicted / measured"] = predicted / measured
+        rows.append(row | {f"{name} MiB": value / MIB for name, value in parts.items()})
     return rows
 
 
@@ -181,7 +166,6 @@ class _Ledger(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator and count what it makes."""
-        del types
         outcome = func(*args, **(kwargs or {}))
         name = func.name().split(".")[0]
         self.operators.add(name)

@@ -1,13 +1,14 @@
 """How time grows: of a routed layer with each of its sizes, of a trained network's answer with the images at once."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
+from statistics import median
 
 import numpy as np
 
-from torchcaps.bench.baselines import check_known
+from torchcaps.bench.baselines import VARIANTS, chosen
 from torchcaps.bench.layer import Sizes, passes_of
-from torchcaps.bench.timing import Clock, Log, Row, alternate, quartiles, silent
+from torchcaps.bench.timing import Clock, Log, Row, alternate, silent
 from torchcaps.bench.workload import Workload, answer_of
 
 AXES = tuple(field.name for field in fields(Sizes))
@@ -33,22 +34,16 @@ def benchmark_scaling(
 ) -> list[Row]:
     """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
     Raises UnknownNameError for an implementation that does not exist."""
-    check_known("impl", impls)
     rows = []
+    impls = chosen("impl", impls, VARIANTS)
     for axis in AXES:
-        sizes = series(asdict(middle)[axis], count)
-        work = {
-            f"{axis} {size}, {impl}": passes_of(impl, replace(middle, **{axis: size}))[1]
-            for size in sizes
-            for impl in impls
-        }
-        found = alternate(work, repeats, clock=clock, log=log)
+        sizes = series(getattr(middle, axis), count)
+        cases = {f"{axis} {n}, {impl}": (impl, replace(middle, **{axis: n})) for n in sizes for impl in impls}
+        found = alternate({name: passes_of(*case)[1] for name, case in cases.items()}, repeats, clock=clock, log=log)
         for impl in impls:
-            seconds = [quartiles(found[f"{axis} {size}, {impl}"])["median"] for size in sizes]
-            exponent = fitted_exponent(sizes, seconds)
-            rows.append({
-                "against": axis, "impl": impl, "exponent": exponent, "sizes": sizes, "ms": [1e3 * s for s in seconds],
-            })  # fmt: skip
+            seconds = [median(found[f"{axis} {size}, {impl}"]) for size in sizes]
+            row: Row = {"against": axis, "impl": impl, "exponent": fitted_exponent(sizes, seconds), "sizes": sizes}
+            rows.append(row | {"ms": [1e3 * s for s in seconds]})
     return rows
 
 
@@ -58,16 +53,17 @@ def benchmark_latency(
 ) -> list[Row]:  # fmt: skip
     """A row for each batch size and precision: median and 95th percentile of a forward pass, in milliseconds."""
     model = workload.build().eval()
-    cases = [(batch, precision) for precision in precisions for batch in batches]
+    cases = {f"batch {batch}, {precision}": (batch, precision) for precision in precisions for batch in batches}
     work = {
-        f"batch {batch}, {precision}": answer_of(model, replace(workload, batch=batch).data(model)[0], precision)
-        for batch, precision in cases
+        name: answer_of(model, replace(workload, batch=batch).data(model)[0], precision)
+        for name, (batch, precision) in cases.items()
     }
-    seconds = alternate(work, runs, warm_up=3, clock=clock, log=log)
     rows = []
-    for batch, precision in cases:
-        found = 1e3 * np.array(seconds[f"batch {batch}, {precision}"])
-        row: Row = {"batch": batch, "precision": precision, "median ms": float(np.median(found))}
-        row["95 % ms"] = float(np.percentile(found, 95))
-        rows.append(row | {"ms / image": row["median ms"] / batch, "runs": runs})
+    for name, seconds in alternate(work, runs, warm_up=3, clock=clock, log=log).items():
+        batch, precision = cases[name]
+        middle, late = (1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95))
+        rows.append({
+            "batch": batch, "precision": precision, "median ms": middle, "95 % ms": late, "ms / image": middle / batch,
+            "runs": runs,
+        })  # fmt: skip
     return rows

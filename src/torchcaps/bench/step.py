@@ -23,8 +23,7 @@ from torchcaps.training.allocator import give_memory_back, keep_memory
 
 NETWORK, TORCH_LIMIT = "textbook-network", "limit-torch"
 STEPS = (*VARIANTS, TORCH_LIMIT, NETWORK)
-FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)
-"""Steps in the surroundings that other code has."""
+FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)  # steps in the surroundings that other code has
 
 
 def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
@@ -40,8 +39,7 @@ def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = sile
 
 
 def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
-    """Largest relative error of each exact variant, the textbook network among them. Raises WrongResultError if one
-    exceeds the tolerance."""
+    """Largest relative error of each exact variant, the textbook network too. Raises WrongResultError as `verify`."""
     model = workload.build()
     errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
     if NETWORK in variants:
@@ -90,10 +88,7 @@ def benchmark_steps(
 
 def _surround(variant: str, run: Callable[[], object]) -> None:
     """Set the allocator as this variant has it, and run it once, untimed, until it holds the memory it needs."""
-    if variant in FOREIGN:
-        give_memory_back()
-    else:
-        keep_memory()
+    (give_memory_back if variant in FOREIGN else keep_memory)()
     run()
 
 
@@ -112,9 +107,9 @@ def _add_ratios(rows: list[Row]) -> None:
         limit = time_of.get((TORCH_LIMIT if row["variant"] in FOREIGN else "limit", precision))
         row["tax"] = None if limit is None else time / limit
         for head, other in (
-            ("x limit-torch", (TORCH_LIMIT, precision)),
-            ("x textbook", ("textbook", precision)), ("x einsum", ("einsum", precision)),
-            ("x textbook fp32", ("textbook", "fp32")), ("x network fp32", (NETWORK, "fp32")),
+            ("x limit-torch", (TORCH_LIMIT, precision)), ("x textbook", ("textbook", precision)),
+            ("x einsum", ("einsum", precision)), ("x textbook fp32", ("textbook", "fp32")),
+            ("x network fp32", (NETWORK, "fp32")),
         ):  # fmt: skip
             row[head] = time_of[other] / time if other in time_of else None
 
@@ -122,10 +117,8 @@ def _add_ratios(rows: list[Row]) -> None:
 def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
     for row in rows:
         log(f"{row['precision']}, {row['variant']}: memory")
-        found = timing.in_fresh_process(
-            "step", variant=row["variant"], workload=asdict(workload), precision=row["precision"]
-        )
-        row["peak MiB"] = found["peak_mib"]
+        case = {"variant": row["variant"], "precision": row["precision"]}
+        row["peak MiB"] = timing.in_fresh_process("step", workload=asdict(workload), **case)["peak_mib"]
     limits = {row["precision"]: row["peak MiB"] for row in rows if row["variant"] == TORCH_LIMIT}
     for row in rows:
         limit = limits.get(row["precision"])

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -21,8 +20,7 @@ from torchcaps.training.environment import environment
 MIB = 1 << 20
 Clock = Callable[[], float]
 Row = dict[str, Any]
-Log = Callable[[str], None]
-"""Called with a line about the work that begins."""
+Log = Callable[[str], None]  # called with a line about the work that begins
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 PROC = Path("/proc/self")
 
@@ -45,10 +43,8 @@ def alternate(
     work: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1, clock: Clock = time.perf_counter,
     log: Log = silent, settle: Callable[[str, Callable[[], object]], object] | None = None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike.
-
-    `settle(name, function)` is called before each run that is timed.
-    """
+    """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike; `settle(name,
+    function)` is called before each run that is timed."""
     for name, run in work.items():
         log(f"{name}: warming up")
         for _ in range(warm_up):
@@ -65,23 +61,15 @@ def alternate(
     return seconds
 
 
-def quartiles(samples: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, smallest and count."""
-    low, _, high = quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
-    return {"median": median(samples), "q1": low, "q3": high, "min": min(samples), "count": len(samples)}
-
-
-def spread(head: str, samples: Sequence[float]) -> Row:
+def spread(head: str, seconds: Sequence[float]) -> Row:
     """Milliseconds of these seconds for a row: the median under this heading, and quartiles."""
-    found = quartiles(samples)
-    return {head: 1e3 * found["median"], "q1": 1e3 * found["q1"], "q3": 1e3 * found["q3"]}
+    low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else (seconds[0],) * 3
+    return {head: 1e3 * median(seconds), "q1": 1e3 * low, "q3": 1e3 * high}
 
 
 def peak_of(run: Callable[[], object]) -> dict[str, float]:
     """Resident memory before `run`, and its high-water mark during it, in MiB. Call `run` once before, to warm up.
-
-    Where the system does not let the mark be reset, it is that of the process's whole life.
-    """
+    Where the system does not let the mark be reset, it is that of the process's whole life."""
     before = _status("VmRSS")
     with suppress(OSError):
         (PROC / "clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark to the present size
@@ -97,21 +85,15 @@ def can_measure_memory() -> bool:
 def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
     """What `peak` of the module `torchcaps.bench.WORK` finds, in a process of its own with as many threads as this one.
     Raises TorchcapsError with the end of its error output, if it fails."""
-    order = json.dumps({"work": work, "threads": torch.get_num_threads(), "arguments": arguments})
-    command = [sys.executable, "-P", "-c", "from torchcaps.bench import timing; timing.obey()", order]
+    code = f"import json, sys, torch; torch.set_num_threads({torch.get_num_threads()}); "
+    code += f"from torchcaps.bench import {work}; print(json.dumps({work}.peak(**json.loads(sys.argv[1]))))"
+    command = [sys.executable, "-P", "-c", code, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise TorchcapsError(f"memory of {work} {arguments}: the process that measures it failed: {last}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def obey() -> None:
-    """Do what the order of `in_fresh_process` says, and print what was found as one line of JSON."""
-    order = json.loads(sys.argv[1])
-    torch.set_num_threads(order["threads"])
-    print(json.dumps(import_module(f"torchcaps.bench.{order['work']}").peak(**order["arguments"])))
 
 
 def machine() -> dict[str, object]:

@@ -63,10 +63,8 @@ def task_of(model: nn.Module) -> Task:
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
-    """A function that makes one training step of the model, in place: the loss of its task, then fused Adam.
-
-    Images `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast.
-    """
+    """A function that makes one training step of the model, in place: the loss of its task, then fused Adam. Images
+    `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast."""
     task = task_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     return _step(optimiser, lambda: task(Batch(images, labels, masks=labels), 0.0)["loss"], precision)
@@ -106,9 +104,8 @@ def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
 class TextbookNetwork(nn.Module):
     """Eight convolutions stacked to primary capsules, routing with logits as large as the votes, a linear decoder.
 
-    Contiguous `[batch, channels, height, width]` memory throughout. It holds the weights of the library's `capsnet`, in
-    the order that its own code needs, and computes the same. Raises TypeError for a model without the weights of that
-    network and its decoder.
+    Contiguous memory throughout. It holds the weights of the library's `capsnet`, in the order that its own code needs,
+    and computes the same. Raises TypeError for a model without the weights of that network and its decoder.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -162,8 +159,6 @@ def replicable(model: nn.Module) -> bool:
 
 
 def _convolution(weight: Tensor, bias: Tensor, stride: int) -> nn.Conv2d:
-    outputs, channels, *kernel = weight.shape
-    made = nn.Conv2d(channels, outputs, (kernel[0], kernel[1]), stride)
-    made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
-    made.bias = nn.Parameter(bias.detach().clone())
+    made = nn.Conv2d(weight.shape[1], weight.shape[0], (weight.shape[2], weight.shape[3]), stride)
+    made.load_state_dict({"weight": weight, "bias": bias})
     return made

@@ -18,17 +18,14 @@ from torchcaps.bench.timing import MIB
 VOTES_BYTES, FACTORS_BYTES, LANES = 3 << 20, 20 << 20, 16
 POINTS_BYTES, MOST_WINDOWS = 10 << 20, 256
 
+# Bytes from which glibc always maps a block of its own; smaller ones lie on the heap, which does not shrink.
 LARGE = 32 << 20
-"""Bytes from which glibc always maps a block of its own; smaller ones lie on the heap, which does not shrink."""
-GAPS = 1.1
-"""Size of the heap over the most that lies on it at once."""
-TORCH = 168 * MIB
-"""Bytes of torch's code and tables that a first training step makes resident."""
-RESIDENT = {
+GAPS = 1.1  # size of the heap over the most that lies on it at once
+TORCH = 168 * MIB  # code and tables of torch that a first training step makes resident
+RESIDENT = {  # the same of an operator's first run
     "torchcaps::dynamic_routing_numba": 103 * MIB, "torchcaps::em_routing_numba": 103 * MIB,
     "torchcaps::conv2d_cpu": 20 * MIB,
 }  # fmt: skip
-"""The same for an operator's first run."""
 
 
 def resident(operators: Collection[str]) -> int:

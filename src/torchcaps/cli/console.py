@@ -10,12 +10,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+import torchcaps as tc
+
 
 class UsageError(Exception):
     """The command line is wrong: one sentence, exit status 2."""
-
-
-NO_PLOTS = "no plots: they need matplotlib; install it with: pip install 'torchcaps[plots]'"
 
 
 @contextmanager
@@ -32,6 +31,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def note_without_plots() -> None:
+    """Say why there are no pictures, where there are none."""
+    if not tc.report.can_plot():
+        note("no plots: they need matplotlib; install it with: pip install 'torchcaps[plots]'")
+
+
 def print_json(value: Any) -> None:
     """One JSON document to stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))
@@ -46,12 +51,14 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join([first[0] + first[1], *(blank + text for text, blank in others)]).rstrip())
 
 
-def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]]) -> None:
-    """The document where JSON is asked for, else the rows as a table."""
+def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str = "") -> None:
+    """The document where JSON is asked for, else the rows as a table, and a line below it."""
     if as_json:
         print_json(document)
-    else:
-        print_table(rows)
+        return
+    print_table(rows)
+    if below:
+        print(f"\n{below}")
 
 
 @contextmanager

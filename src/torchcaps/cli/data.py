@@ -1,21 +1,19 @@
-"""torchcaps data list | fetch | verify."""
+"""torchcaps data list | fetch | verify, and torchcaps import: what others have published."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import UsageError, progress_bar, show
+import torchcaps as tc
+from torchcaps.cli.console import UsageError, note, progress_bar, show
 from torchcaps.cli.flags import Json
 
 
 def data(
     action: Annotated[Literal["list", "fetch", "verify"], tyro.conf.Positional],
-    name: Annotated[str | None, tyro.conf.Positional] = None,
-    /,
-    root: Path | None = None,
-    json: Json = False,
-) -> int:
+    name: Annotated[str | None, tyro.conf.Positional] = None, /, root: Path | None = None, json: Json = False,
+) -> int:  # fmt: skip
     """List the named data sets, download one, or compare one with its published checksums.
 
     Example: torchcaps data fetch mnist && torchcaps data verify mnist
@@ -33,9 +31,7 @@ def data(
 
 
 def _list(json: bool) -> int:
-    from torchcaps.data import dataset_info, list_datasets
-
-    found = [dataset_info(name) for name in list_datasets()]
+    found = [tc.data.dataset_info(name) for name in tc.data.list_datasets()]
     keys = ("name", "title", "classes", "image_shape", "train", "test", "licence", "source")
     rows = [
         (i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title)
@@ -47,11 +43,9 @@ def _list(json: bool) -> int:
 
 
 def _fetch(name: str, root: Path | None) -> int:
-    from torchcaps.data import fetch_dataset
-
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
-        folder = fetch_dataset(
+        folder = tc.data.fetch_dataset(
             name, root, lambda file, done, total: bar.update(task, description=file, completed=done, total=total)
         )
     print(folder)
@@ -59,9 +53,22 @@ def _fetch(name: str, root: Path | None) -> int:
 
 
 def _verify(name: str, root: Path | None, json: bool) -> int:
-    from torchcaps.data import verify_dataset
-
-    checks = verify_dataset(name, root)
+    checks = tc.data.verify_dataset(name, root)
     rows = ((check.file, "ok" if check.ok else "DAMAGED", check.reason) for check in checks)
     show(json, [check._asdict() for check in checks], [("file", "state", "why"), *rows])
     return 0 if all(check.ok for check in checks) else 1
+
+
+def import_weights(file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None) -> int:
+    """Make a model file of weights that others have published: of CapsNet, and of Efficient-CapsNet.
+
+    Example: torchcaps import trained_model.h5 && torchcaps predict trained_model.safetensors photo.png
+
+    Args:
+        file: Keras' .h5 (it needs h5py), or a state_dict that PyTorch has saved. No code in it is run.
+        output: The model file; by default the file's name with the ending .safetensors.
+    """
+    written, source = tc.training.import_weights(file, output)
+    note(f"the weights are of {source}")
+    print(written)
+    return 0

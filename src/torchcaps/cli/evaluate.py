@@ -5,20 +5,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, counting, note, print_json, print_table
+import torchcaps as tc
+from torchcaps.cli.console import UsageError, counting, note_without_plots, show
 from torchcaps.cli.flags import Data, Device, Json, Root, Run
 
 
 def evaluate(
-    run: Run,
-    /,
-    data: Data = None,
-    root: Root = None,
-    split: Literal["test", "train"] = "test",
-    device: Device = "auto",
-    output: Path | None = None,
-    json: Json = False,
-) -> int:
+    run: Run, /, data: Data = None, root: Root = None, split: Literal["test", "train"] = "test",
+    device: Device = "auto", output: Path | None = None, json: Json = False,
+) -> int:  # fmt: skip
     """Measure a trained model; write plots. Of a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
@@ -28,32 +23,23 @@ def evaluate(
         output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
             folder of that name in it.
     """
-    from torchcaps import report
     from torchcaps.ranks import joined
 
-    task, images = report.open_run(run, data=data, root=root, split=split, device=device)
+    task, images = tc.report.open_run(run, data=data, root=root, split=split, device=device)
     with counting("evaluating") as progress:
         found = task.evaluate(images, progress=progress)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_table(found.table())
-        print(f"\n{found.summary}")
-    folder = output if output is not None else report.evaluation_folder(run, data, split)
+    show(json, found.to_dict(), found.table(), found.summary)
+    folder = output if output is not None else tc.report.evaluation_folder(run, data, split)
     if joined().main:
-        report.write_evaluation(folder, found, task, images)
-    if not report.can_plot():
-        note(NO_PLOTS)
+        tc.report.write_evaluation(folder, found, task, images)
+    note_without_plots()
     return 0
 
 
 def predict(
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")],
-    /,
-    device: Device = "auto",
-    output: Path | None = None,
-    json: bool = False,
-) -> int:
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")], /,
+    device: Device = "auto", output: Path | None = None, json: bool = False,
+) -> int:  # fmt: skip
     """Say what a trained model makes of image files, or of all images in folders.
 
     A classifier gives the class and its activation, which for capsules is a length and not a probability.
@@ -66,24 +52,15 @@ def predict(
         output: Folder for what the model's task draws of each image: masks and overlays of a model of pixels.
         json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
-    from torchcaps import tasks
-    from torchcaps.data.images import is_image_name
-    from torchcaps.models import weights_file
-    from torchcaps.training import load
-    from torchcaps.training.optim import resolve_device
-    from torchcaps.training.run_folder import CONFIG
-
+    is_image_name = tc.data.images.is_image_name
     first = paths[0] if paths else Path()
-    alone = len(paths) == 1 and first.is_dir() and not (first / CONFIG).exists()
-    run, *images = [weights_file(), *paths] if alone or is_image_name(first.name) else [first, *paths[1:]]
+    alone = len(paths) == 1 and first.is_dir() and not (first / tc.training.run_folder.CONFIG).exists()
+    run, *images = [tc.models.weights_file(), *paths] if alone or is_image_name(first.name) else [first, *paths[1:]]
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    rows = tasks.predict(load(run, device=resolve_device(device)), images, output=output)
-    if json:
-        print_json(rows)
-        return 0
+    rows = tc.tasks.predict(tc.load(run, device=tc.training.optim.resolve_device(device)), images, output=output)
     shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
     heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
     cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in shown]
-    print_table([heads, *cells])
+    show(json, rows, [heads, *cells])
     return 0

@@ -1,11 +1,13 @@
-"""Flags that several commands have."""
+"""Flags that several commands have, and their checks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+import torchcaps as tc
 from torchcaps.cli.console import usage
+from torchcaps.errors import check_range
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")]
 _HELP = "A run folder, or a model.safetensors file; without one, a network that comes with the package."
@@ -16,13 +18,16 @@ Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 
 
+def in_range(flag: str, value: float, low: float, high: float | None = None) -> None:
+    """Raise UsageError unless low <= value <= high."""
+    with usage():
+        check_range(flag, value, low, high)
+
+
 def use_threads(count: int | None) -> None:
     """Let torch take so many processor threads; None leaves its choice."""
-    if count is None:
-        return
-    import torch
+    if count is not None:
+        import torch
 
-    from torchcaps.training.environment import check_threads
-
-    with usage():
-        torch.set_num_threads(check_threads("--threads", count))
+        with usage():
+            torch.set_num_threads(tc.training.environment.check_threads("--threads", count))

@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
@@ -52,28 +54,13 @@ def hinted(*arguments: Any) -> Iterator[None]:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            for path in _paths(arguments):
+            values = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in arguments)
+            for path in (value for value in values if isinstance(value, Path)):
                 folder = path if path.is_dir() else path.parent
-                if missing := _missing(folder):
+                modules = tc.training.RunFolder(folder).environment().get("imports")
+                names = modules if isinstance(modules, list) else []
+                if missing := [name for name in names if isinstance(name, str) and name not in plugins.imported()]:
                     start = f"{error}; {folder} was started with{plugins.flags(missing)}"
-                    raise UsageError(
-                        one_line(f"{start}: give that to this command too, if you trust the module")
-                    ) from error
+                    sentence = one_line(f"{start}: give that to this command too, if you trust the module")
+                    raise UsageError(sentence) from error
         raise
-
-
-def _paths(values: Any) -> Iterator[Path]:
-    for value in values:
-        if isinstance(value, Path):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _paths(value)
-
-
-def _missing(folder: Path) -> list[str]:
-    from torchcaps.training import RunFolder
-
-    modules = RunFolder(folder).environment().get("imports")
-    if not isinstance(modules, list):
-        return []
-    return [name for name in modules if isinstance(name, str) and name not in plugins.imported()]

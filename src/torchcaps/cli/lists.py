@@ -1,5 +1,8 @@
 """torchcaps models, torchcaps recipes and torchcaps doctor: what there is."""
 
+from dataclasses import asdict
+
+import torchcaps as tc
 from torchcaps.cli.console import print_json, show
 from torchcaps.cli.flags import Json
 
@@ -12,11 +15,7 @@ def models(pattern: str = "*", json: Json = False) -> int:
     Args:
         pattern: Wildcard for names.
     """
-    from dataclasses import asdict
-
-    from torchcaps.models import list_models, model_passport
-
-    passports = {name: model_passport(name) for name in list_models(pattern)}
+    passports = {name: tc.models.model_passport(name) for name in tc.list_models(pattern)}
     document = [{"name": name} | asdict(passport) for name, passport in passports.items()]
     rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()]
     show(json, document, [("model", "year", "parameters", "paper", "published"), *rows])
@@ -28,9 +27,7 @@ def recipes(json: Json = False) -> int:
 
     Example: torchcaps recipes
     """
-    from torchcaps.training import list_recipes, load_recipe
-
-    found = [load_recipe(name) for name in list_recipes()]
+    found = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
     document = [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
     rows = [(r.name, r.rows[0].name, r.config.data.name, r.title) for r in found]
     show(json, document, [("recipe", "first row", "data", "title"), *rows])
@@ -42,15 +39,15 @@ def doctor(json: Json = False) -> int:
 
     Example: torchcaps doctor
     """
-    from torchcaps import ops
-    from torchcaps.training.environment import environment, package_version
-    from torchcaps.training.optim import resolve_device, resolve_precision
-
-    device = resolve_device("auto")
-    facts = environment() | {"device": str(device), "precision auto": resolve_precision("auto", device)}
-    facts |= {f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in ops.survey(device).items()}
+    optim, environment = tc.training.optim, tc.training.environment
+    device = optim.resolve_device("auto")
+    facts = environment.environment() | {
+        "device": str(device),
+        "precision auto": optim.resolve_precision("auto", device),
+    }
+    facts |= {f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in tc.ops.survey(device).items()}
     for extra in ("matplotlib", "numba", "triton"):
-        facts[extra] = package_version(extra)
+        facts[extra] = environment.package_version(extra)
     if json:
         print_json(facts)
         return 0

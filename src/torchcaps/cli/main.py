@@ -8,30 +8,19 @@ from itertools import pairwise
 
 import tyro
 
-from torchcaps.cli import bench, compare, data, evaluate, explore, lists, pictures, report, reproduce, train, weights
+from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import importing
 from torchcaps.cli.signals import settle, unwinding
 
-# One line a command; a function's signature is its flags, beside `--import`, and its docstring is its help.
+# A function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train.train,
-    "evaluate": evaluate.evaluate,
-    "predict": evaluate.predict,
-    "reconstruct": pictures.reconstruct,
-    "perturb": pictures.perturb,
-    "compare": compare.compare,
-    "report": report.report,
-    "explore": explore.explore,
-    "import": weights.import_weights,
-    "models": lists.models,
-    "recipes": lists.recipes,
-    "data": data.data,
-    "bench": bench.bench,
-    "reproduce": reproduce.reproduce,
+    "train": train.train, "evaluate": evaluate.evaluate, "predict": evaluate.predict,
+    "reconstruct": pictures.reconstruct, "perturb": pictures.perturb, "compare": report.compare,
+    "report": report.report, "explore": pictures.explore, "import": data.import_weights, "models": lists.models,
+    "recipes": lists.recipes, "data": data.data, "bench": bench.bench, "reproduce": reproduce.reproduce,
     "doctor": lists.doctor,
-}
-
+}  # fmt: skip
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
 DESCRIPTION = """Capsule networks: train, evaluate, look inside, predict.
@@ -77,7 +66,8 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
     except (TorchcapsError, ValueError, ImportError) as error:
         return _fail(error, 1)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        names = ("MemoryError", "OutOfMemoryError")  # torch's own is not imported here
+        if type(error).__name__ not in names and "can't allocate memory" not in str(error):
             raise
         return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
@@ -146,11 +136,6 @@ def _say(text: str) -> None:
     ranks = sys.modules.get("torchcaps.ranks")
     if ranks is None or ranks.joined().first():
         print(f"torchcaps: {text}", file=sys.stderr)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    names = ("MemoryError", "OutOfMemoryError")  # torch's own is not imported here
-    return type(error).__name__ in names or "can't allocate memory" in str(error)
 
 
 def _without_stdout(status: int) -> int:

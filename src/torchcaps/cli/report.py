@@ -1,23 +1,19 @@
-"""torchcaps report."""
+"""torchcaps report and torchcaps compare."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from torchcaps.cli.console import UsageError, counting, usage
-from torchcaps.cli.flags import Device, Root
+import torchcaps as tc
+from torchcaps.cli.console import UsageError, counting, show
+from torchcaps.cli.flags import Device, Json, Root, in_range
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    /,
-    output: Path | None = None,
-    root: Root = None,
-    device: Device = "auto",
-    images: int = 10_000,
-    diagnose: int = 64,
-) -> int:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, output: Path | None = None, root: Root = None,
+    device: Device = "auto", images: int = 10_000, diagnose: int = 64,
+) -> int:  # fmt: skip
     """Write one HTML file that shows what a run is and does; of several runs, a comparison. It works offline.
 
     Example: torchcaps report runs/capsnet-digits
@@ -28,23 +24,58 @@ def report(
         images: Of more test images, so many evenly spread ones are looked at for mistakes and pictures.
         diagnose: Of these, so many random ones are looked at for the measures of routing; 0 leaves them out.
     """
-    from torchcaps.errors import check_range
-    from torchcaps.report import write_comparison, write_report
-
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError("runs: expected different run folders, got one of them twice")
-    with usage():
-        check_range("--images", images, low=1)
-        check_range("--diagnose", diagnose, low=0)
-        if diagnose == 1:
-            raise ValueError("--diagnose: expected 0 or at least 2, got 1")
+    _check_different(runs)
+    in_range("--images", images, low=1)
+    in_range("--diagnose", diagnose, low=0)
+    if diagnose == 1:
+        raise UsageError("--diagnose: expected 0 or at least 2, got 1")
     with counting("evaluating") as progress:
         how: dict[str, Any] = {"root": root, "device": device, "images": images, "progress": progress}
         if len(runs) == 1:
-            path = write_report(runs[0], output=output, diagnose=diagnose, **how)
+            path = tc.report.write_report(runs[0], output=output, diagnose=diagnose, **how)
         else:
-            path = write_comparison(runs, output=output, **how)
+            path = tc.report.write_comparison(runs, output=output, **how)
     print(path)
     return 0
+
+
+def compare(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /,
+    others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")],
+    paired: bool = False, margin: float = 1.0, root: Root = None, device: Device = "auto", json: Json = False,
+) -> int:  # fmt: skip
+    """Say which of two methods is better, or that both are equally good, or that the runs do not decide.
+
+    Several runs of each, with different seeds, are compared over seeds and images; one of each, over images alone.
+
+    Example: torchcaps compare runs/routed-0 runs/routed-1 --with runs/uniform-0 runs/uniform-1
+
+    Args:
+        runs: Run folders of the method in question.
+        others: Run folders of the baseline, tested on the same images.
+        paired: Take runs of the same seed as pairs, because split and order come from it.
+        margin: Smallest difference that matters, in points of accuracy; methods closer than that are equally good.
+    """
+    if not runs or not others:
+        raise UsageError(f"{'--with' if runs else 'runs'}: expected one run folder or more, got none")
+    few, many = sorted([len(runs), len(others)])
+    if few == 1 < many:
+        raise UsageError(f"--with: expected one run of each method or several of each, got {few} and {many}")
+    if paired and many == 1:
+        raise UsageError("--paired: expected several runs of each method, got one")
+    _check_different((*runs, *others))
+    if not 0 < margin < 100:
+        raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
+    with counting("evaluating") as progress:
+        found = tc.report.compare_folders(
+            runs, others, paired=paired, margin=margin / 100, root=root, device=device, progress=progress
+        )
+    show(json, found.to_dict(), found.table(), found.verdict)
+    return 0
+
+
+def _check_different(runs: tuple[Path, ...]) -> None:
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError("runs: expected different run folders, got one of them twice")

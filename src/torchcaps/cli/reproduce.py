@@ -1,22 +1,17 @@
 """torchcaps reproduce."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from torchcaps.cli.console import note, print_json, print_table, progress_bar, usage
-from torchcaps.cli.flags import Json, Root, use_threads
+import torchcaps as tc
+from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.flags import Json, Root, in_range, use_threads
 from torchcaps.cli.signals import noted, settle
 from torchcaps.cli.train import say, telling
-
-if TYPE_CHECKING:
-    from torchcaps.reproduce import Result
-    from torchcaps.training import Recipe
 
 
 @dataclass(frozen=True)
@@ -25,24 +20,16 @@ class Extent:
 
     budget: Literal["small", "hour", "full"] = "small"
     """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
-    seeds: int = 1
-    """How many seeds of each row."""
+    seeds: int = 1  # How many seeds of each row.
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Only rows whose name contains this; may be given several times."""
 
 
 def reproduce(
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
-    /,
-    list: bool = False,
-    table: bool = False,
-    extent: Extent = Extent(),
-    root: Root = None,
-    output: Path = Path("reproductions"),
-    device: str | None = None,
-    threads: int | None = None,
-    json: Json = False,
-) -> int:
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None, /, list: bool = False,
+    table: bool = False, extent: Extent = Extent(), root: Root = None, output: Path = Path("reproductions"),
+    device: str | None = None, threads: int | None = None, json: Json = False,
+) -> int:  # fmt: skip
     """Run a published experiment and set what it measures beside the published figures.
 
     Runs that are done stay, and a stopped one is continued. Without a recipe: list the experiments and their cost.
@@ -58,20 +45,17 @@ def reproduce(
         device: auto, cpu, cuda, ...
         threads: Processor threads; by default torch's choice.
     """
-    from torchcaps import training
-    from torchcaps.errors import check_range
     from torchcaps.reproduce import field_tables, read_results, results_table, viewpoint_lines, write_field, write_table
 
     if list or (recipe is None and not table):
         return _list(json)
-    with usage():
-        check_range("--seeds", extent.seeds, low=1)
-        if table and recipe is not None:
-            raise ValueError(f"--table: expected no recipe beside it, got {recipe}")
+    in_range("--seeds", extent.seeds, low=1)
+    if table and recipe is not None:
+        raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
     use_threads(threads)
-    training.keep_memory()
-    names = [name for name in training.list_recipes() if name.startswith("field-")] if recipe is None else [recipe]
-    results = _run([training.load_recipe(name) for name in names], extent, root, output, device)
+    tc.training.keep_memory()
+    field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
+    results = _run(field if recipe is None else [recipe], extent, root, output, device)
     if isinstance(results, int):
         return results
     everything = read_results(output)
@@ -90,22 +74,19 @@ def reproduce(
     return 0
 
 
-def _run(
-    recipes: Sequence[Recipe], extent: Extent, root: str | None, output: Path, device: str | None
-) -> Sequence[Result] | int:
-    """The results, or the status of a command that a signal stopped."""
-    from torchcaps import training
+def _run(names: Sequence[str], extent: Extent, root: str | None, output: Path, device: str | None) -> list[Any] | int:
+    """The results of these recipes, or the status of a command that a signal stopped."""
     from torchcaps.reproduce import reproduce
 
-    found: Sequence[Result] = []
-    for recipe in recipes:
+    found = []
+    for recipe in [tc.training.load_recipe(name) for name in names]:
         with progress_bar(recipe.name) as bar, noted() as caught:
             try:
-                found = [*found, *reproduce(
+                found += reproduce(
                     recipe, output, budget=extent.budget, seeds=extent.seeds, rows=extent.row, root=root, device=device,
                     listener=telling(bar), started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
-                )]  # fmt: skip
-            except training.Interrupted as stop:
+                )  # fmt: skip
+            except tc.training.Interrupted as stop:
                 settle()
                 note(f"{stop}; the same command continues it")
                 return 128 + caught[0]
@@ -113,9 +94,7 @@ def _run(
 
 
 def _list(json: bool) -> int:
-    from torchcaps.training import list_recipes, load_recipe
-
-    recipes = [load_recipe(name) for name in list_recipes()]
+    recipes = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
     if json:
         print_json([
             {

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, g
 
 import tyro
 
+import torchcaps as tc
+from torchcaps import plugins
 from torchcaps.cli.console import UsageError, usage
 from torchcaps.settings import NAMES, TrainConfig
-
-if TYPE_CHECKING:
-    from torchcaps.training import RunFolder
 
 POSITIONAL = ("model", "model_options")  # given by other means than a flag of this name
 
@@ -36,23 +35,19 @@ else:
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line."""
-    from torchcaps import models, plugins, training
-
-    if recipe_or_model in models.list_models():
+    if recipe_or_model in tc.list_models():
         config = TrainConfig.of(model=recipe_or_model)
-    elif recipe_or_model in training.list_recipes() or recipe_or_model.endswith(".toml"):
-        config = training.load_recipe(recipe_or_model).config
+    elif recipe_or_model in tc.training.list_recipes() or recipe_or_model.endswith(".toml"):
+        config = tc.training.load_recipe(recipe_or_model).config
     else:
-        known = [*models.list_models(), *training.list_recipes()]
-        raise plugins.unknown("recipe or model", recipe_or_model, known)
+        raise plugins.unknown("recipe or model", recipe_or_model, [*tc.list_models(), *tc.training.list_recipes()])
     with usage():
         return config.updated(**vars(settings), model_options=config.model.options | _options(option))
 
 
 def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> Path:
     """runs/NAME, or runs/NAME-2, ...: the newest that exists when resuming, else the first free one."""
-    stem = Path(recipe_or_model).stem
-    data = Path(config.data.name).name.split(".")[0]
+    stem, data = Path(recipe_or_model).stem, Path(config.data.name).name.split(".")[0]
     name = stem if data in stem or stem.endswith(data.split("-")[0]) else f"{stem}-{data}"
     taken, number = Path("runs") / name, 2
     folder = taken
@@ -61,12 +56,13 @@ def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> P
     return taken if resume else folder
 
 
-def check_unchanged(run: RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]) -> None:
+def check_unchanged(
+    run: tc.training.RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]
+) -> None:
     """A resumed run keeps its configuration: UsageError for the first flag, option or model that says otherwise."""
-    from torchcaps.training.run_folder import MOVABLE
-
+    movable = tc.training.run_folder.MOVABLE
     kept, now = run.config().flat(), config.flat()
-    flags = [name for name, value in vars(settings).items() if value is not None and name not in MOVABLE]
+    flags = [name for name, value in vars(settings).items() if value is not None and name not in movable]
     said = {f"--{name.replace('_', '-')}": (kept[name], now[name]) for name in flags}
     for name, value in _options(option).items():
         said[f"--option {name}"] = kept["model_options"].get(name, "none"), value

@@ -14,11 +14,7 @@ STOPPING = "stopping after this step; the state will be saved"
 @contextmanager
 def unwinding(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
     """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays; or ends it so."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        end(128 + number)
-
-    with _handling(stop, signal.SIGTERM):
+    with _handling(lambda number, _: end(128 + number), signal.SIGTERM):
         yield
 
 
@@ -45,17 +41,15 @@ def noted(rank: int | None = None) -> Iterator[list[int]]:
 
 
 def settle() -> None:
-    """From here on signals change nothing: the program is about to end, and its status is known.
-
-    Python takes its own handlers away before it ends; a Ctrl-C that came then would kill it.
-    """
+    """From here on signals change nothing: the program is about to end, and its status is known. Python takes its own
+    handlers away before it ends; a Ctrl-C that came then would kill it."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+def _handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
     """Replace the handlers of these signals for a while; only the main thread may, elsewhere they stay as they are."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -6,33 +6,26 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.progress import Progress
 
-from torchcaps.cli.console import NO_PLOTS, UsageError, note, print_json, print_table, progress_bar
+import torchcaps as tc
+from torchcaps import plugins
+from torchcaps.cli.console import UsageError, note, note_without_plots, progress_bar, show
 from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from torchcaps.training import RunFolder, TrainConfig
+from torchcaps.settings import TrainConfig
 
 
 def train(
-    recipe_or_model: Annotated[str, tyro.conf.Positional],
-    /,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
-    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    output: Path | None = None,
-    resume: bool = False,
-    threads: int | None = None,
-    keep_memory: Literal["yes", "no"] = "yes",
-    json: bool = False,
-) -> int:
+    recipe_or_model: Annotated[str, tyro.conf.Positional], /, settings: Settings = Settings(),  # noqa: B008 (frozen)
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (), output: Path | None = None,
+    resume: bool = False, threads: int | None = None, keep_memory: Literal["yes", "no"] = "yes", json: bool = False,
+) -> int:  # fmt: skip
     """Train a model, evaluate it on the test images, and leave a run folder.
 
     Example: torchcaps train capsnet --data digits --epochs 3
@@ -47,25 +40,28 @@ def train(
         keep_memory: Whether freed memory is kept for reuse instead of returned to the system (glibc only).
         json: Print the evaluation as JSON.
     """
-    from torchcaps import training
     from torchcaps.ranks import joined
 
     use_threads(threads)
     ranks, config = joined(), resolve(recipe_or_model, settings, option)
     folder, resume = ranks.same(_where(config, recipe_or_model, output, resume))
-    run = training.RunFolder(folder)
+    run, data = tc.training.RunFolder(folder), config.data
     if resume:
         check_unchanged(run, config, settings, option)
-    elif ranks.main:
-        training.RunFolder.fresh(folder)
-        _check_test_images(config)
-    if resume:
         _threads_of_then(run, threads)
+    elif ranks.main:
+        tc.training.RunFolder.fresh(folder)
+        # If the images of the evaluation cannot be read, it fails before the training and not after it.
+        tc.data.load_dataset(data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
     if keep_memory == "yes":
-        training.keep_memory()
+        tc.training.keep_memory()
     with hinted(folder):
-        status = _train(config, folder, resume)
-    return status or _finish(run, config, json)
+        if status := _train(config, folder, resume):
+            return status
+    evaluation = tc.report.finish_run(run, device=config.run.device, root=data.root)  # on the test images, once
+    show(json, evaluation.to_dict() | {"run": str(folder)}, evaluation.table(), f"run folder: {folder}")
+    note_without_plots()
+    return 0
 
 
 def _where(config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool) -> tuple[Path, bool]:
@@ -77,15 +73,7 @@ def _where(config: TrainConfig, recipe_or_model: str, output: Path | None, resum
     return folder, resume
 
 
-def _check_test_images(config: TrainConfig) -> None:
-    """Fail before the training, not after it, if the images of the evaluation at its end cannot be read."""
-    from torchcaps.data import load_dataset
-
-    data = config.data
-    load_dataset(data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
-
-
-def _threads_of_then(run: RunFolder, asked: int | None) -> None:
+def _threads_of_then(run: tc.training.RunFolder, asked: int | None) -> None:
     """Sums over threads differ in their last bits: a resumed run takes as many as before, unless told otherwise."""
     before = run.threads()
     if asked is None:
@@ -96,19 +84,18 @@ def _threads_of_then(run: RunFolder, asked: int | None) -> None:
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
-    from torchcaps import plugins, training
     from torchcaps.ranks import joined
 
     ranks = joined()
     with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
         try:
-            training.train(config, folder, resume=resume, listener=telling(bar), should_stop=lambda: bool(caught))
-        except training.Interrupted as stop:
+            tc.training.train(config, folder, resume=resume, listener=telling(bar), should_stop=lambda: bool(caught))
+        except tc.training.Interrupted as stop:
             settle()
             again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
             return 128 + (caught or [signal.SIGINT])[0]  # another process may be the one that was asked
-        except training.OptionError as error:
+        except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
 
@@ -140,18 +127,3 @@ def epoch_line(row: dict[str, Any]) -> str:
         parts.append(f"{title}: {', '.join(words)}")
     parts.append(f"{row['images_per_second']:.0f} images/s")
     return "\n".join(["  ".join(parts), *(f"warning: {text}" for text in row["warnings"])])
-
-
-def _finish(run: RunFolder, config: TrainConfig, json: bool) -> int:
-    """Evaluate on the test images, once; write figures and plots; print the table."""
-    from torchcaps import report
-
-    evaluation = report.finish_run(run, device=config.run.device, root=config.data.root)
-    if json:
-        print_json(evaluation.to_dict() | {"run": str(run.path)})
-    else:
-        print_table(evaluation.table())
-        print(f"\nrun folder: {run.path}")
-    if not report.can_plot():
-        note(NO_PLOTS)
-    return 0

@@ -1,11 +1,14 @@
-"""How fast, how large: bars of variants, and curves over sizes."""
+"""How fast, how large: bars of variants, and curves over sizes.
+
+The rows are those of `torchcaps bench`, of the benchmark that each docstring names; ValueError for none.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from statistics import mean
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from torchcaps.errors import check_range
 from torchcaps.viz.canvas import BELOW, SMALL, STYLES, Axes, Figure, line, new_figure, panels, plain
@@ -15,33 +18,21 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def throughput_bars(rows: Rows) -> Figure:
-    """Training speed of each variant, one bar for each precision; ValueError for no rows.
-
-    Args:
-        rows: of `torchcaps bench step`: `variant`, `precision` and `img/s`.
-    """
+    """Training speed of each variant, one bar for each precision: `variant`, `precision`, `img/s` of `bench step`."""
     precisions = list(dict.fromkeys(str(row["precision"]) for row in _some(rows)))
     series = {p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions}
     return _bars(series, "training, images per second (more is better)")
 
 
 def layer_bars(rows: Rows) -> Figure:
-    """Time of the routed layer alone, forward, and forward and backward; ValueError for no rows.
-
-    Args:
-        rows: of `torchcaps bench layer`: `variant`, `forward ms` and `forward+backward ms`.
-    """
+    """Time of the routed layer alone: `variant`, `forward ms` and `forward+backward ms` of `bench layer`."""
     heads = ("forward", "forward+backward")
     series = {head: {str(r["variant"]): r[f"{head} ms"] for r in _some(rows)} for head in heads}
     return _bars(series, "routed layer, milliseconds (less is better)")
 
 
 def memory_bars(rows: Rows) -> Figure:
-    """Peak memory as predicted and as measured; ValueError for no rows.
-
-    Args:
-        rows: of `torchcaps bench memory`: `batch`, `precision`, `predicted MiB` and `measured MiB`.
-    """
+    """Peak memory by `batch` and `precision`: `predicted MiB` and `measured MiB` of `bench memory`."""
     names = [f"batch {row['batch']}, {row['precision']}" for row in _some(rows)]
     heads = ("predicted", "measured")
     series = {head: {name: r[f"{head} MiB"] for name, r in zip(names, rows, strict=True)} for head in heads}
@@ -49,13 +40,8 @@ def memory_bars(rows: Rows) -> Figure:
 
 
 def scaling_curves(rows: Rows) -> Figure:
-    """Time of the routed layer against each of its sizes, both logarithmic; ValueError for no rows.
-
-    The legends have the fitted exponents.
-
-    Args:
-        rows: of `torchcaps bench scaling`: `against`, `impl`, `exponent`, `sizes` and `ms`.
-    """
+    """Time of the routed layer against each of its sizes, both logarithmic, with the fitted exponents: `against`,
+    `impl`, `exponent`, `sizes` and `ms` of `bench scaling`."""
     names = list(dict.fromkeys(str(row["against"]) for row in _some(rows)))
     most = max(sum(row["against"] == name for row in rows) for name in names)
     figure, drawn = panels(len(names), 3, 3.3, 2.5 + 0.17 * most, 0.4)
@@ -71,13 +57,8 @@ def scaling_curves(rows: Rows) -> Figure:
 
 
 def latency_curves(rows: Rows) -> Figure:
-    """Time of an answer against the images asked about at once; ValueError for no rows.
-
-    Drawn are the median, and dashed the 95th percentile.
-
-    Args:
-        rows: of `torchcaps bench latency`: `batch`, `precision`, `median ms` and `95 % ms`.
-    """
+    """Time of an answer against the images asked about at once: `batch`, `precision`, `median ms`, and dashed the
+    `95 % ms` of `bench latency`."""
     figure, [axes] = panels(1, 1, 5.4, 3.4)
     names = dict.fromkeys(str(row["precision"]) for row in _some(rows))
     for name, style in zip(names, cycle(STYLES), strict=False):
@@ -94,13 +75,8 @@ def latency_curves(rows: Rows) -> Figure:
 def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]]) -> Figure:
     """A panel a data set, a point a system: test error against minutes of training, with a bar from worst to best run.
 
-    Both axes are logarithmic, and the better systems are above. Errors below 0.01 % are drawn there.
-
-    Args:
-        panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]).
-
-    Raises:
-        ValueError: for no panel.
+    Both axes are logarithmic, and the better systems are above. Errors below 0.01 % are drawn there. The panels are
+    data set -> system -> (minutes, accuracies of its runs in [0, 1]); ValueError for none.
     """
     check_range("number of panels", len(panels), low=1)
     names = list(dict.fromkeys(name for points in panels.values() for name in points))
@@ -134,12 +110,9 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     thick = 0.84 / len(series)
     for n, (label, values) in enumerate(series.items()):
         places = [names.index(name) + (n - (len(series) - 1) / 2) * thick for name in values]
-        axes.barh(places, list(values.values()), height=0.92 * thick, color=STYLES[n % len(STYLES)][0], label=label)
-        for place, value in zip(places, values.values(), strict=True):
-            axes.annotate(
-                f"{value:.3g}" if value < 1000 else f"{value:.0f}", (value, place), (3, 0),
-                textcoords="offset points", va="center", fontsize=SMALL,
-            )  # fmt: skip
+        colour = STYLES[n % len(STYLES)][0]
+        bars = axes.barh(places, list(values.values()), height=0.92 * thick, color=colour, label=label)
+        axes.bar_label(bars, fmt=lambda x: f"{x:.3g}" if x < 1000 else f"{x:.0f}", padding=3, fontsize=SMALL)
     axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))
@@ -149,11 +122,10 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
 
 def _logarithmic(axes: Axes, ticks: Sequence[float] = ()) -> None:
     """Both axes logarithmic and written in plain numbers, with ticks at the sizes that were measured."""
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
     if ticks:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
