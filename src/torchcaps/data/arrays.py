@@ -43,8 +43,7 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
     Labels are `[n]` or `[n, 1]`: integers from 0, or names.
 
-    Raises:
-        DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
+    DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
     """
     path = Path(path)
     npz = path.suffix.lower() == ".npz"
@@ -126,17 +125,17 @@ def _index_labels(
     labels, training = _flat(path, labels), _flat(path, training)
     if names is not None:
         check_count(str(path), names.size)
-        classes = tuple(str(name) for name in names.reshape(-1))
+        classes = tuple(map(str, names.flat))
     elif labels.dtype.kind == "U":
         classes = tuple(sorted(np.unique(training).tolist(), key=natural))
     else:
         classes = numbered(str(path), int(training.max(initial=0)))
     if labels.dtype.kind == "U":
         place = {name: index for index, name in enumerate(classes)}
-        strange = next((str(name) for name in labels if str(name) not in place), None)
+        strange = next((name for name in labels.tolist() if name not in place), None)
         if strange is not None:
             raise DataError(f"{path}: label {strange!r} is not among the classes {', '.join(classes)}")
-        labels = np.array([place[str(name)] for name in labels])
+        labels = np.array([place[name] for name in labels.tolist()])
     indices = torch.from_numpy(labels.astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes

@@ -128,7 +128,6 @@ class Source(io.BufferedIOBase):
         self._stream: IO[bytes] = unpack(self.file) if unpack is not None else self.file
 
     def close(self) -> None:
-        """Close the file."""
         if hasattr(self, "file"):  # Python closes what could not be opened too
             self.file.close()
         super().close()
@@ -179,19 +178,16 @@ class Source(io.BufferedIOBase):
     # tarfile uses the methods below. Every byte that it passes over in a compressed file is counted once.
 
     def read(self, count: int | None = -1) -> bytes:
-        """`count` bytes of the stream."""
         if count is None or count < 0:
             raise DataError(f"{self.path}: damaged, a size in it is negative")
         self._reach(self.tell() + count)
         return self._stream.read(count)
 
     def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place of the stream."""
         self._reach(place)
         return self._stream.seek(place, whence)
 
     def tell(self) -> int:
-        """The place in the stream."""
         return self._stream.tell()
 
     def _reach(self, place: int) -> None:

@@ -30,32 +30,18 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
-    """Images with their labels, whole in memory.
+    """Images with their labels, whole in memory; DataError at construction where something breaks these rules."""
 
-    Attributes:
-        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n]`, int64, each an index into `classes`.
-        classes: the names of the classes, in the order of the labels.
-        name: what the set is called in tables and reports.
-        factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
-        group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
-        kind: of what is in it, by which a `Preprocess` is chosen.
-        least_classes: how many it must have.
-        per_image: names of the tensors with an entry for each image.
-
-    Raises:
-        DataError: at construction, when shapes, types, pixel values or labels break these rules.
-    """
-
-    images: Shaped[Tensor, "n channels height width"]
-    labels: Int64[Tensor, " n"]
-    classes: tuple[str, ...]
-    name: str
+    images: Shaped[Tensor, "n channels height width"]  # uint8 in 0..255 or float32 in [0, 1]
+    labels: Int64[Tensor, " n"]  # each an index into `classes`
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    name: str  # what the set is called in tables and reports
+    # What else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
-    group: str | None = None
-    kind: ClassVar[str] = "images"
+    group: str | None = None  # a factor: images of a class with equal values of it are never parted by `split_off`
+    kind: ClassVar[str] = "images"  # of what is in it, by which a `Preprocess` is chosen
     least_classes: ClassVar[int] = 2
-    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")  # tensors with an entry for each image
 
     def __post_init__(self) -> None:
         self._check_images()
@@ -72,7 +58,7 @@ class ImageSet:
         shape = self.images.shape
         if len(shape) != 4 or 0 in shape[1:]:
             raise DataError(f"{self.name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}")
-        if len(self.images) == 0:
+        if len(self) == 0:
             raise DataError(f"{self.name}: there are no images")
         if self.images.dtype not in (torch.uint8, torch.float32):
             raise DataError(f"{self.name}: expected images of type uint8 or float32, got {self.images.dtype}")
@@ -91,10 +77,9 @@ class ImageSet:
 
     def __repr__(self) -> str:
         named = self.classes if len(self.classes) <= 6 else (*self.classes[:4], "…", self.classes[-1])
-        shape = " × ".join(map(str, self.images.shape[1:]))
-        kind = str(self.images.dtype).removeprefix("torch.")
+        kind = " × ".join(map(str, self.images.shape[1:])) + f" {self.images.dtype}".replace("torch.", "")
         classes = f"{self.num_classes} classes: {', '.join(named)}"
-        return f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
+        return f"{type(self).__name__}({self.name!r}: {len(self):,} images {kind}, {classes})"
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -114,7 +99,7 @@ class ImageSet:
     @property
     def size_in_words(self) -> str:
         """Sides and channels of an image."""
-        (height, width), channels = self.img_size, self.in_chans
+        channels, height, width = self.images.shape[1:]
         colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
         return f"{width} × {height} pixels (width × height), {colours}"
 

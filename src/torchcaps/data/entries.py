@@ -71,8 +71,7 @@ def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str)
 def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
     """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64)."""
     ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
-    training = [e for e in ordered if e.split in (None, "train")]
-    classes = tuple(dict.fromkeys(e.label for e in training))
+    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
     if len(classes) < 2:
         raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
     index = {label: i for i, label in enumerate(classes)}
@@ -85,14 +84,9 @@ def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry]
 
 
 def read_entries(
-    name: str,
-    entries: Sequence[Entry],
-    split: str,
-    img_size: Size,
-    in_chans: int | None,
-    contents: Callable[[str], ImageSource] = str,
-    where: str = "",
-) -> ImageSet:
+    name: str, entries: Sequence[Entry], split: str, img_size: Size, in_chans: int | None,
+    contents: Callable[[str], ImageSource] = str, where: str = "",
+) -> ImageSet:  # fmt: skip
     """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
 
     `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.

@@ -12,14 +12,11 @@ from torchcaps.errors import DataError
 def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
     """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
 
-    Each source is tried in turn until every file is there. The next call resumes a transfer that broke off.
-
-    Args:
-        cache_dir: None is `default_cache_dir()`. The set goes into its own folder in it.
-        progress: called as `progress(file, bytes so far, bytes in all or None)`.
+    Each source is tried in turn until every file is there. The next call resumes a transfer that broke off. `cache_dir`
+    None is `default_cache_dir()`; `progress(file, bytes so far, bytes in all or None)` is called on the way.
 
     Returns:
-        The folder that holds the set, or the one that it is made from; the package's own for a set that is in it.
+        The set's own folder in the cache, or that of the one that it is made from; the package's for a set in it.
 
     Raises:
         UnknownNameError: no data set has this name.

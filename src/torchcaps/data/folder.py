@@ -16,7 +16,7 @@ from torchcaps.errors import DataError
 def read_folder(
     root: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
 ) -> ImageSet:
-    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
+    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`; the folder names the set.
 
     Folders of class folders, all of one depth, make a label tree: the images of `root/clothing/tops/shirt/` are of the
     class "clothing/tops/shirt"; see `label_tree`.
@@ -26,7 +26,6 @@ def read_folder(
     seed 0. See `decode_image` for how pixels are read.
 
     Args:
-        root: the folder; its name becomes the set's.
         img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
         in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
 
@@ -40,13 +39,13 @@ def read_folder(
 
 def _entries(root: Path) -> Iterator[Entry]:
     levels = {f.name.lower(): f for f in _folders(root) if f.name.lower() in ("train", "test") and _folders(f)}
-    if not levels:
-        yield from _class_entries(root, None)
     for split, folder in levels.items():
         if len(levels) == 1:
             other = "test" if split == "train" else "train"
             raise DataError(f"{root}: {folder.name}/ has no {other}/ beside it; add it, or give {folder} to split that")
         yield from _class_entries(folder, split)
+    if not levels:
+        yield from _class_entries(root, None)
 
 
 def _class_entries(folder: Path, split: str | None, above: str = "") -> Iterator[Entry]:

@@ -23,13 +23,9 @@ STEMS = {"train": "train", "test": "t10k"}
 
 @door
 def read_idx(path: Path | str) -> Tensor:
-    """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes, not its name).
+    """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes): uint8, 1 to 4 axes.
 
-    Returns:
-        uint8 tensor of the shape in the header, 1 to 4 axes.
-
-    Raises:
-        DataError: absent, not IDX, truncated, or longer than its header says.
+    DataError: absent, not IDX, truncated, or longer than its header says.
     """
     path = Path(path)
     with Source(path) as source:
@@ -63,7 +59,11 @@ def holds_idx(folder: Path) -> bool:
 
 def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
     """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
-    images_path, labels_path = (_require(folder, split, kind) for kind in ("images", "labels"))
+    paths = [find_idx(folder, split, kind) for kind in ("images", "labels")]
+    if None in paths:
+        what = "labels-idx1" if paths[0] else "images-idx3"
+        raise DataError(f"{folder}: no {STEMS[split]}-{what}-ubyte (plain or .gz) in it")
+    images_path, labels_path = filter(None, paths)
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim < 3:
         raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
@@ -75,16 +75,7 @@ def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] |
         training = find_idx(folder, "train", "labels")
         classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
     check_labels(str(labels_path), labels.long(), classes)
-    images = images.unsqueeze(1) if images.ndim == 3 else images
-    return ImageSet(images, labels.long(), classes, name)
-
-
-def _require(folder: Path, split: str, kind: str) -> Path:
-    path = find_idx(folder, split, kind)
-    if path is None:
-        axes = 3 if kind == "images" else 1
-        raise DataError(f"{folder}: no {STEMS[split]}-{kind}-idx{axes}-ubyte (plain or .gz) in it")
-    return path
+    return ImageSet(images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name)
 
 
 register_format(

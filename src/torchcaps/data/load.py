@@ -14,15 +14,9 @@ SPLITS = ("train", "test")
 
 
 def load_dataset(
-    name_or_path: str | Path,
-    split: str = "train",
-    root: str | Path | None = None,
-    *,
-    img_size: Size = None,
-    in_chans: int | None = None,
-    cache_dir: str | Path | None = None,
-    max_bytes: int | None = None,
-) -> ImageSet:
+    name_or_path: str | Path, split: str = "train", root: str | Path | None = None, *, img_size: Size = None,
+    in_chans: int | None = None, cache_dir: str | Path | None = None, max_bytes: int | None = None,
+) -> ImageSet:  # fmt: skip
     """Load one split of a data set, whole, into memory. Never downloads.
 
     Args:
@@ -37,9 +31,6 @@ def load_dataset(
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
             where that is more.
 
-    Returns:
-        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]; or a kind of it.
-
     Raises:
         DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`.
         UnknownNameError: neither a known name nor a path.
@@ -49,7 +40,7 @@ def load_dataset(
     text = str(name_or_path)
     with reading(text, max_bytes, fresh=True):
         if text in list_datasets():
-            found = _read_named(text, split, root, cache_dir)
+            found = _read_named(text, split, places(text, root, cache_dir))
         elif (path := Path(name_or_path).expanduser()).exists():
             found = _read_path(path, split, img_size, in_chans)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
@@ -87,8 +78,7 @@ def places(name: str, root: str | Path | None = None, cache_dir: str | Path | No
     return [*base, cache_folder(cache_dir) / info.name, *info.system_folders]
 
 
-def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str | Path | None) -> ImageSet:
-    looked = places(name, root, cache_dir)
+def _read_named(name: str, split: str, looked: list[Path]) -> ImageSet:
     for folder in looked:
         found = dataset_reader(name)(folder, split) if folder.is_dir() else None
         if found is not None:

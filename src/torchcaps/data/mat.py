@@ -37,24 +37,17 @@ Value = Any
 
 @door
 def read_mat(path: str | Path) -> dict[str, Value]:
-    """The variables of a MATLAB level-5 file, by name; needs scipy.
+    """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 
     Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of its fields, text is
     str, a cell array is a list in column-major order.
 
-    Args:
-        path: the `.mat` file; compressed or not, of either byte order.
-
-    Raises:
-        DataError: scipy is not installed; or the file is absent, truncated, damaged, of another version, too large, or
-            holds what is not read here (sparse and complex arrays, objects, functions).
+    DataError: absent, truncated, damaged, of another version, too large, or with what is not read here (sparse and
+    complex arrays, objects, functions).
     """
+    from scipy.io import loadmat
+
     path = Path(path)
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        how = "install it with: pip install 'torchcaps[mat]'"
-        raise DataError(f"{path}: reading MATLAB files needs scipy; {how}") from None
     with Source(path) as source, reading(path, wrong="damaged or truncated MATLAB file"):
         data = memoryview(source.rest())
         file = _File(path, _byte_order(path, data), source.claim)
@@ -171,7 +164,6 @@ class _File:
 
 
 def _simple(value: np.ndarray) -> Value:
-    """What scipy made of an array, as `read_mat` describes it."""
     if value.dtype.names is not None:
         records = [{name: _simple(record[name]) for name in value.dtype.names} for record in value.ravel("F")]
         return records[0] if len(records) == 1 else records

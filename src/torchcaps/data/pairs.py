@@ -30,21 +30,18 @@ class PairMaker:
     """Draws composites of a set on the set's device: on-line MultiMNIST.
 
     Args:
-        source: of at least two classes that have images; uint8.
+        source: uint8, of two or more classes that have images; otherwise DataError.
         max_shift: largest move of each image along each axis, in whole pixels, drawn uniformly; 4 in the paper.
         pad: black pixels added on every side; None is `max_shift`, with which nothing is cut off.
-
-    Raises:
-        DataError: the source is no uint8 set, or all of its images are of one class.
-        ValueError: a negative shift or pad.
     """
 
     def __init__(self, source: ImageSet, max_shift: int = 4, pad: int | None = None) -> None:
+        pad = max_shift if pad is None else pad
         check_range("max_shift", max_shift, low=0)
-        check_range("pad", max_shift if pad is None else pad, low=0)
+        check_range("pad", pad, low=0)
         if source.images.dtype != torch.uint8:
             raise DataError(f"{source.name}: expected uint8 images to make pairs of, got {source.images.dtype}")
-        self.source, self.max_shift, self.pad = source, max_shift, max_shift if pad is None else pad
+        self.source, self.max_shift, self.pad = source, max_shift, pad
         counts = torch.bincount(source.labels, minlength=source.num_classes)
         if int((counts > 0).sum()) < 2:
             raise DataError(f"{source.name}: expected images of two classes or more to make pairs of, got one class")
@@ -63,14 +60,13 @@ class PairMaker:
 
     def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
         """Composites, uint8, of the images at `base`, each with a random partner and two random shifts."""
-        base = base.to(self.source.labels.device)
-        place, count = generator.device, len(base)
-        drawn = torch.rand(count, generator=generator, device=place, dtype=torch.float64).to(base.device)
+        base, place = base.to(self.source.labels.device), generator.device
+        drawn = torch.rand(len(base), generator=generator, device=place, dtype=torch.float64).to(base.device)
         others = self.others(base)
         rank = torch.minimum((drawn * others).long(), others - 1)
-        reach = 2 * self.max_shift + 1
-        moves = torch.randint(reach, (count, 2, 2), generator=generator, device=place) - self.max_shift
-        return self.overlay(torch.stack([base, self.partner(base, rank)], dim=1), moves.to(base.device))
+        moves = torch.randint(2 * self.max_shift + 1, (len(base), 2, 2), generator=generator, device=place)
+        moves = moves.to(base.device) - self.max_shift
+        return self.overlay(torch.stack([base, self.partner(base, rank)], dim=1), moves)
 
     def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Drawn:
         """The composites of these pairs of images, moved (down, right) by these numbers of pixels; uint8."""
@@ -82,18 +78,11 @@ class PairMaker:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairSet(ImageSet):
-    """Composites of two images, with labels `[n, 2]`; the single images are not stored, but made from the source.
+    """Composites of two images, with labels `[n, 2]`; the single images are not stored, but made from the source."""
 
-    Attributes:
-        maker: what made the set; `maker.source` is the set of single images.
-        chosen: `[n, 2]` indices into the source.
-        moves: `[n, 2, 2]`, how far each of the two is moved, (down, right) in pixels.
-        seed: of the set.
-    """
-
-    maker: PairMaker = field(kw_only=True)
-    chosen: Int64[Tensor, "n 2"] = field(kw_only=True)
-    moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)
+    maker: PairMaker = field(kw_only=True)  # what made the set; `maker.source` is the set of single images
+    chosen: Int64[Tensor, "n 2"] = field(kw_only=True)  # indices into the source
+    moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)  # of each of the two, (down, right) in pixels
     seed: int = field(default=0, kw_only=True)
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
 
@@ -112,17 +101,14 @@ class PairSet(ImageSet):
         return multi_hot(labels, self.num_classes)
 
     def singles(self, indices: Tensor | Sequence[int]) -> UInt8[Tensor, "m 2 channels height width"]:
-        """The two single images of each composite at `indices`, in the order of its labels."""
         index = self._index(indices)
         return self._fitted_singles(self.maker.overlay(self.chosen[index], self.moves[index]))
 
     @property
     def draws(self) -> Int64[Tensor, " n"]:
-        """The first image of each composite: those of one image err together."""
         return self.chosen[:, 0]
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """New composites of the images that are first in those at `indices`, with the singles they consist of."""
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
         return Drawn(to_float(self._fitted(pairs.images)), pairs.labels, to_float(self._fitted_singles(pairs)))
 
@@ -136,7 +122,6 @@ class PairSet(ImageSet):
         return self._of(kept, per_image), self._of(held, per_image)
 
     def to(self, device: torch.device | str) -> Self:
-        """The set and its source on `device`."""
         maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
         return replace(super().to(device), maker=maker)
 
@@ -154,31 +139,18 @@ class PairSet(ImageSet):
 
 
 def make_pairs(
-    source: ImageSet,
-    per_image: int = 1,
-    max_shift: int = 4,
-    pad: int | None = None,
-    *,
-    seed: int = 0,
+    source: ImageSet, per_image: int = 1, max_shift: int = 4, pad: int | None = None, *, seed: int = 0,
     name: str | None = None,
-) -> PairSet:
+) -> PairSet:  # fmt: skip
     """A fixed set of composites: every image of the source with `per_image` different partners of other classes.
 
-    An image keeps one shift in all of its composites, as in the authors' code; each partner has its own.
+    An image keeps one shift in all of its composites, as in the authors' code; each partner has its own. Those of an
+    image are next to each other. The same seed, 0 or more, gives the same set on every machine and version.
 
     Args:
-        source: uint8 images of two classes or more.
-        per_image: composites of each image, at least 1; 1,000 in the paper. At most half of the images of other
-            classes.
-        max_shift, pad: in pixels; see `PairMaker`.
-        seed: 0 or more; the same seed gives the same set on every machine and version.
+        per_image: composites of each image, from 1 to half of the images of other classes; 1,000 in the paper.
+        source, max_shift, pad: see `PairMaker`.
         name: of the set; None is "multi-" and the source's.
-
-    Returns:
-        `per_image` times as many composites as the source has images, those of an image next to each other.
-
-    Raises:
-        DataError, ValueError: as `PairMaker`; or `per_image` is out of range.
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad)
     base = torch.arange(len(source))
@@ -193,9 +165,10 @@ def make_pairs(
     both = torch.from_numpy(np.stack([first, moves[:, 1:]], axis=2).reshape(-1, 2, 2))
     chosen = torch.stack([base, maker.partner(base, ranks)], dim=1)
     parts = [maker.overlay(c, m).images for c, m in zip(chosen.split(CHUNK), both.split(CHUNK), strict=True)]
-    labels = maker.source.labels[chosen]
-    name = f"multi-{source.name}" if name is None else name
-    return PairSet(torch.cat(parts), labels, source.classes, name, maker=maker, chosen=chosen, moves=both, seed=seed)
+    return PairSet(
+        torch.cat(parts), maker.source.labels[chosen], source.classes, name or f"multi-{source.name}", maker=maker,
+        chosen=chosen, moves=both, seed=seed,
+    )  # fmt: skip
 
 
 def _distinct(random: np.random.RandomState, limits: np.ndarray, count: int) -> np.ndarray:

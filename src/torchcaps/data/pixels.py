@@ -102,9 +102,8 @@ def check_floats(where: str, images: Images) -> None:
     low, high = images.aminmax()
     if not (low.isfinite() and high.isfinite()):
         bad = ~images.flatten(1).isfinite().all(dim=1)
-        raise DataError(
-            f"{where}: image {int(bad.nonzero()[0])} (one of {int(bad.sum())}) holds NaN or infinite pixels"
-        )
+        some = f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
+        raise DataError(f"{where}: {some} holds NaN or infinite pixels")
     if low < 0 or high > 1:
         found = f"{low:g} to {high:g}; scale them, or store 0..255 as uint8"
         raise DataError(f"{where}: expected float pixels in [0, 1], got {found}")

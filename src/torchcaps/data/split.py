@@ -23,10 +23,8 @@ def holdout(
             groups of each class, and a count is taken as the fraction it is of all images.
 
     Returns:
-        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1.
-
-    Raises:
-        DataError: the fraction or count leaves nothing on one side.
+        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where the
+        fraction or count leaves nothing on one side.
     """
     array = labels.cpu().numpy()
     if groups is not None:  # each counts once
@@ -44,18 +42,10 @@ def holdout(
 
 
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
-    """Indices of `per_class` random images of each class; with one seed, a smaller choice is part of a larger one.
+    """`[classes * per_class]` ascending indices of random images of each class; a smaller choice is part of a larger.
 
-    Args:
-        labels: `[n]`, integers, the class of each image.
-        per_class: at least 1, and at most the images of the rarest class.
-        seed: 0 or more; the same seed gives the same images on every machine and version.
-
-    Returns:
-        `[classes * per_class]` int64 indices on the CPU, ascending.
-
-    Raises:
-        ValueError: for labels with several classes an image, or a number out of range.
+    `labels` are `[n]`, integers; ValueError unless `per_class` is from 1 to the images of the rarest class. The same
+    seed, 0 or more, gives the same images on every machine and version.
     """
     check_shape("labels", labels, ("n",))
     array = labels.cpu().numpy()

@@ -30,9 +30,8 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
     of each class are the test split, chosen as in `read_folder`. The file is UTF-8, comma-separated, with a header; its
     name without the ending becomes the set's.
 
-    Raises:
-        DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
-            only; a label without a parent or with two; an unreadable image; mixed sizes.
+    DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class only; a
+    label without a parent or with two; an unreadable image; mixed sizes.
     """
     path = Path(path)
     with csv_rows(path) as rows:

@@ -22,10 +22,7 @@ def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_c
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
 
     Folders that wrap the whole are passed over; the archive's name without the ending becomes the set's. Everything
-    else is as in `read_folder`.
-
-    Raises:
-        DataError: as `read_folder`; or the archive is damaged or cut short.
+    else is as in `read_folder`. DataError: as there; or the archive is damaged or cut short.
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
@@ -73,8 +70,6 @@ def _entries(path: Path, members: Iterable[str]) -> list[Entry]:
     while parts and len({p[0] for p in parts}) == 1 and min(map(len, parts)) > 2 and parts[0][0] not in LEVELS:
         parts = [p[1:] for p in parts]
     depths = {len(p) for p in parts}
-    if depths == {3} and {p[0] for p in parts} <= LEVELS:
-        return [Entry(m, p[1], p[0]) for m, p in zip(members, parts, strict=True)]
-    if depths == {2}:
-        return [Entry(m, p[0]) for m, p in zip(members, parts, strict=True)]
+    if depths == {2} or (depths == {3} and {p[0] for p in parts} <= LEVELS):
+        return [Entry(m, p[-2], p[0] if len(p) == 3 else None) for m, p in zip(members, parts, strict=True)]
     raise DataError(f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> in the archive")

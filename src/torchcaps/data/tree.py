@@ -13,15 +13,10 @@ BETWEEN = "/"  # levels of a path
 
 
 class LabelTree(NamedTuple):
-    """The levels of a label tree, two or more.
+    """The levels of a label tree, two or more."""
 
-    Attributes:
-        levels: of each level, coarse to fine, the paths of its classes; the last are the classes of the set.
-        parents: of each level but the first, the parent of each of its classes: a place in the level above.
-    """
-
-    levels: tuple[tuple[str, ...], ...]
-    parents: tuple[tuple[int, ...], ...]
+    levels: tuple[tuple[str, ...], ...]  # coarse to fine, the paths of their classes; the last are those of the set
+    parents: tuple[tuple[int, ...], ...]  # of each level but the first, the places of its classes' parents above
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -56,19 +51,16 @@ def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
     first: Entry | None = None
     known: dict[tuple[int, str], str] = {}
     for entry in entries:
-        first = first or entry
-        parts = entry.label.split(BETWEEN)
+        first, parts = first or entry, entry.label.split(BETWEEN)
         if entry.label.count(BETWEEN) != first.label.count(BETWEEN):
-            raise DataError(
-                f"{where}: expected every image at one depth, got {first.file} in {first.label!r} and {entry.file} in "
-                f"{entry.label!r}"
-            )
+            found = f"{first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
+            raise DataError(f"{where}: expected every image at one depth, got {found}")
         for depth, name in enumerate(parts):
             above = BETWEEN.join(parts[:depth])
             before = known.setdefault((depth, name), above)
             if before != above:
+                parents = f"two parents, {before!r} and {above!r}"
                 raise DataError(
-                    f"{where}: label {name!r} has two parents, {before!r} and {above!r}; a label needs one, so give "
-                    "the two different names"
+                    f"{where}: label {name!r} has {parents}; a label needs one, so give the two different names"
                 )
         yield entry

@@ -20,13 +20,8 @@ class FileCheck(NamedTuple):
 def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[FileCheck]:
     """Compare a named set, or the one that it is made from, with what is published about it, where it is found first.
 
-    Returns:
-        One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a
-        set without published digests.
-
-    Raises:
-        UnknownNameError: no data set has this name.
-        DataError: the set is nowhere.
+    One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a set
+    without published digests. UnknownNameError: no data set has this name. DataError: the set is nowhere.
     """
     info, looked = origin(name), places(name, root, cache_dir)
     for folder in looked:
@@ -76,6 +71,5 @@ def _count(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
     if found is None:
         return None
     right = len(found) == expected
-    return FileCheck(
-        where, right, f"{found.name}: {len(found):,} images" + ("" if right else f", expected {expected:,}")
-    )
+    more = "" if right else f", expected {expected:,}"
+    return FileCheck(where, right, f"{found.name}: {len(found):,} images{more}")

@@ -104,7 +104,6 @@ class _Server(uvicorn.Server):
     closing: Callable[[], object]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop at once."""
         self.closing()
         await asyncio.sleep(0.05)  # refusals are sent
         for connection in list(self.server_state.connections):

@@ -162,13 +162,10 @@ class Session:
     def look(
         self, image: Picture, classes: Sequence[int] = (), routing: Routing = "trained", *, count: int = 1
     ) -> Look:
-        """Activations and poses of the capsules for one image, and what the decoder draws of some of them.
+        """Activations and poses of the capsules for one image of this model's `shape`, and drawings of some of them.
 
-        Args:
-            image: of this model's `shape`.
-            classes: which capsules to decode, each by itself; none are the `count` with the largest activations.
-            routing: "uniform" gives every class the same share of every child, at test time only.
-            count: at most as many as there are capsules.
+        `classes` are the capsules to decode, each by itself; none are the `count` with the largest activations, at most
+        as many as there are. `routing` "uniform" gives every class the same share of every child, at test time only.
         """
         return self.looks([image], [classes], routing, count=count)[0]
 
@@ -197,13 +194,10 @@ class Session:
     def decode(
         self, poses: Float[Tensor, "n dim"], label: int, activations: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n channels height width"]:
-        """What the decoder draws of these poses of one capsule, with all other capsules at zero.
+        """What the decoder draws of these poses of the capsule `label`, with all other capsules at zero.
 
-        Args:
-            poses: `[n, dim]`, n from 1 to `MOST_DECODED`.
-            label: the capsule.
-            activations: `[n]`, of that capsule; by default one. Where activations are lengths, they are those of
-                `poses` in any case.
+        n is from 1 to `MOST_DECODED`. `activations` are of that capsule, by default one; where activations are lengths,
+        they are those of `poses` in any case.
         """
         self._check_class(label)
         if not self.decodes:
@@ -227,14 +221,10 @@ class Session:
     def sweep(
         self, image: Picture, motion: Motion, values: Sequence[float], label: int, routing: Routing = "trained"
     ) -> Sweep:
-        """Activations, and the pose of one capsule, while the input is turned, moved or resized.
+        """Activations, and the pose of the capsule `label`, while the input is turned, moved or resized.
 
-        Args:
-            image: of this model's `shape`.
-            motion: what stays the same.
-            values: at most `MOST_SWEPT`, one input each, of what `motion.changing` names.
-            label: the capsule whose pose is followed.
-            routing: see `look`.
+        `values` are of what `motion.changing` names, one input each, at most `MOST_SWEPT`; all else stays as in
+        `motion`. For `routing` see `look`.
         """
         if not self.sweeps:
             raise ValueError(f"sweep: the task {self.task.name} does not offer it")
@@ -303,14 +293,11 @@ def open_session(
     """A run, and its test images where they are at hand; a page without them still draws.
 
     Args:
-        run: a run folder, or a model file.
-        data: another data set than the run's own, by name or path; it must be there then.
+        run: a run folder, or a model file. RunError if there is none.
+        data: another data set than the run's own, by name or path; DataError if it cannot be had then.
         root: where a named set is looked for first.
         device: "auto", "cpu", "cuda", ...
         name: what to call it on the page; by default by its folder.
-
-    Raises:
-        RunError: if there is no such run. DataError: if `data` is given and cannot be had.
     """
     name = name or Path(run).resolve().name
     try:

@@ -31,8 +31,7 @@ def field_tables(results: Sequence[Result]) -> dict[str, list[tuple[str, ...]]]:
 
 
 def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
-    """Write `field.md`, and `field.png` where matplotlib is installed, into a folder; the files written. Raises
-    TrainingError if they cannot be written."""
+    """Write `field.md`, and `field.png` where matplotlib is installed, into a folder: the files written."""
     path = Path(output) / "field.md"
     with atomic(path) as partial:
         parts = [f"## {data}\n\n{markdown(rows)}\n" for data, rows in field_tables(results).items()]

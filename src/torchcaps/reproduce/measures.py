@@ -33,19 +33,12 @@ TURN = 0.02  # the strength 0.1 of Hahn et al. on CIFAR-10, which they divided b
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        run: its folder.
-        config: what was run.
-        task: around the best model by validation, in evaluation mode.
-        images: the test images, as the model takes them.
-    """
-
-    run: RunFolder
-    config: TrainConfig
-    task: Task
-    images: ImageSet
+    run: RunFolder  # its folder
+    config: TrainConfig  # what was run
+    task: Task  # around the best model by validation, in evaluation mode
+    images: ImageSet  # the test images, as the model takes them
 
     @property
     def model(self) -> nn.Module:

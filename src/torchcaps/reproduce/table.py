@@ -31,8 +31,8 @@ def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:
 def viewpoint_lines(results: Sequence[Result]) -> list[str]:
     """Two rows of a viewpoint experiment at equal accuracy on familiar views: one sentence for each pair, over seeds.
 
-    Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the recipe); each seed of
-    one row stands against the same seed of the other. See `evaluation.compare_viewpoints`.
+    Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the recipe), by
+    `evaluation.compare_viewpoints`; each seed of one row stands against the same seed of the other.
     """
     curves: dict[tuple[str, str], dict[str, dict[int, dict[str, list[float]]]]] = {}
     for result in results:
@@ -48,8 +48,7 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
 
 
 def write_table(results: Sequence[Result], output: str | Path) -> Path:
-    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically. Raises
-    TrainingError if it cannot be written."""
+    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically."""
     sources = sorted({(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results})
     notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
     views = [f"* {line}" for line in viewpoint_lines(results)]
@@ -68,10 +67,7 @@ def markdown(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def over_seeds(name: str, values: Sequence[float | None]) -> str:
-    """A figure of one row: mean ± standard deviation over seeds; a dash for none.
-
-    In percent, or in millions, if its name says so.
-    """
+    """A figure of one row, in percent or millions if its name says so: mean ± deviation over seeds; a dash for none."""
     given = [float(value) for value in values if value is not None and math.isfinite(value)]
     scale, digits, unit = (1e-6, 1, " M") if name == "products" else (1, 3, "")
     if name.endswith(SHARES):

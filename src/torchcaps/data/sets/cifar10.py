@@ -28,23 +28,14 @@ OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, b
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
-    name="cifar10",
-    title="CIFAR-10 colour photographs",
+    name="cifar10", title="CIFAR-10 colour photographs", image_shape=(3, 32, 32), train=50_000, test=10_000,
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    image_shape=(3, 32, 32),
-    train=50_000,
-    test=10_000,
     licence="none stated; its authors ask that their technical report of 2009 be cited",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
     sha256=dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")),
-    sources=(
-        Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            folder=FOLDERS[0],
-            md5="c32a1d4ab5d03f1284b67883e8d87530",
-        ),
-    ),
-)
+    sources=(Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", FOLDERS[0],
+                     md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+)  # fmt: skip
 
 
 def _batches(folder: Path, split: str) -> list[Path]:
@@ -57,8 +48,7 @@ def _batches(folder: Path, split: str) -> list[Path]:
 def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
     """Read the batches `data_batch_*` or `test_batch` in a folder, binary (`.bin`) or Python: uint8 `[n, 3, 32, 32]`.
 
-    Raises:
-        DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
+    DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
     """
     folder = Path(folder)
     files = _batches(folder, split)
@@ -92,10 +82,8 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})") from None
     if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD - 1):
-        raise DataError(
-            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, "
-            f"got {list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
-        )
+        found = f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        raise DataError(f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, got {found}")
     return labels, pixels
 
 

@@ -26,18 +26,11 @@ NAMES = {"train": "synthnorb-5x46789x9x18x6x1x48x48-training", "test": "synthnor
 
 
 def render_synthnorb(
-    split: str = "train",
-    *,
-    instances: Sequence[int] | None = None,
-    elevations: Sequence[int] = ELEVATIONS,
-    azimuths: Sequence[int] = AZIMUTHS,
-    lightings: Sequence[int] = LIGHTINGS,
-    size: int = 48,
-    stereo: bool = False,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> ImageSet:
-    """Render a split, or a part of it: every toy from every viewpoint under every lamp.
+    split: str = "train", *, instances: Sequence[int] | None = None, elevations: Sequence[int] = ELEVATIONS,
+    azimuths: Sequence[int] = AZIMUTHS, lightings: Sequence[int] = LIGHTINGS, size: int = 48, stereo: bool = False,
+    seed: int = 0, progress: Progress | None = None,
+) -> ImageSet:  # fmt: skip
+    """Render a split, or a part of it: every toy from every viewpoint under every lamp, as `read_norb` gives it.
 
     Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
 
@@ -51,9 +44,6 @@ def render_synthnorb(
         stereo: whether to render two channels, left eye first, 6° apart.
         seed: of the toys' proportions and the order, 0 or more.
         progress: called as `progress("synthnorb train", images so far, images in all)`.
-
-    Returns:
-        uint8 images `[n, 1 or 2, size, size]` with the factors and the group that `read_norb` gives.
 
     Raises:
         DataError: another split, or nothing to render.
@@ -71,11 +61,12 @@ def render_synthnorb(
         for code in codes:
             check_range(name, code, low=0, high=last)
     check_range("size", size, low=4)
-    known = torch.tensor(list(product(range(len(SMALLNORB.classes)), toys, elevations, azimuths, lightings)))
+    categories = range(len(SMALLNORB.classes))
+    known = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
     images = torch.empty(len(known), 2 if stereo else 1, size, size, dtype=torch.uint8)
     views = images.unflatten(0, (-1, len(elevations) * len(azimuths), len(lightings)))
     lamps = [LAMPS[i] for i in lightings]
-    for i, (category, toy) in enumerate(product(range(len(SMALLNORB.classes)), toys)):
+    for i, (category, toy) in enumerate(product(categories, toys)):
         paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
         body = Body(make_toy(category, toy, seed))
         for j, (elevation, azimuth) in enumerate(product(elevations, azimuths)):
@@ -84,10 +75,9 @@ def render_synthnorb(
                 views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
         if progress:
             progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
-    # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
-    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in range(len(SMALLNORB.classes))]
-    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in categories]
+    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))  # shuffled, with the categories in turn
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
     return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
@@ -106,16 +96,12 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
                 os.replace(part, path)
 
 
-register_norb(
-    replace(
-        SMALLNORB,
-        name="synthnorb",
-        title="rendered toys, a stand-in for smallNORB",
-        image_shape=(1, 48, 48),
-        licence="Apache-2.0, rendered by this package",
-        source="torchcaps.data.render_synthnorb",
-        # Rounding differs between processors, so that no digest holds everywhere.
-        sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
-        sources=(Rendering(write_synthnorb, "rendering"),),
-    )
-)
+INFO = replace(
+    SMALLNORB, name="synthnorb", title="rendered toys, a stand-in for smallNORB", image_shape=(1, 48, 48),
+    licence="Apache-2.0, rendered by this package", source="torchcaps.data.render_synthnorb",
+    # Rounding differs between processors, so that no digest holds everywhere.
+    sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
+    sources=(Rendering(write_synthnorb, "rendering"),),
+)  # fmt: skip
+
+register_norb(INFO)

@@ -18,33 +18,23 @@ HEIGHT = 0.35  # of the point above the table that the camera looks at
 
 
 class Lamp(NamedTuple):
-    """Direction to a lamp as azimuth and height in degrees, its strength, and that of the light from everywhere."""
+    """A lamp, and the light from everywhere."""
 
-    azimuth: float
-    height: float
+    azimuth: float  # of the direction to the lamp, in degrees; 0 is where the camera is
+    height: float  # in degrees
     strength: float
-    ambient: float
+    ambient: float  # strength of the light from everywhere
 
 
-# From the left, the right, behind, the front; strong and low, weak and high. Azimuth 0 is where the camera is.
+# From the left, the right, behind, the front; strong and low, weak and high.
 LAMPS = (
-    Lamp(-60, 45, 0.75, 0.25),
-    Lamp(60, 45, 0.75, 0.25),
-    Lamp(150, 40, 0.85, 0.30),
-    Lamp(10, 55, 0.60, 0.15),
-    Lamp(-110, 28, 1.00, 0.20),
-    Lamp(80, 75, 0.50, 0.45),
-)
+    Lamp(-60, 45, 0.75, 0.25), Lamp(60, 45, 0.75, 0.25), Lamp(150, 40, 0.85, 0.30), Lamp(10, 55, 0.60, 0.15),
+    Lamp(-110, 28, 1.00, 0.20), Lamp(80, 75, 0.50, 0.45),
+)  # fmt: skip
 
 
 def photograph(
-    body: Body,
-    elevation: float,
-    azimuth: float,
-    lamps: Sequence[Lamp],
-    *,
-    size: int = 48,
-    albedo: float = 0.85,
+    body: Body, elevation: float, azimuth: float, lamps: Sequence[Lamp], *, size: int = 48, albedo: float = 0.85
 ) -> UInt8[Tensor, "lamps size size"]:
     """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
 

@@ -60,11 +60,10 @@ def wing(centre: Vector, half_span: float, chord: float, sweep: float) -> Solid:
 
 def turned(degrees: Vector) -> np.ndarray:
     """The rotation about x, then y, then z."""
-    (cx, cy, cz), (sx, sy, sz) = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    about_x = np.array([[1, 0, 0], [0, cx, -sx], [0, sx, cx]])
-    about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
-    about_z = np.array([[cz, -sz, 0], [sz, cz, 0], [0, 0, 1]])
-    return about_z @ about_y @ about_x
+    from scipy.spatial.transform import Rotation
+
+    found: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
+    return found
 
 
 class Body:
@@ -95,7 +94,6 @@ class Body:
         return tuple(values.index_select(0, real) for values in (ray, solid, enter, leave))
 
     def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(rays, solids, origins `[3, passes]` in the solids' frames) where a ray passes the box around a solid."""
         helper = torch.eye(3)[int(direction.abs().argmin())]
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
