@@ -11,7 +11,7 @@ from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import Session, laid_over
 from torchcaps.explorer import session as session_module
-from torchcaps.explorer.transform import Motion
+from torchcaps.explorer.session import Motion
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 

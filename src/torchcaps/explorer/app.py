@@ -23,8 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchcaps.errors import TorchcapsError, one_line
 from torchcaps.explorer.access import LOCAL, Access
-from torchcaps.explorer.fields import encoded, parsed
-from torchcaps.explorer.requests import BATCHED, SINGLE, largest
+from torchcaps.explorer.requests import BATCHED, SINGLE, encoded, largest, parsed
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.worker import Superseded, Worker
 

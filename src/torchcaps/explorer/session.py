@@ -6,22 +6,23 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, centre_crop, decode_image
+from torchcaps.data import ImageSet, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, check_known, check_range, check_shape
+from torchcaps.evaluation import transform_images
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
-from torchcaps.explorer.transform import Motion, move
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.report import open_run
@@ -54,6 +55,30 @@ class Sweep(NamedTuple):
 
     activation: Float[Tensor, "steps capsules"]
     pose: Float[Tensor, "steps dim"] | None
+
+
+@dataclass(frozen=True)
+class Motion:
+    """A change of an image about its centre: resized, then turned clockwise, then moved by pixels.
+
+    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes. ValueError for others.
+    """
+
+    degrees: float = 0.0
+    scale: float = 1.0
+    right: float = 0.0
+    down: float = 0.0
+    changing: str = "degrees"
+    LIMITS: ClassVar = {"degrees": (-180, 180), "scale": (0.25, 4), "right": (-512, 512), "down": (-512, 512)}
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.LIMITS.items():
+            check_range(name, getattr(self, name), low=low, high=high)
+        check_known("motion", self.changing, self.LIMITS)
+
+    def at(self, value: float) -> Self:
+        """The same with another amount of what changes."""
+        return replace(self, **{self.changing: value})
 
 
 class Session:
@@ -149,10 +174,9 @@ class Session:
                 raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}")
-        channels, crop = self.preprocess.in_chans, self.preprocess.crop
+        channels = self.preprocess.in_chans
         pixels = decode_image(file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image")
-        pixels = pixels.expand(channels, -1, -1)
-        return (pixels if crop is None else centre_crop(pixels.unsqueeze(0), crop)[0]).contiguous()
+        return self.preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
 
     def fitted(self, image: Picture) -> Picture:
         """An image for another model, with this one's size and channels; DataError where these cannot be had."""
@@ -276,6 +300,13 @@ class Session:
     def _check_class(self, *labels: int) -> None:
         for label in labels:
             check_range("class", label, low=0, high=len(self.names) - 1)
+
+
+def move(image: Picture, motion: Motion) -> Picture:
+    """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
+    how = {"rotation": motion.degrees, "scale": 100 * motion.scale}
+    moved = transform_images(image.unsqueeze(0).float(), **how, shift=(motion.right, motion.down))
+    return moved[0].round().clamp(0, 255).to(image.dtype)
 
 
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
