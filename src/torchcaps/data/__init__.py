@@ -15,8 +15,8 @@ from torchcaps.data._registry import (
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift
 from torchcaps.data.dataset import Drawn, ImageSet
-from torchcaps.data.fetch import fetch_dataset
-from torchcaps.data.folder import read_folder
+from torchcaps.data.fetch import FileCheck, fetch_dataset, verify_dataset
+from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
 from torchcaps.data.load import default_cache_dir, load_dataset
@@ -37,9 +37,7 @@ from torchcaps.data.sets.synthnorb import render_synthnorb
 from torchcaps.data.sources import Archive, Mirror, NpmPackage, Rendering
 from torchcaps.data.split import few_labels, holdout
 from torchcaps.data.table import read_table
-from torchcaps.data.tar import read_tar
 from torchcaps.data.tree import LabelTree, label_tree
-from torchcaps.data.verify import FileCheck, verify_dataset
 
 __all__ = [
     "Archive", "DatasetInfo", "Drawn", "FileCheck", "ImageSet", "LabelTree", "MaskedSet", "Mirror", "NpmPackage",

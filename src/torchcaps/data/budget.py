@@ -227,6 +227,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def fault(path: Path, digest: str | None) -> str:
+    """What is wrong with a file: "" when it is there and has this SHA-256 (decompressed; None accepts any bytes)."""
+    if not path.is_file():
+        return "missing"
+    try:
+        right = digest is None or sha256(path) == digest
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    return "" if right else "the bytes are not the published ones (SHA-256 differs)"
+
+
 def text_lines(source: Source) -> Iterator[str]:
     """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes of memory."""
     with io.TextIOWrapper(source.file, encoding="utf-8-sig", newline="") as text:

@@ -43,8 +43,7 @@ def decode_image(
         in_chans: 1 or 3; None gives 1 for a grey image and 3 for a colour one.
         name: of the image in errors; None takes the path.
 
-    Raises:
-        DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
+    DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_grey(image) else 3)

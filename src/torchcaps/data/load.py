@@ -31,9 +31,8 @@ def load_dataset(
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
             where that is more.
 
-    Raises:
-        DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`.
-        UnknownNameError: neither a known name nor a path.
+    DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`. UnknownNameError:
+    neither a known name nor a path.
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from torchcaps.data._registry import Files, Progress, Source
-from torchcaps.data.verify import fault
+from torchcaps.data.budget import fault
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte

@@ -73,7 +73,7 @@ class Motion:
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.LIMITS.items():
-            check_range(name, getattr(self, name), low=low, high=high)
+            check_range(name, getattr(self, name), low=float(low), high=float(high))
         check_known("motion", self.changing, self.LIMITS)
 
     def at(self, value: float) -> Self:
@@ -94,11 +94,9 @@ class Session:
         examples: images of the model's size and classes to choose from; None where there are none.
         note: why there are no examples.
 
-    Attributes:
-        names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each class.
-        pose_dim: numbers of a pose; 0 without poses.
-        has_labels: labels of examples are indices of `names`.
-        decodes, routes, steps, sweeps: what is offered: drawings, uniform couplings, routing step by step, sweeps.
+    `names` are those of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each
+    class. `pose_dim` is 0 without poses. With `has_labels`, labels of examples are indices of `names`. `decodes`,
+    `routes`, `steps` and `sweeps` say what is offered: drawings, uniform couplings, routing step by step, sweeps.
     """
 
     def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:

@@ -62,15 +62,10 @@ def reproduce(
         root: where named data sets are looked for first.
         device: where to train; by default as the recipe says.
         started: called with the name of each run before it starts.
-        listener, should_stop: see `train`.
+        listener, should_stop: see `train`, whose errors are raised too.
 
-    Returns:
-        One result for each row and seed, rows first.
-
-    Raises:
-        UnknownNameError: for an unknown budget, row or measure.
-        RunError: for a run folder that holds another run.
-        DataError, TrainingError, Interrupted: as `train`.
+    The results are one for each row and seed, rows first. UnknownNameError: an unknown budget, row or measure.
+    RunError: a run folder that holds another run.
     """
     check_range("seeds", seeds, low=1)
     for name in recipe.measures:

@@ -18,8 +18,8 @@ import torch
 from torchcaps.data._registry import DatasetInfo, register_layout
 from torchcaps.data.budget import door, read_bytes, spend
 from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.folder import read_tar
 from torchcaps.data.sources import Archive
-from torchcaps.data.tar import read_tar
 from torchcaps.errors import DataError
 
 RECORD = 1 + 3 * 32 * 32

@@ -73,8 +73,7 @@ def read_gtsrb(
         roi: whether to cut out the sign by its box before resizing; boxes are given in pixels of the table's Width and
             Height, and are scaled where the image has another size.
 
-    Raises:
-        DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
+    DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
     """
     base = _base(Path(folder))
     if base is None:

@@ -73,11 +73,9 @@ def affine_copies(
         source: uint8 images of one channel; otherwise, or where one does not fit the canvas, DataError.
         copies: of each image, at least 1, next to each other; 32 in affNIST.
         size: side of the canvas in pixels.
-        name: None is "affine-" and the source's.
 
-    Returns:
-        A set with the factors "original" (index into the source; the group), "rotation" (degrees, clockwise), "shear",
-        "scale_x", "scale_y", "top" and "left" (of the ink's box).
+    The factors are "original" (index into the source; the group), "rotation" (degrees, clockwise), "shear", "scale_x",
+    "scale_y", "top" and "left" (of the ink's box).
     """
     check_range("copies", copies, low=1)
     if source.images.dtype != torch.uint8 or source.in_chans != 1:

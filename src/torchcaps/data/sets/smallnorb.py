@@ -112,9 +112,8 @@ def read_norb(
         halve: whether photographs of 96 × 96, and no others, become 48 × 48 by the mean of 2 × 2 pixels.
         stem: what the files' names begin with; a pattern in which * stands for anything.
 
-    Raises:
-        DataError: a file is absent or damaged, shapes differ, or a category lies outside the five.
-        UnknownNameError: for other eyes.
+    DataError: a file is absent or damaged, shapes differ, or a category lies outside the five. UnknownNameError: other
+    eyes.
     """
     folder = Path(folder)
     if eyes not in EYES:

@@ -45,9 +45,7 @@ def render_synthnorb(
         seed: of the toys' proportions and the order, 0 or more.
         progress: called as `progress("synthnorb train", images so far, images in all)`.
 
-    Raises:
-        DataError: another split, or nothing to render.
-        ValueError: a code or a size out of range.
+    DataError: another split, or nothing to render. ValueError: a code or a size out of range.
     """
     if split not in SPLIT:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
