@@ -87,9 +87,9 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop and a kind."""
-        further = {"crop": self.crop, "kind": None if self.is_picture else self.kind}
         found = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        return found | {key: value for key, value in further.items() if value is not None}
+        found |= {} if self.crop is None else {"crop": self.crop}
+        return found if self.is_picture else found | {"kind": self.kind}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -135,8 +135,8 @@ def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: s
     if not path.is_dir():
         check_regular(path)
         if not holds(path.name):
-            article = "an" if what[0] in "aeiou" else "a"
-            raise DataError(f"{path}: not {article} {what} by its name; expected an ending such as {endings}")
+            named = f"{'an' if what[0] in 'aeiou' else 'a'} {what} by its name"
+            raise DataError(f"{path}: not {named}; expected an ending such as {endings}")
         return [path]
     inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
     shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]

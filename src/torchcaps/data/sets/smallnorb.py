@@ -86,7 +86,6 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 
 def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
-    """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, or None."""
     return plain_or_packed(folder, PATTERNS[split].format(stem, kind))
 
 
@@ -118,13 +117,11 @@ def read_norb(
     folder = Path(folder)
     if eyes not in EYES:
         raise UnknownNameError("choice of eyes", eyes, EYES)
-    paths = {}
-    for kind in ("dat", "cat", "info"):
-        path = _file(folder, split, kind, stem)
-        if path is None:
+    paths = {kind: _file(folder, split, kind, stem) or folder for kind in ("dat", "cat", "info")}
+    for kind, path in paths.items():
+        if path == folder:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
-        paths[kind] = path
-    photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
+    photographs, categories, info = map(read_matrix, paths.values())
     _check_shapes(paths, photographs, categories, info)
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
@@ -156,8 +153,7 @@ def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: n
 
 def _halved(images: np.ndarray) -> np.ndarray:
     """Means of 2 × 2 pixels, rounded half up, in whole numbers so that every machine gives the same."""
-    wide = images.astype(np.int16)
-    rows = wide[..., 0::2, :] + wide[..., 1::2, :]
+    rows = images[..., 0::2, :].astype(np.int16) + images[..., 1::2, :]
     return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 

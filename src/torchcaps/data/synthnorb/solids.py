@@ -118,10 +118,8 @@ class Body:
         none = torch.zeros(len(origins), dtype=torch.int64)
         return distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False)
 
-    def covered(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
-    ) -> Float[Tensor, " rays"]:
-        """1 where something more than `skip` away lies on the ray, otherwise 0: whether light from there is blocked."""
+    def covered(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float) -> Tensor:
+        """`[rays]`: 1 where something more than `skip` away lies on the ray, so that its light is blocked, or 0."""
         ray, _, enter, leave = self.crossings(origins, direction)
         return torch.zeros(len(origins)).index_fill(0, ray[(leave > skip) & (enter > -skip)], 1.0)
 
@@ -130,7 +128,9 @@ class Body:
         inverse, kind = self.inverse.index_select(0, solid), self.kinds.index_select(0, solid).unsqueeze(-1)
         local = torch.einsum("pij,pj->pi", inverse, points - self.centre.index_select(0, solid))
         rim = _rim(local, self.top.index_select(0, solid))
-        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, _face(local), rim))
+        size = local.abs()
+        face = local.sign() * (size >= size.amax(dim=-1, keepdim=True))  # of the unit cube, that it is nearest to
+        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, face, rim))
         # Normals turn with the inverse's transpose.
         return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
 
@@ -182,12 +182,6 @@ def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tenso
 
 
 _MEET = (_meet_ball, _meet_block, _meet_cone)
-
-
-def _face(local: Tensor) -> Tensor:
-    """The normal of the unit cube's face that a point is nearest to."""
-    size = local.abs()
-    return local.sign() * (size >= size.amax(dim=-1, keepdim=True))
 
 
 def _rim(local: Tensor, top: Tensor) -> Tensor:

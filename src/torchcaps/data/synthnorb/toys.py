@@ -25,14 +25,13 @@ def _parts() -> list[dict[str, list[tuple[str, Any]]]]:
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
-    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car), centred, of one size."""
+    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car).
+
+    It stands on the table, over the origin, with its longest side 1.9 and no higher than 1.5.
+    """
     stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
     solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
-    return _settled([Solid(s.kind, s.centre * stretch, s.frame * stretch[:, None], s.top) for s in solids])
-
-
-def _settled(solids: Toy) -> Toy:
-    """On the table, over the origin, with its longest side 1.9 and no higher than 1.5."""
+    solids = [Solid(s.kind, s.centre * stretch, s.frame * stretch[:, None], s.top) for s in solids]
     centre, frame = np.stack([s.centre for s in solids]), np.stack([s.frame for s in solids])
     far = reach(torch.tensor([s.kind for s in solids]), torch.from_numpy(frame)).numpy()
     least, most = (centre - far).min(axis=0), (centre + far).max(axis=0)
