@@ -71,10 +71,9 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
 
 
 register_format(
-    "an .npz or .npy file",
-    lambda path: path.suffix.lower() in (".npz", ".npy"),
+    "an .npz or .npy file", lambda path: path.suffix.lower() in (".npz", ".npy"),
     lambda path, split, *_: read_arrays(path, split),
-)
+)  # fmt: skip
 
 
 def _npz(path: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:

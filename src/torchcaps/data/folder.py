@@ -100,10 +100,9 @@ def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_c
 
 
 register_format(
-    f"a file ending in {', '.join(ARCHIVES)}",
-    lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
+    f"a file ending in {', '.join(ARCHIVES)}", lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
     read_tar,
-)
+)  # fmt: skip
 
 
 def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

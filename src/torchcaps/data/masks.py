@@ -156,9 +156,7 @@ def _holds(folder: Path) -> bool:
 
 
 register_format(
-    "a folder with images/ and masks/",
-    lambda path: _holds(path) or _holds(path / "train") or _holds(path / "test"),
-    read_masks,
+    "a folder with images/ and masks/", lambda path: any(map(_holds, (path, path / "train", path / "test"))), read_masks
 )
 
 

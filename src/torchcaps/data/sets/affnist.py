@@ -71,8 +71,6 @@ def _numbers(values: object, count: int) -> Tensor | None:
 
 
 register_layout(
-    INFO,
-    "a folder of affNIST's batches",
-    lambda folder: folder.is_dir() and any(_files(folder, split) for split in PARTS),
+    INFO, "a folder of affNIST's batches", lambda folder: any(_files(folder, split) for split in PARTS),
     lambda folder, split, name, _: _joined(folder, split, name),
-)
+)  # fmt: skip

@@ -26,6 +26,7 @@ RECORD = 1 + 3 * 32 * 32
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
     name="cifar10", title="CIFAR-10 colour photographs", image_shape=(3, 32, 32), train=50_000, test=10_000,
@@ -33,8 +34,7 @@ INFO = DatasetInfo(
     licence="none stated; its authors ask that their technical report of 2009 be cited",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
     sha256=dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")),
-    sources=(Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", FOLDERS[0],
-                     md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+    sources=(Archive(URL, folder=FOLDERS[0], md5="c32a1d4ab5d03f1284b67883e8d87530"),),
 )  # fmt: skip
 
 
@@ -173,8 +173,6 @@ def _read(folder: Path, split: str, name: str) -> ImageSet:
 
 
 register_layout(
-    INFO,
-    "a folder of CIFAR-10 batches",
-    lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
+    INFO, "a folder of CIFAR-10 batches", lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
-)
+)  # fmt: skip

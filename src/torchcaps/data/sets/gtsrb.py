@@ -147,8 +147,6 @@ def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
 
 
 register_layout(
-    INFO,
-    "a folder of GTSRB",
-    lambda folder: _base(folder) is not None,
+    INFO, "a folder of GTSRB", lambda folder: _base(folder) is not None,
     lambda folder, split, name, size: read_gtsrb(folder, split, img_size=size or 32, name=name),
-)
+)  # fmt: skip

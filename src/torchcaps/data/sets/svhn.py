@@ -51,8 +51,6 @@ def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
 
 
 register_layout(
-    INFO,
-    "a folder of SVHN's *_32x32.mat",
-    lambda folder: any((folder / file).is_file() for file in INFO.sha256),
+    INFO, "a folder of SVHN's *_32x32.mat", lambda folder: any((folder / file).is_file() for file in INFO.sha256),
     lambda folder, split, name, _: read_svhn(folder / f"{split}_32x32.mat", name),
-)
+)  # fmt: skip
