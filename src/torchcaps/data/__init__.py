@@ -15,6 +15,7 @@ from torchcaps.data._registry import (
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift
 from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.fetch import FileCheck, fetch_dataset, verify_dataset
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.idx import read_idx
@@ -37,7 +38,6 @@ from torchcaps.data.sets.synthnorb import render_synthnorb
 from torchcaps.data.sources import Archive, Mirror, NpmPackage, Rendering
 from torchcaps.data.split import few_labels, holdout
 from torchcaps.data.table import read_table
-from torchcaps.data.tree import LabelTree, label_tree
 
 __all__ = [
     "Archive", "DatasetInfo", "Drawn", "FileCheck", "ImageSet", "LabelTree", "MaskedSet", "Mirror", "NpmPackage",

@@ -41,6 +41,7 @@ class ImageSet:
     group: str | None = None  # a factor: images of a class with equal values of it are never parted by `split_off`
     kind: ClassVar[str] = "images"  # of what is in it, by which a `Preprocess` is chosen
     least_classes: ClassVar[int] = 2
+    several: ClassVar[tuple[int, ...]] = ()  # sides of the labels of an image
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels")  # tensors with an entry for each image
 
     def __post_init__(self) -> None:
@@ -65,12 +66,12 @@ class ImageSet:
         check_floats(self.name, self.images)
 
     def _check_labels(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise DataError(
-                f"{self.name}: expected one int64 label for each of {len(self.images)} images, "
-                f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
-            )
-        check_labels(self.name, self.labels, self.classes, self.least_classes)
+        if self.labels.dtype != torch.int64 or self.labels.shape != (len(self), *self.several):
+            want = "two int64 labels" if self.several else "one int64 label"
+            found = f"labels {list(self.labels.shape)} of {self.labels.dtype}"
+            raise DataError(f"{self.name}: expected {want} for each of {len(self)} images, got {found}")
+        for labels in self.labels.reshape(len(self), -1).unbind(dim=1):
+            check_labels(self.name, labels, self.classes, self.least_classes)
 
     def __len__(self) -> int:
         return len(self.images)

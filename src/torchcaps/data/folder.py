@@ -10,10 +10,9 @@ from pathlib import Path
 from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, reading
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import Entry, natural, read_entries
+from torchcaps.data.entries import BETWEEN, Entry, checked, natural, read_entries
 from torchcaps.data.images import SUFFIXES, is_image_name
 from torchcaps.data.pixels import Size
-from torchcaps.data.tree import BETWEEN, checked
 from torchcaps.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")

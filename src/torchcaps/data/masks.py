@@ -180,7 +180,6 @@ def _paired(folder: Path, split: str | None) -> Iterator[Pair]:
 def _read(
     name: str, pairs: Sequence[Pair], folder: Path, split: str, img_size: Size, in_chans: int | None
 ) -> MaskedSet:
-    """The images and masks of one split; classes are those of both."""
     if not pairs:
         raise DataError(f"{name}: there are no images")
     table = _table(folder)
@@ -260,7 +259,6 @@ def _table(folder: Path) -> _Table | None:
 
 
 def _line(words: list[str]) -> tuple[str, list[int]]:
-    """The name of a class, and the numbers after it."""
     numbers: list[int] = []
     while len(words) > 1 and words[-1].isascii() and words[-1].isdigit() and len(words[-1]) < 9:
         numbers.insert(0, int(words.pop()))
@@ -268,7 +266,6 @@ def _line(words: list[str]) -> tuple[str, list[int]]:
 
 
 def _numbered(pairs: Sequence[Pair], values: Sequence[NDArray[np.int64]]) -> _Table:
-    """Classes of masks without a table: their values, or background and foreground."""
     largest = [int(found.max()) for found in values]
     if max(largest) == 255 and all(set(np.unique(found).tolist()) <= {0, 255} for found in values):
         return _Table(("background", "foreground"), {0: 0, 255: 1}, 1, "0 and 255")

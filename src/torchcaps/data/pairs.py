@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data.augment import windows_at
-from torchcaps.data.dataset import Drawn, ImageSet, check_labels
+from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.errors import DataError, check_range, check_shape
 
@@ -85,15 +85,7 @@ class PairSet(ImageSet):
     moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)  # of each of the two, (down, right) in pixels
     seed: int = field(default=0, kw_only=True)
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
-
-    def _check_labels(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.shape != (len(self.images), 2):
-            raise DataError(
-                f"{self.name}: expected two int64 labels for each of {len(self.images)} images, "
-                f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
-            )
-        for labels in self.labels.unbind(dim=1):
-            check_labels(self.name, labels, self.classes)
+    several: ClassVar[tuple[int, ...]] = (2,)
 
     def targets(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m classes"]:
         """The two-hot labels of the images at `indices` (all when None): `multi_hot(labels, num_classes)`."""

@@ -135,7 +135,6 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
 
 @door
 def _whole(path: Path) -> np.ndarray:
-    """All sets of a file for prediction."""
     if path.suffix.lower() == ".csv":
         return np.concatenate([*_table(path, single=True).values()])
     arrays = _arrays(path)
@@ -178,7 +177,6 @@ def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
 
 
 def _holds(path: Path) -> bool:
-    """Whether a file is of points: by the names of its arrays or columns."""
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return False
     try:

@@ -182,7 +182,6 @@ def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progres
 
 
 def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
-    """Only the files asked for leave the archive, each under its own name in `folder`."""
     try:
         with tarfile.open(archive) as members:
             for file, digest in missing.items():

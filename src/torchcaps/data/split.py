@@ -58,7 +58,6 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
 
 
 def _drawn(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
-    """Indices of so many random images of each class."""
     # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between versions.
     random = np.random.RandomState(seed)
     pairs = zip(np.unique(labels), quotas, strict=True)

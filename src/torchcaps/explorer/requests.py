@@ -58,7 +58,6 @@ def largest(sessions: Sessions) -> int:
 
 
 def _examples(sessions: Sessions, body: Body) -> Answer:
-    """Some of the first model's examples: by class, one after another; or the one named."""
     if "index" in body:
         chosen = [_integer(body, "index")]
     else:
@@ -139,7 +138,6 @@ def _label(sessions: Sessions, body: Body) -> int:
 
 
 def _image(sessions: Sessions, body: Body, name: str = "image") -> Tensor:
-    """A picture of a request, as the model that is asked takes it."""
     channels, height, width = sessions[0].shape
     try:
         raw = base64.b64decode(body[name], validate=True)

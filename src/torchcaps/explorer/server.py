@@ -17,8 +17,7 @@ try:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from torchcaps.explorer.access import access_for
-    from torchcaps.explorer.app import make_app
+    from torchcaps.explorer.app import access_for, make_app
     from torchcaps.explorer.worker import Worker
 except ImportError as error:
     raise ImportError(

@@ -256,7 +256,6 @@ class Session:
         return Sweep(activation, None if pose is None else pose[:, label])
 
     def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
-        """Activations `[n, capsules]` and poses `[n, capsules, dim]` of images."""
         pixels = self._batch(images)
         with evaluating(self.model), self._routing(routing):
             if self.spec.pixels:

@@ -98,7 +98,6 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
 
 
 def _settle(future: Future[Any], answer: object) -> None:
-    """Give a future its answer, unless it has one or was cancelled."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(answer, Exception):

@@ -130,7 +130,6 @@ def _one(
 
 
 def _check_same(run: RunFolder, config: TrainConfig) -> None:
-    """Raise RunError for a folder that was started with other settings, which is another experiment's."""
     kept = run.config().flat()
     for name, value in config.flat().items():
         ruled = value in OPEN and NAMES[name][0] != "data" and name not in FIXED

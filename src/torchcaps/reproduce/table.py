@@ -105,7 +105,6 @@ def _line(group: list[Result]) -> tuple[str, ...]:
 def _matched(
     first: str, ours: dict[int, dict[str, list[float]]], second: str, theirs: dict[int, dict[str, list[float]]]
 ) -> str:
-    """Novel accuracy of both, means over the seeds that both have."""
     pairs = [
         compare_viewpoints(*((curve["familiar"], curve["novel"]) for curve in (ours[seed], theirs[seed])))
         for seed in sorted(ours.keys() & theirs.keys())
@@ -151,7 +150,6 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
 
 
 def _by_data(results: Sequence[Result]) -> dict[str, tuple[Rows, Rows]]:
-    """Data set -> results of each system, and of those without its routing."""
     found: dict[str, tuple[Rows, Rows]] = {}
     for result in results:
         if result.recipe.startswith(PREFIX):

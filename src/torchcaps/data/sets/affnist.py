@@ -25,7 +25,6 @@ INFO = DatasetInfo(
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The files of a split in `folder` or `folder/transformed`, in natural order."""
     found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
     return sorted(next(filter(None, found), []), key=lambda path: natural(path.name))
 
@@ -53,7 +52,6 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
 
 
 def _joined(folder: Path, split: str, name: str) -> ImageSet:
-    """All files of a split as one set; 3 GB for all of the training files."""
     files = _files(folder, split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")

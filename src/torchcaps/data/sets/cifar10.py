@@ -39,7 +39,6 @@ INFO = DatasetInfo(
 
 
 def _batches(folder: Path, split: str) -> list[Path]:
-    """The batch files of a split in `folder`, in order: binary ones where there are any, otherwise Python ones."""
     stem = STEMS[split]
     return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
@@ -154,7 +153,6 @@ class _ArraysOnly(pickle._Unpickler):
 
 
 def _base(folder: Path) -> Path | None:
-    """The folder that holds batches: `folder` itself, or one of the usual names in it."""
     places = (folder, *(folder / name for name in FOLDERS))
     return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
 

@@ -51,7 +51,6 @@ class _Sign(NamedTuple):
 
 
 def _base(folder: Path) -> Path | None:
-    """The folder that holds the training images' folder, `folder` itself or `GTSRB` in it; None when neither does."""
     return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
 
 

@@ -90,7 +90,6 @@ def affine_copies(
 
 
 def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
-    """The warped images at `index` on their canvases, and what was drawn for them, `[batch, 6]`."""
     originals = source.images[index.to(source.images.device)].cpu().float()
     images = torch.zeros(len(index), 1, size, size, dtype=torch.uint8)
     amounts = torch.zeros(len(index), 6)

@@ -35,7 +35,6 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
 
 
 def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """An image and its mask, `[size, size]`."""
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
     slope = random.uniform(-30, 30, 2)

@@ -15,8 +15,7 @@ from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
 from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.data.synthnorb.render import LAMPS, photograph
-from torchcaps.data.synthnorb.solids import Body
-from torchcaps.data.synthnorb.toys import INSTANCES, make_toy
+from torchcaps.data.synthnorb.solids import INSTANCES, Body, make_toy
 from torchcaps.errors import DataError, check_range
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}

@@ -65,7 +65,6 @@ def photograph(
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
-    """The unit vector at this height above the table and azimuth, in radians."""
     flat = math.cos(height)
     return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
 

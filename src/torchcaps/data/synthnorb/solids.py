@@ -1,11 +1,15 @@
-"""Solids that a toy is made of, and where parallel rays meet them, in closed form.
+"""Fifty toys, the solids that they are made of, and where parallel rays meet them, in closed form.
 
 Each is a unit solid (ball, cube of half side 1, truncated cone of half height 1) under an affine map, which takes rays
 to rays and keeps the order along them: a solid is met by meeting the unit solid in its own frame.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +17,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 BALL, BLOCK, CONE = 0, 1, 2
+INSTANCES = 10
+JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
 TINY = 1e-9
 Vector = Sequence[float] | np.ndarray
 
@@ -185,10 +191,35 @@ _MEET = (_meet_ball, _meet_block, _meet_cone)
 
 
 def _rim(local: Tensor, top: Tensor) -> Tensor:
-    """The normal of a cone at a point: of a lid where it is on one, otherwise of the mantle."""
     slope = (top - 1) / 2
     radius = (1 + top) / 2 + slope * local[:, 2]
     mantle = torch.stack([local[:, 0], local[:, 1], -radius * slope], dim=-1)
     lid = torch.stack([torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1)
     to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
     return torch.where(((1 - local[:, 2].abs()).abs() < to_mantle).unsqueeze(-1), lid, mantle)
+
+
+KINDS: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
+
+
+@cache
+def _parts() -> list[dict[str, list[tuple[str, Any]]]]:
+    return list(tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values())
+
+
+def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
+    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car).
+
+    It stands on the table, over the origin, with its longest side 1.9 and no higher than 1.5.
+    """
+    stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
+    solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
+    centre, frame = np.stack([s.centre for s in solids]), np.stack([s.frame for s in solids])
+    centre, frame = centre * stretch, frame * stretch[:, None]
+    far = reach(torch.tensor([s.kind for s in solids]), torch.from_numpy(frame)).numpy()
+    least, most = (centre - far).min(axis=0), (centre + far).max(axis=0)
+    shift = np.array([(least[0] + most[0]) / 2, (least[1] + most[1]) / 2, least[2]])
+    sides = most - least
+    scale = min(1.9 / max(sides[0], sides[1]), 1.5 / sides[2])
+    parts = zip(solids, (centre - shift) * scale, frame * scale, strict=True)
+    return [replace(solid, centre=middle, frame=axes) for solid, middle, axes in parts]
