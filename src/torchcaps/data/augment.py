@@ -84,13 +84,9 @@ def affine(
 ) -> Images:  # fmt: skip
     """Turn, resize, shear, squish and move each image about its centre, by amounts drawn uniformly; sampled bilinearly.
 
-    Args:
-        images: `[batch, channels, height, width]`, uint8 or floating.
-        degrees: largest rotation either way.
-        scale: smallest and largest factor of size, above 0; 2 makes the content twice as large.
-        shear: largest horizontal shear angle either way, in degrees, below 90.
-        translate: largest move either way along each axis, as a fraction of that axis.
-        squish: largest share of its width that an image loses before all else, below 1.
+    `degrees` is the largest rotation either way, `shear` the largest horizontal shear angle either way, below 90°;
+    `scale` the smallest and largest factor of size, above 0; `translate` the largest move either way along each axis,
+    as a fraction of it; `squish` the largest share of its width that an image loses before all else, below 1.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])

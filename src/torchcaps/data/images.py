@@ -37,11 +37,9 @@ def decode_image(
     The EXIF orientation is applied; transparency is composited on black; palette, CMYK and other colour spaces
     become RGB; 16-bit grey is scaled so that 65535 becomes 255; of an animation the first frame is read.
 
-    Args:
-        source: a path, the bytes of a file, or a Pillow image.
-        img_size: (height, width) or one side of a square to resize to; None keeps the image's own.
-        in_chans: 1 or 3; None gives 1 for a grey image and 3 for a colour one.
-        name: of the image in errors; None takes the path.
+    The source is a path, the bytes of a file, or a Pillow image. `img_size` is (height, width) or one side of a square
+    to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a grey image, else 3.
+    Errors call it `name`; None takes the path.
 
     DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """

@@ -29,10 +29,9 @@ def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float
 class PairMaker:
     """Draws composites of a set on the set's device: on-line MultiMNIST.
 
-    Args:
-        source: uint8, of two or more classes that have images; otherwise DataError.
-        max_shift: largest move of each image along each axis, in whole pixels, drawn uniformly; 4 in the paper.
-        pad: black pixels added on every side; None is `max_shift`, with which nothing is cut off.
+    The source is uint8, of two or more classes that have images; otherwise DataError. `max_shift` is the largest move
+    along each axis, in whole pixels, drawn uniformly; 4 in the paper. `pad` is how many black pixels are added on every
+    side; None is `max_shift`, with which nothing is cut off.
     """
 
     def __init__(self, source: ImageSet, max_shift: int = 4, pad: int | None = None) -> None:
@@ -139,10 +138,8 @@ def make_pairs(
     An image keeps one shift in all of its composites, as in the authors' code; each partner has its own. Those of an
     image are next to each other. The same seed, 0 or more, gives the same set on every machine and version.
 
-    Args:
-        per_image: composites of each image, from 1 to half of the images of other classes; 1,000 in the paper.
-        source, max_shift, pad: see `PairMaker`.
-        name: of the set; None is "multi-" and the source's.
+    `per_image` is from 1 to half of the images of other classes; 1,000 in the paper. For `source`, `max_shift` and
+    `pad` see `PairMaker`. The name None is "multi-" and the source's.
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad)
     base = torch.arange(len(source))

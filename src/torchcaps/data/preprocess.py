@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
-from torchcaps.data.budget import door
+from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
@@ -124,22 +124,21 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
 
 def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
     """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
-    found = {file for path in paths for file in _files_under(Path(path), holds, what, endings)}
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        with reading(path):
+            if not path.exists():
+                raise DataError(f"{path}: no such file or folder")
+            if not path.is_dir():
+                check_regular(path)
+                if not holds(path.name):
+                    named = f"{'an' if what[0] in 'aeiou' else 'a'} {what} by its name"
+                    raise DataError(f"{path}: not {named}; expected an ending such as {endings}")
+                found.add(path)
+                continue
+            inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
+            shown = {p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)}
+            if not shown:
+                raise DataError(f"{path}: no {what} in this folder")
+            found |= shown
     return sorted(found, key=lambda path: natural(str(path)))
-
-
-@door
-def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        check_regular(path)
-        if not holds(path.name):
-            named = f"{'an' if what[0] in 'aeiou' else 'a'} {what} by its name"
-            raise DataError(f"{path}: not {named}; expected an ending such as {endings}")
-        return [path]
-    inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
-    shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    if not shown:
-        raise DataError(f"{path}: no {what} in this folder")
-    return shown

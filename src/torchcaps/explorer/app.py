@@ -99,19 +99,16 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
     api = Api(list(sessions), worker or Worker())
     folder = files("torchcaps.explorer").joinpath("static")
     found = {file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]]) for file in folder.iterdir()}
-    page, page_type = found.pop("index.html")
-
-    async def index(_: Request) -> Response:
-        return Response(page, media_type=page_type)
+    found[""] = found.pop("index.html")
 
     async def static(request: Request) -> Response:
-        if request.path_params["name"] not in found:
+        name = request.path_params.get("name", "")
+        if name not in found:
             raise HTTPException(404)
-        content, media_type = found[request.path_params["name"]]
-        return Response(content, media_type=media_type)
+        return Response(found[name][0], media_type=found[name][1])
 
     routes = [
-        Route("/", index), Route("/static/{name}", static), Route("/api/about", api.about),
+        Route("/", static), Route("/static/{name}", static), Route("/api/about", api.about),
         Route("/api/picture", api.picture, methods=["POST"]), Route("/api/{name}", api.answer, methods=["POST"]),
     ]  # fmt: skip
     # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.

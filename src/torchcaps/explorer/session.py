@@ -87,12 +87,9 @@ class Session:
     It answers what the task offers and the model declares that it has. Classes of a model without capsules count as
     capsules. Arguments that do not fit, and what is not offered, raise ValueError.
 
-    Args:
-        model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
-            the one that it is made for.
-        name: what to call it on the page.
-        examples: images of the model's size and classes to choose from; None where there are none.
-        note: why there are no examples.
+    The model is as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
+    the one that it is made for. `name` is what to call it on the page; `examples` are images of the model's size and
+    classes to choose from, and `note` says why there are none.
 
     `names` are those of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each
     class. `pose_dim` is 0 without poses. With `has_labels`, labels of examples are indices of `names`. `decodes`,
@@ -320,12 +317,9 @@ def open_session(
 ) -> Session:
     """A run, and its test images where they are at hand; a page without them still draws.
 
-    Args:
-        run: a run folder, or a model file. RunError if there is none.
-        data: another data set than the run's own, by name or path; DataError if it cannot be had then.
-        root: where a named set is looked for first.
-        device: "auto", "cpu", "cuda", ...
-        name: what to call it on the page; by default by its folder.
+    The run is a run folder or a model file, RunError if there is none; `data` another data set than its own, DataError
+    if it cannot be had then; `root` where a named set is looked for first; `name` what to call it on the page, by
+    default by its folder.
     """
     name = name or Path(run).resolve().name
     try:

@@ -9,6 +9,7 @@ import io
 import pickle
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -152,25 +153,22 @@ class _ArraysOnly(pickle._Unpickler):
         return ALLOWED[module, name]
 
 
-def _base(folder: Path) -> Path | None:
+def _found(folder: Path) -> Path | None:
+    """The folder that holds batches, `folder` itself or one of the usual names in it; or an archive of JPEGs."""
     places = (folder, *(folder / name for name in FOLDERS))
-    return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
-
-
-def _jpegs(folder: Path) -> Path | None:
-    places = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
-    return next(filter(Path.is_file, places), None)
+    batches = (place for place in places if any(_batches(place, split) for split in STEMS))
+    archives = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
+    return next(chain(batches, filter(Path.is_file, archives)), None)
 
 
 def _read(folder: Path, split: str, name: str) -> ImageSet:
-    """From batches, or from a copy as JPEGs: these lose detail, so that the set is then called "cifar10-jpg"."""
-    base, jpegs = _base(folder), _jpegs(folder)
-    if base is None and jpegs is not None:
-        return replace(read_tar(jpegs, split, in_chans=3), name=JPEG_COPY)
-    return read_cifar(base or folder, split, name)
+    found = _found(folder) or folder
+    if found.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
+        return replace(read_tar(found, split, in_chans=3), name=JPEG_COPY)
+    return read_cifar(found, split, name)
 
 
 register_layout(
-    INFO, "a folder of CIFAR-10 batches", lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
+    INFO, "a folder of CIFAR-10 batches", lambda folder: _found(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
 )  # fmt: skip

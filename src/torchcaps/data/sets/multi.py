@@ -9,8 +9,8 @@ from torchcaps.data._registry import register_made
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.masks import MaskedSet
 from torchcaps.data.pairs import PairSet, make_pairs
-from torchcaps.data.sets.digits import INFO as DIGITS
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
+from torchcaps.data.sets.mnist import DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
 
 PER_IMAGE = {"train": 1, "test": 2}

@@ -17,7 +17,7 @@ from torchcaps.data._registry import register_made
 from torchcaps.data.augment import inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import to_float
-from torchcaps.data.sets.digits import INFO as DIGITS
+from torchcaps.data.sets.mnist import DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
 from torchcaps.errors import DataError, check_range
 
@@ -69,10 +69,8 @@ def affine_copies(
     Uniform: rotation within ±20°, shear within ±0.2, both scales from 0.8 to 1.2, then the place. Sampled bilinearly;
     what is too large is drawn again. A point p goes to rotation · [[1, shear], [0, 1]] · diag(scales) p.
 
-    Args:
-        source: uint8 images of one channel; otherwise, or where one does not fit the canvas, DataError.
-        copies: of each image, at least 1, next to each other; 32 in affNIST.
-        size: side of the canvas in pixels.
+    The source has uint8 images of one channel; otherwise, or where one does not fit the canvas of `size` × `size`
+    pixels, DataError. Its `copies`, 32 of each image in affNIST, are next to each other.
 
     The factors are "original" (index into the source; the group), "rotation" (degrees, clockwise), "shear", "scale_x",
     "scale_y", "top" and "left" (of the ink's box).
