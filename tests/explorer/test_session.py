@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data.pairs import make_pairs
+from torchcaps.data import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import Session, laid_over

@@ -14,7 +14,7 @@ from torchcaps.data._registry import (
 )  # fmt: skip
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift
-from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.fetch import FileCheck, fetch_dataset, verify_dataset
 from torchcaps.data.folder import read_folder, read_tar
@@ -23,12 +23,12 @@ from torchcaps.data.images import decode_image
 from torchcaps.data.load import default_cache_dir, load_dataset
 from torchcaps.data.masks import MaskedSet, read_masks
 from torchcaps.data.mat import read_mat
-from torchcaps.data.pairs import PairMaker, PairSet, make_pairs, multi_hot
 from torchcaps.data.points import PointSet, read_points
 from torchcaps.data.preprocess import Preprocess, images_in, preprocess_of
 from torchcaps.data.sets.affnist import read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar
 from torchcaps.data.sets.gtsrb import read_gtsrb
+from torchcaps.data.sets.multi import PairMaker, PairSet, make_pairs, multi_hot
 from torchcaps.data.sets.placed import PlacedSet, affine_copies, placed
 from torchcaps.data.sets.planes import make_planes
 from torchcaps.data.sets.shapes import render_shapes
@@ -36,7 +36,6 @@ from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_v
 from torchcaps.data.sets.svhn import read_svhn
 from torchcaps.data.sets.synthnorb import render_synthnorb
 from torchcaps.data.sources import Archive, Mirror, NpmPackage, Rendering
-from torchcaps.data.split import few_labels, holdout
 from torchcaps.data.table import read_table
 
 __all__ = [

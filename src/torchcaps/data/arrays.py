@@ -14,10 +14,9 @@ from torch import Tensor
 
 from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, drained, reading
-from torchcaps.data.dataset import ImageSet, check_count, check_labels, numbered
+from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.entries import natural
 from torchcaps.data.pixels import array_images
-from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
 # Names of images and labels by split; "all" where the file has no splits.

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.budget import Source, reading, text_lines
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.images import ImageSource, decode_image, is_grey
 from torchcaps.data.pixels import Size, to_channels
-from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
 BETWEEN = "/"  # levels of a label tree in the name of a class

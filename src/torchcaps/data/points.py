@@ -15,11 +15,10 @@ from torch import Tensor
 from torchcaps.data._registry import register_format
 from torchcaps.data.arrays import _npz
 from torchcaps.data.budget import door, reading
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
-from torchcaps.data.split import default_split
 from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
 from torchcaps.errors import DataError, named_shape
 

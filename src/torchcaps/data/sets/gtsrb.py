@@ -13,11 +13,10 @@ from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_layout
 from torchcaps.data.budget import door, spend
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import TEST_FRACTION, ImageSet, holdout
 from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
-from torchcaps.data.split import TEST_FRACTION, holdout
 from torchcaps.errors import DataError
 
 CLASSES = (
