@@ -47,10 +47,9 @@ class Budget:
         self.spent += count
         most = max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
         if self.spent > most:
-            raise DataError(
-                f"{what} asks for more than the {most / 2**20:,.0f} MiB of memory allowed for "
-                f"{self.stored / 2**20:,.2f} MiB on disk; give max_bytes (--max-bytes in training) to allow more"
-            )
+            allowed = f"{most / 2**20:,.0f} MiB of memory allowed for {self.stored / 2**20:,.2f} MiB on disk"
+            how = "give max_bytes (--max-bytes in training) to allow more"
+            raise DataError(f"{what} asks for more than the {allowed}; {how}")
 
 
 # Readers are called through registered functions of two arguments; the budget of a set reaches them by its context.

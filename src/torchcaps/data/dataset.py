@@ -53,9 +53,8 @@ class ImageSet:
         self._check_labels()
         for name, values in self.factors.items():
             if values.shape != self.images.shape[:1]:
-                raise DataError(
-                    f"{self.name}: expected a {name!r} for each of {len(self)} images, got {list(values.shape)}"
-                )
+                found = list(values.shape)
+                raise DataError(f"{self.name}: expected a {name!r} for each of {len(self)} images, got {found}")
         if self.group is not None and self.group not in self.factors:
             raise UnknownNameError("factor", self.group, self.factors)
 
@@ -162,11 +161,8 @@ def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ..
         raise DataError(f"{where}: expected at least two classes, got {', '.join(classes) or 'none'}")
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():
-        first = int(outside.nonzero()[0])
-        raise DataError(
-            f"{where}: label {int(labels[first])} of image {first} lies outside the {len(classes)} classes "
-            f"(0 to {len(classes) - 1})"
-        )
+        first, most = int(outside.nonzero()[0]), f"{len(classes)} classes (0 to {len(classes) - 1})"
+        raise DataError(f"{where}: label {int(labels[first])} of image {first} lies outside the {most}")
 
 
 def check_count(where: str, classes: int) -> None:

@@ -118,10 +118,8 @@ def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:
     height, width = images[first].shape[1:]
     for file, image in images.items():
         if image.shape[1:] != (height, width):
-            raise DataError(
-                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
-                f"{file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
-            )
+            both = f"{Path(first).name} is {height} × {width}, {file} is {image.shape[1]} × {image.shape[2]}"
+            raise DataError(f"{name}: images differ in size ({both}); give img_size (--img-size) to resize them all")
 
 
 class LabelTree(NamedTuple):
@@ -171,8 +169,6 @@ def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
             above = BETWEEN.join(parts[:depth])
             before = known.setdefault((depth, name), above)
             if before != above:
-                parents = f"two parents, {before!r} and {above!r}"
-                raise DataError(
-                    f"{where}: label {name!r} has {parents}; a label needs one, so give the two different names"
-                )
+                parents = f"two parents, {before!r} and {above!r}; a label needs one"
+                raise DataError(f"{where}: label {name!r} has {parents}, so give the two different names")
         yield entry

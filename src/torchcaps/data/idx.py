@@ -34,9 +34,8 @@ def read_idx(path: Path | str) -> Tensor:
             raise DataError(f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4")
         zero, code, axes = struct.unpack(">HBB", magic)
         if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
-            raise DataError(
-                f"{path}: wrong magic number 0x{magic.hex()}, expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
-            )
+            want = "0x000008 and 1 to 4 axes (an IDX file of bytes)"
+            raise DataError(f"{path}: wrong magic number 0x{magic.hex()}, expected {want}")
         sizes = source.take(4 * axes)
         if len(sizes) < 4 * axes:
             raise DataError(f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}")

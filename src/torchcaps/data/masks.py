@@ -50,10 +50,8 @@ class MaskedSet(ImageSet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.masks.dtype != torch.uint8 or self.masks.shape != (len(self), *self.img_size):
-            raise DataError(
-                f"{self.name}: expected a uint8 mask {list(self.img_size)} for each of {len(self)} images, "
-                f"got {list(self.masks.shape)} of {self.masks.dtype}"
-            )
+            want = f"a uint8 mask {list(self.img_size)} for each of {len(self)} images"
+            raise DataError(f"{self.name}: expected {want}, got {list(self.masks.shape)} of {self.masks.dtype}")
         if int(self.masks.max()) >= self.num_classes:
             raise DataError(f"{self.name}: class {int(self.masks.max())} of a mask is none of {self.num_classes}")
 
@@ -208,8 +206,6 @@ def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Te
 
 
 def _resized(masks: Tensor, size: Sequence[int]) -> Tensor:
-    if masks.shape[1:] == tuple(size):
-        return masks
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
@@ -271,10 +267,8 @@ def _numbered(pairs: Sequence[Pair], values: Sequence[NDArray[np.int64]]) -> _Ta
         return _Table(("background", "foreground"), {0: 0, 255: 1}, 1, "0 and 255")
     if max(largest) > LARGEST:
         worst = pairs[largest.index(max(largest))].mask
-        raise DataError(
-            f"{worst}: value {max(largest)} is no number of a class up to {LARGEST}; name the classes and their values "
-            f"or colours in {TABLES[0]}"
-        )
+        how = f"name the classes and their values or colours in {TABLES[0]}"
+        raise DataError(f"{worst}: value {max(largest)} is no number of a class up to {LARGEST}; {how}")
     names = ("background", *(f"class {k}" for k in range(1, max(*largest, 1) + 1)))
     return _Table(names, {k: k for k in range(len(names))}, 1, "the masks")
 

@@ -121,8 +121,6 @@ def _channels_first(where: str, images: np.ndarray) -> np.ndarray:
         raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
     first, last = images.shape[1] <= MOST_CHANNELS, images.shape[3] <= MOST_CHANNELS
     if first == last:
-        raise DataError(
-            f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; "
-            f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
-        )
+        want = f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
+        raise DataError(f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; {want}")
     return images if first else np.moveaxis(images, 3, 1)

@@ -54,10 +54,8 @@ class PointSet(ImageSet):
     def fitted(self, img_size: Size, in_chans: int | None) -> Self:
         want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
         if want != (self.img_size, self.in_chans):
-            raise DataError(
-                f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {self.size_in_words}; "
-                "sets of points are not resized"
-            )
+            found = f"{self.size_in_words}; sets of points are not resized"
+            raise DataError(f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}")
         return self
 
 

@@ -20,9 +20,8 @@ try:
     from torchcaps.explorer.app import access_for, make_app
     from torchcaps.explorer.worker import Worker
 except ImportError as error:
-    raise ImportError(
-        f"explore needs starlette and uvicorn ({error}); install them with: pip install 'torchcaps[explorer]'"
-    ) from error
+    how = "install them with: pip install 'torchcaps[explorer]'"
+    raise ImportError(f"explore needs starlette and uvicorn ({error}); {how}") from error
 
 HEAD_SECONDS = 10.0  # in which the head of a request must have come
 PORTS = 20  # tried, one after another

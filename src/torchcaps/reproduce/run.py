@@ -134,10 +134,8 @@ def _check_same(run: RunFolder, config: TrainConfig) -> None:
     for name, value in config.flat().items():
         ruled = value in OPEN and NAMES[name][0] != "data" and name not in FIXED
         if name not in MOVABLE and not ruled and kept[name] != value:
-            raise RunError(
-                f"{run.path}: was started with {name} {kept[name]!r}, and the recipe has {value!r} now; "
-                "remove the folder, or give another output"
-            )
+            both = f"{name} {kept[name]!r}, and the recipe has {value!r} now"
+            raise RunError(f"{run.path}: was started with {both}; remove the folder, or give another output")
 
 
 def _read(file: Path) -> Result:
