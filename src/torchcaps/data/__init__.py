@@ -16,7 +16,6 @@ from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift
 from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
 from torchcaps.data.entries import LabelTree, label_tree
-from torchcaps.data.fetch import FileCheck, fetch_dataset, verify_dataset
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
@@ -35,7 +34,9 @@ from torchcaps.data.sets.shapes import render_shapes
 from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_views
 from torchcaps.data.sets.svhn import read_svhn
 from torchcaps.data.sets.synthnorb import render_synthnorb
-from torchcaps.data.sources import Archive, Mirror, NpmPackage, Rendering
+from torchcaps.data.sources import (
+    Archive, FileCheck, Mirror, NpmPackage, Rendering, fetch_dataset, verify_dataset,
+)  # fmt: skip
 from torchcaps.data.table import read_table
 
 __all__ = [

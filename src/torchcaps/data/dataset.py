@@ -182,17 +182,15 @@ def holdout(
 ) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
 
-    Args:
-        labels: `[n]`, integers, the class of each image.
-        fraction_or_count: a float in (0, 1) is the fraction of each class, at least one image of every class that
-            has two; an int in 1..n-1 is the number in all, shared among the classes by largest remainder.
-        seed: 0 or more; the same seed gives the same split on every machine and version.
-        groups: `[n]`, integers; images of one class with equal values stay together. The fraction is then one of the
-            groups of each class, and a count is taken as the fraction it is of all images.
+    The labels are `[n]` integers. A float in (0, 1) is the fraction of each class, at least one image of every class
+    that has two; an int in 1..n-1 is the number in all, shared among the classes by largest remainder. The same `seed`,
+    0 or more, gives the same split on every machine and version. Images of one class with equal values of `groups`
+    (`[n]`, integers) stay together: the fraction is then one of the groups of each class, and a count is taken as the
+    fraction it is of all images.
 
     Returns:
-        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where the
-        fraction or count leaves nothing on one side.
+        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where nothing is
+        left on one side.
     """
     array = labels.cpu().numpy()
     if groups is not None:  # each counts once

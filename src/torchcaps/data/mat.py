@@ -50,8 +50,15 @@ def read_mat(path: str | Path) -> dict[str, Value]:
     path = Path(path)
     with Source(path) as source, reading(path, wrong="damaged or truncated MATLAB file"):
         data = memoryview(source.rest())
-        file = _File(path, _byte_order(path, data), source.claim)
-        plain = io.BytesIO()
+        if len(data) < HEADER:
+            raise ValueError(f"{len(data)} bytes where the header takes {HEADER}")
+        order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:128]))
+        version = struct.unpack(f"{order or '<'}H", data[124:126])[0]
+        if bytes(data[:10]) == b"MATLAB 7.3" or version == 0x0200:
+            raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
+        if order is None or version != 0x0100:
+            raise DataError(f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order")
+        file, plain = _File(path, order, source.claim), io.BytesIO()
         # scipy tells versions apart by the text of the header too.
         plain.write(b"MATLAB 5.0 MAT-file".ljust(124) + data[124:HEADER])
         for body in file.matrices(data[HEADER:]):
@@ -61,18 +68,6 @@ def read_mat(path: str | Path) -> dict[str, Value]:
         with warnings.catch_warnings(action="ignore"):  # of two variables of one name the last one counts
             found = loadmat(plain, mat_dtype=True)
         return {name: _simple(value) for name, value in found.items() if not name.startswith("__")}
-
-
-def _byte_order(path: Path, data: memoryview) -> str:
-    if len(data) < HEADER:
-        raise ValueError(f"{len(data)} bytes where the header takes {HEADER}")
-    order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:128]))
-    version = struct.unpack(f"{order or '<'}H", data[124:126])[0]
-    if bytes(data[:10]) == b"MATLAB 7.3" or version == 0x0200:
-        raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
-    if order is None or version != 0x0100:
-        raise DataError(f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order")
-    return order
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,10 @@ TYPES = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml", ".js
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
-}
+}  # fmt: skip
 MISSING = {404: "there is no such page", 405: "this address is not asked this way"}
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?")  # name or [IPv6 address], and a port
 

@@ -53,16 +53,10 @@ def reproduce(
 ) -> list[Result]:  # fmt: skip
     """Run an experiment; what is done already is not run again, and what was stopped is continued.
 
-    Args:
-        recipe: from `load_recipe`.
-        output: the folder of all experiments; runs go to `<recipe>/<budget>/<row>/seed-<k>` in it.
-        budget: one of the recipe's.
-        seeds: 0 to seeds - 1 are run, at least 1.
-        rows: names of rows, or parts of names; none is all.
-        root: where named data sets are looked for first.
-        device: where to train; by default as the recipe says.
-        started: called with the name of each run before it starts.
-        listener, should_stop: see `train`, whose errors are raised too.
+    Runs go to `<recipe>/<budget>/<row>/seed-<k>` in the folder `output`. The seeds 0 to `seeds` - 1 are run, of all
+    `rows` or of those with such names or parts of names. `root` is where named data sets are looked for first; `device`
+    is by default as the recipe says; `started` is called with the name of each run before it starts. For `listener` and
+    `should_stop` see `train`, whose errors are raised too.
 
     The results are one for each row and seed, rows first. UnknownNameError: an unknown budget, row or measure.
     RunError: a run folder that holds another run.

@@ -14,8 +14,7 @@ from torchcaps.data.dataset import ImageSet
 from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
 from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.data.synthnorb.render import LAMPS, photograph
-from torchcaps.data.synthnorb.solids import INSTANCES, Body, make_toy
+from torchcaps.data.synthnorb.solids import INSTANCES, LAMPS, Body, make_toy, photograph
 from torchcaps.errors import DataError, check_range
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
@@ -33,16 +32,11 @@ def render_synthnorb(
 
     Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
 
-    Args:
-        split: "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5).
-        instances: toys, 0..9, in place of the split's own.
-        elevations: codes 0..8, for 30°, 35°, …, 70° above the table.
-        azimuths: codes 0..35; times 10°. smallNORB has the even ones.
-        lightings: codes 0..5.
-        size: side of the images in pixels; each pixel is the mean of four rays.
-        stereo: whether to render two channels, left eye first, 6° apart.
-        seed: of the toys' proportions and the order, 0 or more.
-        progress: called as `progress("synthnorb train", images so far, images in all)`.
+    The split is "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5); `instances` are toys,
+    0..9, in place of its own. `elevations` are codes 0..8, for 30°, 35°, …, 70° above the table; `azimuths` codes
+    0..35, times 10°, of which smallNORB has the even ones; `lightings` codes 0..5. Images have `size` × `size` pixels,
+    each the mean of four rays; `stereo` renders two channels, left eye first, 6° apart. `seed`, 0 or more, is of the
+    toys' proportions and the order. `progress("synthnorb train", images so far, images in all)` is called on the way.
 
     DataError: another split, or nothing to render. ValueError: a code or a size out of range.
     """
