@@ -63,13 +63,11 @@ def read_gtsrb(
     The uint8 images `[n, 3, height, width]` have the factors "track" and "frame" (both -1 where unknown); the group is
     the track, except for test images, whose tracks are not published.
 
-    Args:
-        folder: holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
-            `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of
-            each class, are the test split, by `holdout` with seed 0.
-        img_size: (height, width), or one side of a square, to resize all images to.
-        roi: whether to cut out the sign by its box before resizing; boxes are given in pixels of the table's Width and
-            Height, and are scaled where the image has another size.
+    `folder` holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
+    `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of each
+    class, are the test split, by `holdout` with seed 0. All images are resized to `img_size`, (height, width) or one
+    side of a square; with `roi` the sign is cut out by its box before, which is scaled where the image has another size
+    than the table says.
 
     DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
     """
