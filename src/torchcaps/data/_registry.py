@@ -72,7 +72,7 @@ def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], 
 def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader) -> None:
     """Let `load_dataset` read a format by path; of two formats that hold a path, the one registered last reads it.
 
-    `what` the format reads, such as "an .npz file", is told in the error for other paths; `holds` says by its name
+    `what` it reads, such as "an .npz file", is told in the error for other paths; `holds` tells by its name
     whether a path is of this format; `read(path, split, img_size, in_chans)` gives an ImageSet.
     """
     _formats[what] = (holds, read)

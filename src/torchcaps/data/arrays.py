@@ -119,7 +119,6 @@ def _array(name: str, data: bytearray) -> np.ndarray:
 def _index_labels(
     path: Path, labels: np.ndarray, training: np.ndarray, names: np.ndarray | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as indices, and the classes: `names` where given, otherwise what the training labels hold."""
     labels, training = _flat(path, labels), _flat(path, training)
     if names is not None:
         check_count(str(path), names.size)

@@ -17,7 +17,6 @@ from torchcaps.errors import check_range, check_shape
 
 AXES = ("batch", "channels", "height", "width")
 Images = Shaped[Tensor, "batch channels height width"]
-FloatImages = Float[Tensor, "batch channels height width"]
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
@@ -123,9 +122,9 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, gene
 
 
 def relight(
-    images: FloatImages, *, brightness: float = 63 / 255, contrast: tuple[float, float] = (0.2, 1.8),
-    generator: Generator,
-) -> FloatImages:  # fmt: skip
+    images: Float[Tensor, "batch channels height width"], *, brightness: float = 63 / 255,
+    contrast: tuple[float, float] = (0.2, 1.8), generator: Generator,
+) -> Float[Tensor, "batch channels height width"]:  # fmt: skip
     """Add to all pixels of an image, floats in [0, 1], one number, then stretch them about their mean; per sample.
 
     `brightness` is the largest number added, either way; `contrast` the smallest and largest factor, 0 or more. The

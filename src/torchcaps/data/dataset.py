@@ -188,9 +188,8 @@ def holdout(
     (`[n]`, integers) stay together: the fraction is then one of the groups of each class, and a count is taken as the
     fraction it is of all images.
 
-    Returns:
-        (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where nothing is
-        left on one side.
+    Gives (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where nothing is
+    left on one side.
     """
     array = labels.cpu().numpy()
     if groups is not None:  # each counts once
@@ -210,8 +209,8 @@ def holdout(
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     """`[classes * per_class]` ascending indices of random images of each class; a smaller choice is part of a larger.
 
-    `labels` are `[n]`, integers; ValueError unless `per_class` is from 1 to the images of the rarest class. The same
-    seed, 0 or more, gives the same images on every machine and version.
+    ValueError unless `labels` are `[n]` and `per_class` is from 1 to the images of the rarest class. The same seed, 0
+    or more, gives the same images on every machine and version.
     """
     check_shape("labels", labels, ("n",))
     array = labels.cpu().numpy()

@@ -74,21 +74,6 @@ def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str)
     return chosen
 
 
-def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
-    """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64)."""
-    ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
-    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
-    if len(classes) < 2:
-        raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
-    index = {label: i for i, label in enumerate(classes)}
-    strange = next((e for e in ordered if e.label not in index), None)
-    if strange is not None:
-        raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
-    labels = torch.tensor([index[e.label] for e in ordered])
-    chosen = in_split(name, [e.split for e in ordered], labels, split)
-    return [ordered[i] for i in chosen], classes, labels[chosen]
-
-
 def read_entries(
     name: str, entries: Sequence[Entry], split: str, img_size: Size, in_chans: int | None,
     contents: Callable[[str], ImageSource] = str, where: str = "",
@@ -97,7 +82,16 @@ def read_entries(
 
     `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
     """
-    chosen, classes, labels = select(name, entries, split)
+    ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
+    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
+    if len(classes) < 2:
+        raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
+    index = {label: i for i, label in enumerate(classes)}
+    if strange := next((e for e in ordered if e.label not in index), None):
+        raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
+    labels = torch.tensor([index[e.label] for e in ordered])
+    places = in_split(name, [e.split for e in ordered], labels, split)
+    chosen, labels = [ordered[i] for i in places], labels[places]
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1
     decoded: dict[str, Tensor] = {}
     for file in dict.fromkeys(entry.file for entry in entries):

@@ -1,7 +1,6 @@
-"""IDX files, the format of MNIST: a magic number, the sizes, then the bytes; plain or gzip.
+"""IDX files, the format of MNIST (LeCun, Cortes, Burges), plain or gzip.
 
-The format is described on the MNIST page (LeCun, Cortes, Burges): two zero bytes, a type code (8 for unsigned
-bytes), the number of axes, one big-endian 32-bit size per axis, the data in row-major order.
+Two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian 32-bit size of each, the data by rows.
 """
 
 import math

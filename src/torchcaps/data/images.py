@@ -108,7 +108,6 @@ def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "chan
 
 
 def _strip(image: Image.Image) -> np.ndarray:
-    """Pixels `[height, width, 1 or 3]`, uint8."""
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
     plain = "L" if _is_grey(image) else "RGB"

@@ -22,8 +22,7 @@ def load_dataset(
     Args:
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of anything that a format
             reads (see `register_format`). A name wins over a path of the same spelling; write `./mnist` for the path.
-        split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
-            same way (see `holdout`).
+        split: "train" or "test"; of a path without splits 20 % are the test split, chosen by `holdout` with seed 0.
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
         img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are grey.
@@ -39,7 +38,11 @@ def load_dataset(
     text = str(name_or_path)
     with reading(text, max_bytes, fresh=True):
         if text in list_datasets():
-            found = _read_named(text, split, places(text, root, cache_dir))
+            looked = places(text, root, cache_dir)
+            read = (dataset_reader(text)(folder, split) for folder in looked if folder.is_dir())
+            found = next((one for one in read if one is not None), None)
+            if found is None:
+                raise not_found(text, looked)
         elif (path := Path(name_or_path).expanduser()).exists():
             found = _read_path(path, split, img_size, in_chans)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
@@ -63,26 +66,13 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def cache_folder(cache_dir: str | Path | None) -> Path:
-    """The cache folder: `cache_dir`, or the default one where it is None."""
-    return default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-
-
 def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = origin(name)
     if info.embedded is not None:
         return [info.embedded]
     base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
-    return [*base, cache_folder(cache_dir) / info.name, *info.system_folders]
-
-
-def _read_named(name: str, split: str, looked: list[Path]) -> ImageSet:
-    for folder in looked:
-        found = dataset_reader(name)(folder, split) if folder.is_dir() else None
-        if found is not None:
-            return found
-    raise not_found(name, looked)
+    return [*base, Path(cache_dir or default_cache_dir()).expanduser() / info.name, *info.system_folders]
 
 
 def not_found(name: str, looked: list[Path]) -> AbsentError:

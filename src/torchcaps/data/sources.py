@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from torchcaps.data._registry import DatasetInfo, Files, Progress, Source, dataset_reader, origin
 from torchcaps.data.budget import fault, reading
-from torchcaps.data.load import SPLITS, cache_folder, not_found, places
+from torchcaps.data.load import SPLITS, default_cache_dir, not_found, places
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -175,8 +175,7 @@ def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progres
     part = folder / f"{url.rsplit('/', 1)[-1]}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
     while True:
         resumed = download(url, part, progress)
-        wrong = check(part)
-        if not wrong:
+        if not (wrong := check(part)):
             return part
         part.unlink()
         if not resumed:
@@ -190,8 +189,7 @@ def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
                 stream, part = members.extractfile(f"{inside}/{file}"), folder / f"{file}.part"
                 with writing(part):
                     part.write_bytes(stream.read() if stream else b"")
-                wrong = fault(part, digest)
-                if wrong:
+                if wrong := fault(part, digest):
                     raise SourceError(f"{file}: {wrong}")
                 _install(part, folder, file, file)
     except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -232,7 +230,7 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
     info = origin(name)
     if info.embedded is not None:
         return info.embedded
-    folder = cache_folder(cache_dir) / info.name
+    folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
     if not info.sources and _missing(info, folder):
         raise DataError(f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}")
     with writing(folder):
@@ -245,8 +243,7 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
                 source.fetch(missing, folder, progress)
         except SourceError as error:
             failures.append(f"{source}: {error}")
-    missing = _missing(info, folder)
-    if missing:
+    if missing := _missing(info, folder):
         if not any(folder.iterdir()):
             folder.rmdir()
         raise DataError(f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})")
@@ -270,8 +267,7 @@ def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | P
     """
     info, looked = origin(name), places(name, root, cache_dir)
     for folder in looked:
-        checks = _checks(info, folder)
-        if checks:
+        if checks := _checks(info, folder):
             return checks
     raise not_found(info.name, looked)
 

@@ -1,7 +1,6 @@
 """The page as an application of starlette. It trusts no request, and no request names a file.
 
-Every body has a largest size, every number is checked, all work is done by one thread, and the client sees an error as
-one sentence.
+Every body has a largest size, every number is checked, one thread does all work, and an error is one sentence.
 """
 
 import asyncio

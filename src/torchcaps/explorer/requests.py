@@ -188,7 +188,6 @@ def _numbers(body: Body, name: str, least: int, most: int, largest: float) -> li
 
 
 def _capsules(body: Body) -> list[int]:
-    """Which capsules to draw, perhaps none; the session knows which ones there are."""
     return [_integer({"classes": item}, "classes") for item in _listed(body, "classes", 0, MOST_DECODED, "classes")]
 
 

@@ -78,7 +78,7 @@ class Motion:
 
     def at(self, value: float) -> Self:
         """The same with another amount of what changes."""
-        return replace(self, **{self.changing: value})
+        return replace(self, **cast(Any, {self.changing: value}))
 
 
 class Session:
@@ -265,7 +265,6 @@ class Session:
         return torch.zeros(len(images), 0), None
 
     def _overlaid(self, image: Picture, wanted: Sequence[int]) -> Look:
-        """Shares of the classes, and what was found in the image as one drawing; by default of the largest of them."""
         with evaluating(self.model):
             shares, drawn = self.task.overlays(self._batch([image]))
         return Look(shares[0], None, drawn, tuple(wanted[:1]) or (1 + int(shares[0, 1:].argmax()),))

@@ -27,10 +27,9 @@ Rows = dict[str, list[Result]]
 
 
 def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """One line for each row and budget, over seeds; the first line is the heading.
+    """One line for each row and budget, the first line the heading: the figures that the recipe names.
 
-    Figures are those that the recipe names: shares in percent, the others as they are, mean ± standard deviation over
-    seeds where there are several.
+    Shares are in percent, the others as they are; mean ± standard deviation where there are several seeds.
     """
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:

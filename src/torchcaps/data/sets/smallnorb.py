@@ -103,16 +103,13 @@ def read_norb(
     Their factors are "instance", "elevation" (0..8 is 30° to 70°), "azimuth" (0, 2, .. 34; times 10°) and "lighting"
     (0..5). The group is the instance: `split_off` holds out whole toys.
 
-    Args:
-        folder: holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`.
-        split: no toy is in both.
-        eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one channel; "each" gives
-            every photograph by itself, left and right of a scene next to each other, with the factor "eye".
-        halve: whether photographs of 96 × 96, and no others, become 48 × 48 by the mean of 2 × 2 pixels.
-        stem: what the files' names begin with; a pattern in which * stands for anything.
+    `folder` holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`; they begin with
+    `stem`, in which * stands for anything. No toy is in both splits. `halve` makes photographs of 96 × 96, and no
+    others, 48 × 48 by the mean of 2 × 2 pixels. The `eyes` "both" give the stereo pair as two channels, left first;
+    "left" or "right" one channel; "each" every photograph by itself, left and right of a scene next to each other, with
+    the factor "eye".
 
-    DataError: a file is absent or damaged, shapes differ, or a category lies outside the five. UnknownNameError: other
-    eyes.
+    DataError: a file is absent or damaged, shapes differ, or a category lies outside the five. UnknownNameError: eyes.
     """
     folder = Path(folder)
     if eyes not in EYES:

@@ -1,7 +1,6 @@
 """Street View House Numbers, cropped digits (Netzer, Wang, Coates, Bissacco, Wu, Ng 2011): `*_32x32.mat`.
 
-`X` is uint8 `[32, 32, 3, n]`, `y` is `[n, 1]` with 10 for the digit 0. A photograph shows its digit with what stands
-beside it.
+`X` is uint8 `[32, 32, 3, n]`, `y` is `[n, 1]` with 10 for the digit 0. A photograph shows what stands beside it too.
 """
 
 from pathlib import Path
