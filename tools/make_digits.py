@@ -19,8 +19,7 @@ from torch import Tensor
 
 from torchcaps.data.budget import read_bytes
 from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
-from torchcaps.data.sets.digits import FOLDER
-from torchcaps.data.sets.mnist import INFO
+from torchcaps.data.sets.mnist import FOLDER, INFO
 
 PER_CLASS = {"train": 600, "test": 100}
 

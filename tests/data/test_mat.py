@@ -1,5 +1,4 @@
 import struct
-import sys
 import zlib
 
 import numpy as np
@@ -135,10 +134,3 @@ def test_scipys_own_files_come_back(tmp_path):
     assert found["s"]["words"] == "a"
     for key in ("z", "b"):
         np.testing.assert_array_equal(found[key], content[key])
-
-
-def test_without_scipy_the_sentence_says_how_to_install_it(tmp_path, monkeypatch):
-    (tmp_path / "a.mat").write_bytes(mat_bytes({"a": np.eye(2)}))
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match=r"a\.mat: reading MATLAB files needs scipy; install it with: pip install '"):
-        read_mat(tmp_path / "a.mat")

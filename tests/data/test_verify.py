@@ -4,7 +4,7 @@ import pytest
 
 from torchcaps.data import Mirror, fetch_dataset
 from torchcaps.data import verify_dataset as verify
-from torchcaps.data.sets.digits import FOLDER
+from torchcaps.data.sets.mnist import FOLDER
 from torchcaps.errors import DataError, UnknownNameError
 
 from .web import CONTENT

@@ -21,8 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from torchcaps.data import load_dataset
-from torchcaps.data.pairs import make_pairs
+from torchcaps.data import load_dataset, make_pairs
 from torchcaps.explorer import Session, laid_over
 from torchcaps.explorer import worker as queue
 from torchcaps.explorer.server import bound, make_app, settings

@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from torchcaps.errors import RunError
 from torchcaps.explorer import Session, app, requests, server
-from torchcaps.explorer.access import Access, access_for
+from torchcaps.explorer.app import Access, access_for
 from torchcaps.explorer.server import bound, make_app, page_url
 
 from .conftest import SIZE, png

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data.pairs import make_pairs
+from torchcaps.data import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import Session, laid_over
 from torchcaps.explorer import session as session_module
-from torchcaps.explorer.transform import Motion
+from torchcaps.explorer.session import Motion
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 

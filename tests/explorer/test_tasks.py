@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from torchcaps.explorer import Session
 from torchcaps.explorer.server import make_app
-from torchcaps.explorer.transform import Motion
+from torchcaps.explorer.session import Motion
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.types import Capsules, ModelSpec

@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from torchcaps.data import load_dataset
-from torchcaps.data.pairs import make_pairs
+from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model

@@ -24,36 +24,21 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is known about a named data set.
+    """What is known about a named data set."""
 
-    Attributes:
-        name: as given to `load_dataset`.
-        title: one line for lists.
-        classes: names of the classes, in the order of the labels.
-        image_shape: (channels, height, width).
-        train, test: numbers of images.
-        licence: as its authors state it.
-        source: the page or paper that describes it.
-        sha256: its files.
-        sources: where `fetch_dataset` gets it; they are tried in this order.
-        system_folders: where operating systems install it.
-        embedded: the package's own folder of a set that comes with it; it is then looked for nowhere else.
-        made_from: name of the set that this one is made from when it is read; that one is then looked for and fetched.
-    """
-
-    name: str
-    title: str
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    train: int
+    name: str  # as given to `load_dataset`
+    title: str  # one line for lists
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    train: int  # numbers of images
     test: int
-    licence: str
-    source: str
-    sha256: Files
-    sources: tuple[Source, ...] = ()
-    system_folders: tuple[Path, ...] = ()
-    embedded: Path | None = None
-    made_from: str | None = None
+    licence: str  # as its authors state it
+    source: str  # the page or paper that describes it
+    sha256: Files  # its files
+    sources: tuple[Source, ...] = ()  # where `fetch_dataset` gets it; they are tried in this order
+    system_folders: tuple[Path, ...] = ()  # where operating systems install it
+    embedded: Path | None = None  # the package's own folder of a set that comes with it, looked for nowhere else
+    made_from: str | None = None  # the set that it is made from when read, which is then looked for and fetched
 
 
 Reader = Callable[[Path, str], ImageSet | None]
@@ -76,10 +61,7 @@ def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
 
 
 def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any) -> None:
-    """Register a set that `make(images of the set base, split)` gives when it is read.
-
-    `known` is what differs from `base`, at least the name and the title.
-    """
+    """Register a set that `make(images of the set base, split)` gives when read; `known` differs from `base`."""
 
     @register_dataset(replace(base, made_from=base.name, **known))
     def read(folder: Path, split: str) -> ImageSet | None:
@@ -90,10 +72,8 @@ def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], 
 def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader) -> None:
     """Let `load_dataset` read a format by path; of two formats that hold a path, the one registered last reads it.
 
-    Args:
-        what: what the format reads, such as "an .npz file"; the error for other paths lists it.
-        holds: whether a path is of this format; told from names, not by reading.
-        read: `read(path, split, img_size, in_chans)` gives an ImageSet.
+    `what` it reads, such as "an .npz file", is told in the error for other paths; `holds` tells by its name
+    whether a path is of this format; `read(path, split, img_size, in_chans)` gives an ImageSet.
     """
     _formats[what] = (holds, read)
 

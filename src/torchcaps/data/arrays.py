@@ -14,10 +14,9 @@ from torch import Tensor
 
 from torchcaps.data._registry import register_format
 from torchcaps.data.budget import Source, door, drained, reading
-from torchcaps.data.dataset import ImageSet, check_count, check_labels, numbered
+from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.entries import natural
 from torchcaps.data.pixels import array_images
-from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
 
 # Names of images and labels by split; "all" where the file has no splits.
@@ -43,8 +42,7 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
     Labels are `[n]` or `[n, 1]`: integers from 0, or names.
 
-    Raises:
-        DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
+    DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
     """
     path = Path(path)
     npz = path.suffix.lower() == ".npz"
@@ -72,10 +70,9 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
 
 
 register_format(
-    "an .npz or .npy file",
-    lambda path: path.suffix.lower() in (".npz", ".npy"),
+    "an .npz or .npy file", lambda path: path.suffix.lower() in (".npz", ".npy"),
     lambda path, split, *_: read_arrays(path, split),
-)
+)  # fmt: skip
 
 
 def _npz(path: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
@@ -122,21 +119,20 @@ def _array(name: str, data: bytearray) -> np.ndarray:
 def _index_labels(
     path: Path, labels: np.ndarray, training: np.ndarray, names: np.ndarray | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as indices, and the classes: `names` where given, otherwise what the training labels hold."""
     labels, training = _flat(path, labels), _flat(path, training)
     if names is not None:
         check_count(str(path), names.size)
-        classes = tuple(str(name) for name in names.reshape(-1))
+        classes = tuple(map(str, names.flat))
     elif labels.dtype.kind == "U":
         classes = tuple(sorted(np.unique(training).tolist(), key=natural))
     else:
         classes = numbered(str(path), int(training.max(initial=0)))
     if labels.dtype.kind == "U":
         place = {name: index for index, name in enumerate(classes)}
-        strange = next((str(name) for name in labels if str(name) not in place), None)
+        strange = next((name for name in labels.tolist() if name not in place), None)
         if strange is not None:
             raise DataError(f"{path}: label {strange!r} is not among the classes {', '.join(classes)}")
-        labels = np.array([place[str(name)] for name in labels])
+        labels = np.array([place[name] for name in labels.tolist()])
     indices = torch.from_numpy(labels.astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes

@@ -2,7 +2,7 @@
 
 Every function draws on its generator's device, so that a CPU generator gives the same changes whatever device the
 images are on. Zero comes in from outside the picture. Each returns a new tensor of the type of its images,
-`[batch, channels, height, width]`. Defaults of `relight` are those of matrix capsules (Hinton, Sabour, Frosst, 2018).
+`[batch, channels, height, width]`; those not said to be of floats take any type.
 """
 
 import math
@@ -17,18 +17,17 @@ from torchcaps.errors import check_range, check_shape
 
 AXES = ("batch", "channels", "height", "width")
 Images = Shaped[Tensor, "batch channels height width"]
-FloatImages = Float[Tensor, "batch channels height width"]
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image, of any type, by whole pixels, drawn uniformly from -max_shift..max_shift per axis."""
+    """Move each image by whole pixels, drawn uniformly from -max_shift..max_shift per axis."""
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)
     return _random_windows(F.pad(images, (max_shift,) * 4), images.shape[2:], generator)
 
 
 def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
-    """A window of `size` × `size` pixels of each image, of any type, its place drawn uniformly."""
+    """A window of `size` × `size` pixels of each image, its place drawn uniformly."""
     check_shape("images", images, AXES)
     check_range("size", size, low=1, high=min(images.shape[2:]))
     return _random_windows(images, (size, size), generator)
@@ -57,7 +56,7 @@ def centre_crop(images: Images, size: int) -> Images:
 
 
 def flip(images: Images, probability: float = 0.5, *, generator: Generator) -> Images:
-    """Mirror each image, of any type, left to right with the given probability, in [0, 1]."""
+    """Mirror each image left to right with the given probability, in [0, 1]."""
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)
     chosen = _uniform((len(images),), 0, 1, images, generator) < probability
@@ -65,7 +64,7 @@ def flip(images: Images, probability: float = 0.5, *, generator: Generator) -> I
 
 
 def erase(images: Images, side: int, *, generator: Generator) -> Images:
-    """Set a square of `side` × `side` pixels of each image, of any type, to zero, its place drawn uniformly."""
+    """Set a square of `side` × `side` pixels of each image to zero, its place drawn uniformly."""
     check_shape("images", images, AXES)
     check_range("side", side, low=0, high=min(images.shape[2:]))
     rows, columns = (
@@ -79,25 +78,14 @@ def erase(images: Images, side: int, *, generator: Generator) -> Images:
 
 
 def affine(
-    images: Images,
-    *,
-    degrees: float = 0.0,
-    scale: tuple[float, float] = (1.0, 1.0),
-    shear: float = 0.0,
-    translate: float = 0.0,
-    squish: float = 0.0,
-    generator: Generator,
-) -> Images:
+    images: Images, *, degrees: float = 0.0, scale: tuple[float, float] = (1.0, 1.0), shear: float = 0.0,
+    translate: float = 0.0, squish: float = 0.0, generator: Generator,
+) -> Images:  # fmt: skip
     """Turn, resize, shear, squish and move each image about its centre, by amounts drawn uniformly; sampled bilinearly.
 
-    Args:
-        images: `[batch, channels, height, width]`, uint8 or floating.
-        degrees: largest rotation either way, in degrees.
-        scale: smallest and largest factor of size, above 0; 2 makes the content twice as large.
-        shear: largest horizontal shear angle either way, in degrees, below 90.
-        translate: largest move either way along each axis, as a fraction of that axis.
-        squish: largest share of its width that an image loses before all else, below 1.
-        generator: where the amounts are drawn from.
+    `degrees` is the largest rotation either way, `shear` the largest horizontal shear angle either way, below 90°;
+    `scale` the smallest and largest factor of size, above 0; `translate` the largest move either way along each axis,
+    as a fraction of it; `squish` the largest share of its width that an image loses before all else, below 1.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])
@@ -121,9 +109,7 @@ def affine(
 
 
 def inverse_map(turn: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor) -> Float[Tensor, "batch 2 2"]:
-    """The inverses of rotation(turn) · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down; `[batch]` each,
-    `turn` in radians.
-    """
+    """Inverses of rotation(turn in radians) · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down."""
     cos, sin = turn.cos(), turn.sin()
     x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
     y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
@@ -136,22 +122,14 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, gene
 
 
 def relight(
-    images: FloatImages,
-    *,
-    brightness: float = 63 / 255,
-    contrast: tuple[float, float] = (0.2, 1.8),
-    generator: Generator,
-) -> FloatImages:
-    """Add to all pixels of an image one number, then stretch them about their mean; both drawn per sample.
+    images: Float[Tensor, "batch channels height width"], *, brightness: float = 63 / 255,
+    contrast: tuple[float, float] = (0.2, 1.8), generator: Generator,
+) -> Float[Tensor, "batch channels height width"]:  # fmt: skip
+    """Add to all pixels of an image, floats in [0, 1], one number, then stretch them about their mean; per sample.
 
-    Args:
-        images: `[batch, channels, height, width]`, floating, in [0, 1]; the channels of a sample change alike.
-        brightness: largest number added, either way.
-        contrast: smallest and largest factor, 0 or more.
-        generator: where the amounts are drawn from.
-
-    Returns:
-        Values that may leave [0, 1], which `functional.standardise` corrects.
+    `brightness` is the largest number added, either way; `contrast` the smallest and largest factor, 0 or more. The
+    defaults are those of matrix capsules (Hinton, Sabour, Frosst, 2018). Values may leave [0, 1], which
+    `functional.standardise` corrects.
     """
     check_shape("images", images, AXES)
     check_range("brightness", brightness, low=0)

@@ -47,10 +47,9 @@ class Budget:
         self.spent += count
         most = max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
         if self.spent > most:
-            raise DataError(
-                f"{what} asks for more than the {most / 2**20:,.0f} MiB of memory allowed for "
-                f"{self.stored / 2**20:,.2f} MiB on disk; give max_bytes (--max-bytes in training) to allow more"
-            )
+            allowed = f"{most / 2**20:,.0f} MiB of memory allowed for {self.stored / 2**20:,.2f} MiB on disk"
+            how = "give max_bytes (--max-bytes in training) to allow more"
+            raise DataError(f"{what} asks for more than the {allowed}; {how}")
 
 
 # Readers are called through registered functions of two arguments; the budget of a set reaches them by its context.
@@ -128,7 +127,6 @@ class Source(io.BufferedIOBase):
         self._stream: IO[bytes] = unpack(self.file) if unpack is not None else self.file
 
     def close(self) -> None:
-        """Close the file."""
         if hasattr(self, "file"):  # Python closes what could not be opened too
             self.file.close()
         super().close()
@@ -179,19 +177,16 @@ class Source(io.BufferedIOBase):
     # tarfile uses the methods below. Every byte that it passes over in a compressed file is counted once.
 
     def read(self, count: int | None = -1) -> bytes:
-        """`count` bytes of the stream."""
         if count is None or count < 0:
             raise DataError(f"{self.path}: damaged, a size in it is negative")
         self._reach(self.tell() + count)
         return self._stream.read(count)
 
     def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place of the stream."""
         self._reach(place)
         return self._stream.seek(place, whence)
 
     def tell(self) -> int:
-        """The place in the stream."""
         return self._stream.tell()
 
     def _reach(self, place: int) -> None:
@@ -229,6 +224,17 @@ def sha256(path: Path) -> str:
         for piece in source.pieces():
             digest.update(piece)
     return digest.hexdigest()
+
+
+def fault(path: Path, digest: str | None) -> str:
+    """What is wrong with a file: "" when it is there and has this SHA-256 (decompressed; None accepts any bytes)."""
+    if not path.is_file():
+        return "missing"
+    try:
+        right = digest is None or sha256(path) == digest
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    return "" if right else "the bytes are not the published ones (SHA-256 differs)"
 
 
 def text_lines(source: Source) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""The one shape that every data set takes: a tensor of images, a tensor of labels, the names of the classes."""
+"""The one shape that every data set takes: a tensor of images, a tensor of labels, the names of the classes.
+
+Images are held out class by class, and the same way each time.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
 from torchcaps.data.augment import centre_crop
 from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
-from torchcaps.data.split import holdout
-from torchcaps.errors import DataError, UnknownNameError, named_shape
+from torchcaps.errors import DataError, UnknownNameError, check_range, check_shape, named_shape
 
 AXES = ("n", "channels", "height", "width")
 MOST_CLASSES = 10_000
+TEST_FRACTION = 0.2
 
 
 class Drawn(NamedTuple):
@@ -30,41 +34,27 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
-    """Images with their labels, whole in memory.
+    """Images with their labels, whole in memory; DataError at construction where something breaks these rules."""
 
-    Attributes:
-        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n]`, int64, each an index into `classes`.
-        classes: the names of the classes, in the order of the labels.
-        name: what the set is called in tables and reports.
-        factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
-        group: name of a factor; images of a class with equal values of it are never parted by `split_off`.
-        kind: of what is in it, by which a `Preprocess` is chosen.
-        least_classes: how many it must have.
-        per_image: names of the tensors with an entry for each image.
-
-    Raises:
-        DataError: at construction, when shapes, types, pixel values or labels break these rules.
-    """
-
-    images: Shaped[Tensor, "n channels height width"]
-    labels: Int64[Tensor, " n"]
-    classes: tuple[str, ...]
-    name: str
+    images: Shaped[Tensor, "n channels height width"]  # uint8 in 0..255 or float32 in [0, 1]
+    labels: Int64[Tensor, " n"]  # each an index into `classes`
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    name: str  # what the set is called in tables and reports
+    # What else is known of each image, by name: `[n]` numbers such as "azimuth" or "track".
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
-    group: str | None = None
-    kind: ClassVar[str] = "images"
+    group: str | None = None  # a factor: images of a class with equal values of it are never parted by `split_off`
+    kind: ClassVar[str] = "images"  # of what is in it, by which a `Preprocess` is chosen
     least_classes: ClassVar[int] = 2
-    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")
+    several: ClassVar[tuple[int, ...]] = ()  # sides of the labels of an image
+    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")  # tensors with an entry for each image
 
     def __post_init__(self) -> None:
         self._check_images()
         self._check_labels()
         for name, values in self.factors.items():
             if values.shape != self.images.shape[:1]:
-                raise DataError(
-                    f"{self.name}: expected a {name!r} for each of {len(self)} images, got {list(values.shape)}"
-                )
+                found = list(values.shape)
+                raise DataError(f"{self.name}: expected a {name!r} for each of {len(self)} images, got {found}")
         if self.group is not None and self.group not in self.factors:
             raise UnknownNameError("factor", self.group, self.factors)
 
@@ -72,29 +62,28 @@ class ImageSet:
         shape = self.images.shape
         if len(shape) != 4 or 0 in shape[1:]:
             raise DataError(f"{self.name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}")
-        if len(self.images) == 0:
+        if len(self) == 0:
             raise DataError(f"{self.name}: there are no images")
         if self.images.dtype not in (torch.uint8, torch.float32):
             raise DataError(f"{self.name}: expected images of type uint8 or float32, got {self.images.dtype}")
         check_floats(self.name, self.images)
 
     def _check_labels(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise DataError(
-                f"{self.name}: expected one int64 label for each of {len(self.images)} images, "
-                f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
-            )
-        check_labels(self.name, self.labels, self.classes, self.least_classes)
+        if self.labels.dtype != torch.int64 or self.labels.shape != (len(self), *self.several):
+            want = "two int64 labels" if self.several else "one int64 label"
+            found = f"labels {list(self.labels.shape)} of {self.labels.dtype}"
+            raise DataError(f"{self.name}: expected {want} for each of {len(self)} images, got {found}")
+        for labels in self.labels.reshape(len(self), -1).unbind(dim=1):
+            check_labels(self.name, labels, self.classes, self.least_classes)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __repr__(self) -> str:
         named = self.classes if len(self.classes) <= 6 else (*self.classes[:4], "…", self.classes[-1])
-        shape = " × ".join(map(str, self.images.shape[1:]))
-        kind = str(self.images.dtype).removeprefix("torch.")
+        kind = " × ".join(map(str, self.images.shape[1:])) + f" {self.images.dtype}".replace("torch.", "")
         classes = f"{self.num_classes} classes: {', '.join(named)}"
-        return f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {kind}, {classes})"
+        return f"{type(self).__name__}({self.name!r}: {len(self):,} images {kind}, {classes})"
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -114,7 +103,7 @@ class ImageSet:
     @property
     def size_in_words(self) -> str:
         """Sides and channels of an image."""
-        (height, width), channels = self.img_size, self.in_chans
+        channels, height, width = self.images.shape[1:]
         colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
         return f"{width} × {height} pixels (width × height), {colours}"
 
@@ -172,11 +161,8 @@ def check_labels(where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ..
         raise DataError(f"{where}: expected at least two classes, got {', '.join(classes) or 'none'}")
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():
-        first = int(outside.nonzero()[0])
-        raise DataError(
-            f"{where}: label {int(labels[first])} of image {first} lies outside the {len(classes)} classes "
-            f"(0 to {len(classes) - 1})"
-        )
+        first, most = int(outside.nonzero()[0]), f"{len(classes)} classes (0 to {len(classes) - 1})"
+        raise DataError(f"{where}: label {int(labels[first])} of image {first} lies outside the {most}")
 
 
 def check_count(where: str, classes: int) -> None:
@@ -189,3 +175,77 @@ def numbered(where: str, largest: int) -> tuple[str, ...]:
     """The names of classes that are numbers, "0" to `largest`; DataError where a set may not have so many."""
     check_count(where, largest + 1)
     return tuple(str(label) for label in range(largest + 1))
+
+
+def holdout(
+    labels: Tensor, fraction_or_count: float, seed: int = 0, *, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Indices to keep and indices to hold out, in the same proportion from every class.
+
+    The labels are `[n]` integers. A float in (0, 1) is the fraction of each class, at least one image of every class
+    that has two; an int in 1..n-1 is the number in all, shared among the classes by largest remainder. The same `seed`,
+    0 or more, gives the same split on every machine and version. Images of one class with equal values of `groups`
+    (`[n]`, integers) stay together: the fraction is then one of the groups of each class, and a count is taken as the
+    fraction it is of all images.
+
+    Gives (kept, held out): int64 indices on the CPU, each ascending, together all of 0..n-1. DataError where nothing is
+    left on one side.
+    """
+    array = labels.cpu().numpy()
+    if groups is not None:  # each counts once
+        pairs, member = np.unique(np.stack([array, groups.cpu().numpy()], axis=1), axis=0, return_inverse=True)
+        share = fraction_or_count / len(array) if isinstance(fraction_or_count, int) else fraction_or_count
+        sides = holdout(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
+        kept, out = (torch.from_numpy(np.flatnonzero(np.isin(member.reshape(-1), side.numpy()))) for side in sides)
+        return kept, out
+    _, sizes = np.unique(array, return_counts=True)
+    held = np.zeros(len(array), dtype=bool)
+    held[_drawn(array, _quotas(sizes, fraction_or_count), seed)] = True
+    if held.all() or not held.any():
+        raise DataError(f"holdout: {fraction_or_count} of {len(array)} images leaves nothing on one side")
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
+    """`[classes * per_class]` ascending indices of random images of each class; a smaller choice is part of a larger.
+
+    ValueError unless `labels` are `[n]` and `per_class` is from 1 to the images of the rarest class. The same seed, 0
+    or more, gives the same images on every machine and version.
+    """
+    check_shape("labels", labels, ("n",))
+    array = labels.cpu().numpy()
+    classes, counts = np.unique(array, return_counts=True)
+    check_range("per_class", per_class, low=1)
+    if counts.min() < per_class:
+        rarest = int(classes[counts.argmin()])
+        raise ValueError(f"per_class: expected at most {counts.min()}, the images of class {rarest}, got {per_class}")
+    return torch.from_numpy(np.sort(_drawn(array, np.full(len(classes), per_class), seed)))
+
+
+def _drawn(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
+    # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between versions.
+    random = np.random.RandomState(seed)
+    pairs = zip(np.unique(labels), quotas, strict=True)
+    return np.concatenate([random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs])
+
+
+def default_split(name: str, labels: Tensor, split: str) -> Tensor:
+    """Indices of "train" or "test", 80 : 20 by seed 0; DataError, naming `name`, where no class has two images."""
+    try:
+        return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
+    except DataError:
+        raise DataError(f"{name}: no class has two images, so that none can be held out to test on") from None
+
+
+def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
+    if isinstance(fraction_or_count, int):
+        total, count = int(sizes.sum()), fraction_or_count
+        if not 0 < count < total:
+            raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
+        exact = sizes * (count / total)
+        quotas = np.floor(exact).astype(np.int64)
+        quotas[np.argsort(quotas - exact, kind="stable")[: count - int(quotas.sum())]] += 1  # to those most owed
+        return quotas
+    if not 0 < fraction_or_count < 1:
+        raise DataError(f"holdout: expected a fraction between 0 and 1 or a whole count, got {fraction_or_count}")
+    return np.minimum(np.maximum(np.rint(sizes * fraction_or_count), 1), sizes - 1).astype(np.int64)

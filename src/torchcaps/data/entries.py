@@ -1,21 +1,27 @@
-"""Files with a class each, before they are read: what folders, archives and tables have in common."""
+"""Files with a class each, before they are read: what folders, archives and tables have in common.
+
+Classes whose names are paths, coarse to fine, such as `clothing/tops/shirt`, are a label tree. A set carries its tree
+in the names of its classes, and so do its subsets, its splits, and models trained on it.
+"""
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.data.budget import Source, reading, text_lines
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.images import ImageSource, decode_image, is_grey
 from torchcaps.data.pixels import Size, to_channels
-from torchcaps.data.split import default_split
 from torchcaps.errors import DataError
+
+BETWEEN = "/"  # levels of a label tree in the name of a class
 
 
 @dataclass(frozen=True)
@@ -68,36 +74,24 @@ def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str)
     return chosen
 
 
-def select(name: str, entries: Sequence[Entry], split: str) -> tuple[list[Entry], tuple[str, ...], Tensor]:
-    """(entries of one split in natural order of class and file, names of all classes, labels `[n]` int64)."""
-    ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
-    training = [e for e in ordered if e.split in (None, "train")]
-    classes = tuple(dict.fromkeys(e.label for e in training))
-    if len(classes) < 2:
-        raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
-    index = {label: i for i, label in enumerate(classes)}
-    strange = next((e for e in ordered if e.label not in index), None)
-    if strange is not None:
-        raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
-    labels = torch.tensor([index[e.label] for e in ordered])
-    chosen = in_split(name, [e.split for e in ordered], labels, split)
-    return [ordered[i] for i in chosen], classes, labels[chosen]
-
-
 def read_entries(
-    name: str,
-    entries: Sequence[Entry],
-    split: str,
-    img_size: Size,
-    in_chans: int | None,
-    contents: Callable[[str], ImageSource] = str,
-    where: str = "",
-) -> ImageSet:
+    name: str, entries: Sequence[Entry], split: str, img_size: Size, in_chans: int | None,
+    contents: Callable[[str], ImageSource] = str, where: str = "",
+) -> ImageSet:  # fmt: skip
     """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
 
     `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
     """
-    chosen, classes, labels = select(name, entries, split)
+    ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
+    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
+    if len(classes) < 2:
+        raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
+    index = {label: i for i, label in enumerate(classes)}
+    if strange := next((e for e in ordered if e.label not in index), None):
+        raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
+    labels = torch.tensor([index[e.label] for e in ordered])
+    places = in_split(name, [e.split for e in ordered], labels, split)
+    chosen, labels = [ordered[i] for i in places], labels[places]
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1
     decoded: dict[str, Tensor] = {}
     for file in dict.fromkeys(entry.file for entry in entries):
@@ -118,7 +112,57 @@ def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:
     height, width = images[first].shape[1:]
     for file, image in images.items():
         if image.shape[1:] != (height, width):
-            raise DataError(
-                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
-                f"{file} is {image.shape[1]} × {image.shape[2]}); give img_size (--img-size) to resize them all"
-            )
+            both = f"{Path(first).name} is {height} × {width}, {file} is {image.shape[1]} × {image.shape[2]}"
+            raise DataError(f"{name}: images differ in size ({both}); give img_size (--img-size) to resize them all")
+
+
+class LabelTree(NamedTuple):
+    """The levels of a label tree, two or more."""
+
+    levels: tuple[tuple[str, ...], ...]  # coarse to fine, the paths of their classes; the last are those of the set
+    parents: tuple[tuple[int, ...], ...]  # of each level but the first, the places of its classes' parents above
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Classes of each level."""
+        return tuple(map(len, self.levels))
+
+    @property
+    def ancestors(self) -> list[list[int]]:
+        """Of each class of the set, its place in every level, coarse to fine: `[classes][levels]`."""
+        found = [[k] for k in range(self.sizes[-1])]
+        for parents in reversed(self.parents):
+            found = [[parents[path[0]], *path] for path in found]
+        return found
+
+
+def label_tree(classes: Sequence[str]) -> LabelTree | None:
+    """The tree that the names of classes tell of; None unless all are paths of one depth, at least 2."""
+    depths = {len(name.split(BETWEEN)) for name in classes}
+    if len(depths) != 1 or depths == {1}:
+        return None
+    levels, parents = [tuple(classes)], list[tuple[int, ...]]()
+    for _ in range(depths.pop() - 1):
+        above = [name.rpartition(BETWEEN)[0] for name in levels[0]]
+        levels.insert(0, tuple(dict.fromkeys(above)))
+        place = {name: index for index, name in enumerate(levels[0])}
+        parents.insert(0, tuple(place[name] for name in above))
+    return LabelTree(tuple(levels), tuple(parents))
+
+
+def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The same entries; DataError, naming `where`, unless their labels are of one depth, each with one parent."""
+    first: Entry | None = None
+    known: dict[tuple[int, str], str] = {}
+    for entry in entries:
+        first, parts = first or entry, entry.label.split(BETWEEN)
+        if entry.label.count(BETWEEN) != first.label.count(BETWEEN):
+            found = f"{first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
+            raise DataError(f"{where}: expected every image at one depth, got {found}")
+        for depth, name in enumerate(parts):
+            above = BETWEEN.join(parts[:depth])
+            before = known.setdefault((depth, name), above)
+            if before != above:
+                parents = f"two parents, {before!r} and {above!r}; a label needs one"
+                raise DataError(f"{where}: label {name!r} has {parents}, so give the two different names")
+        yield entry

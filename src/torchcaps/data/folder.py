@@ -1,22 +1,30 @@
-"""A folder of class folders of images, with or without a level train/ and test/ above them."""
+"""Class folders of images, with or without a level train/ and test/ above them: on disk, or in a tar archive.
 
-from collections.abc import Iterator
+An archive is read as a stream: nothing is ever extracted to disk.
+"""
+
+import tarfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from torchcaps.data.budget import door
+from torchcaps.data._registry import register_format
+from torchcaps.data.budget import Source, door, reading
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import Entry, natural, read_entries
+from torchcaps.data.entries import BETWEEN, Entry, checked, natural, read_entries
 from torchcaps.data.images import SUFFIXES, is_image_name
 from torchcaps.data.pixels import Size
-from torchcaps.data.tree import BETWEEN, checked
 from torchcaps.errors import DataError
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+LEVELS = {"train", "test"}
+COST = 2048  # bytes that the description of a member takes in memory
 
 
 @door
 def read_folder(
     root: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
 ) -> ImageSet:
-    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
+    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`; the folder names the set.
 
     Folders of class folders, all of one depth, make a label tree: the images of `root/clothing/tops/shirt/` are of the
     class "clothing/tops/shirt"; see `label_tree`.
@@ -25,28 +33,25 @@ def read_folder(
     ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split, by `holdout` with
     seed 0. See `decode_image` for how pixels are read.
 
-    Args:
-        root: the folder; its name becomes the set's.
-        img_size: (height, width) or one side of a square to resize to; None requires all to have one size.
-        in_chans: 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+    `img_size` is (height, width) or one side of a square to resize to; None requires all to have one size. `in_chans`
+    is 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
 
-    Raises:
-        DataError: no class folders, one class only, an empty class, class folders at several depths or of one name
-            with two parents, an unreadable image, or mixed sizes.
+    DataError: no class folders, one class only, an empty class, class folders at several depths or of one name with two
+    parents, an unreadable image, or mixed sizes.
     """
     root = Path(root)
     return read_entries(root.resolve().name, list(checked(root, _entries(root))), split, img_size, in_chans)
 
 
 def _entries(root: Path) -> Iterator[Entry]:
-    levels = {f.name.lower(): f for f in _folders(root) if f.name.lower() in ("train", "test") and _folders(f)}
-    if not levels:
-        yield from _class_entries(root, None)
+    levels = {f.name.lower(): f for f in _folders(root) if f.name.lower() in LEVELS and _folders(f)}
     for split, folder in levels.items():
         if len(levels) == 1:
             other = "test" if split == "train" else "train"
             raise DataError(f"{root}: {folder.name}/ has no {other}/ beside it; add it, or give {folder} to split that")
         yield from _class_entries(folder, split)
+    if not levels:
+        yield from _class_entries(root, None)
 
 
 def _class_entries(folder: Path, split: str | None, above: str = "") -> Iterator[Entry]:
@@ -68,3 +73,60 @@ def _folders(folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror})") from None
     return sorted(found, key=lambda f: natural(f.name))
+
+
+@door
+def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
+    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
+
+    Folders that wrap the whole are passed over; the archive's name without the ending becomes the set's. Everything
+    else is as in `read_folder`. DataError: as there; or the archive is damaged or cut short.
+    """
+    path = Path(path)
+    name = path.name.split(".tar")[0].removesuffix(".tgz")
+    with (
+        Source(path) as source,
+        reading(path, wrong="damaged or truncated archive"),
+        tarfile.open(fileobj=source, mode="r:") as archive,
+    ):
+        members = {m.name: m for m in _members(source, archive) if m.isfile() and _is_image(m.name)}
+
+        def contents(member: str) -> bytes:
+            stream = archive.extractfile(members[member])
+            return stream.read() if stream else b""
+
+        return read_entries(name, _member_entries(path, members), split, img_size, in_chans, contents, f"{path}:")
+
+
+register_format(
+    f"a file ending in {', '.join(ARCHIVES)}", lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
+    read_tar,
+)  # fmt: skip
+
+
+def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """All members; tarfile itself follows a negative size backwards for ever, and fills the holes of a sparse file."""
+    place = -1
+    for member in archive:
+        source.claim(COST)
+        if archive.offset <= place or member.size < 0:
+            raise DataError(f"{source.path}: damaged archive, the size of {member.name} is negative")
+        if member.issparse():
+            raise DataError(f"{source.path}: {member.name} is a sparse file, which is not read from an archive")
+        place = archive.offset
+        yield member
+
+
+def _is_image(member: str) -> bool:
+    *folders, name = member.split("/")
+    return is_image_name(name) and not any(f.startswith(".") and f != "." for f in folders)
+
+
+def _member_entries(path: Path, members: Iterable[str]) -> list[Entry]:
+    parts = [[p for p in member.split("/") if p not in ("", ".")] for member in members]
+    while parts and len({p[0] for p in parts}) == 1 and min(map(len, parts)) > 2 and parts[0][0] not in LEVELS:
+        parts = [p[1:] for p in parts]
+    depths = {len(p) for p in parts}
+    if depths == {2} or (depths == {3} and {p[0] for p in parts} <= LEVELS):
+        return [Entry(m, p[-2], p[0] if len(p) == 3 else None) for m, p in zip(members, parts, strict=True)]
+    raise DataError(f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> in the archive")

@@ -1,7 +1,6 @@
-"""IDX files, the format of MNIST: a magic number, the sizes, then the bytes; plain or gzip.
+"""IDX files, the format of MNIST (LeCun, Cortes, Burges), plain or gzip.
 
-The format is described on the MNIST page (LeCun, Cortes, Burges): two zero bytes, a type code (8 for unsigned
-bytes), the number of axes, one big-endian 32-bit size per axis, the data in row-major order.
+Two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian 32-bit size of each, the data by rows.
 """
 
 import math
@@ -23,13 +22,9 @@ STEMS = {"train": "train", "test": "t10k"}
 
 @door
 def read_idx(path: Path | str) -> Tensor:
-    """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes, not its name).
+    """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes): uint8, 1 to 4 axes.
 
-    Returns:
-        uint8 tensor of the shape in the header, 1 to 4 axes.
-
-    Raises:
-        DataError: absent, not IDX, truncated, or longer than its header says.
+    DataError: absent, not IDX, truncated, or longer than its header says.
     """
     path = Path(path)
     with Source(path) as source:
@@ -38,9 +33,8 @@ def read_idx(path: Path | str) -> Tensor:
             raise DataError(f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4")
         zero, code, axes = struct.unpack(">HBB", magic)
         if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
-            raise DataError(
-                f"{path}: wrong magic number 0x{magic.hex()}, expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
-            )
+            want = "0x000008 and 1 to 4 axes (an IDX file of bytes)"
+            raise DataError(f"{path}: wrong magic number 0x{magic.hex()}, expected {want}")
         sizes = source.take(4 * axes)
         if len(sizes) < 4 * axes:
             raise DataError(f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}")
@@ -63,7 +57,11 @@ def holds_idx(folder: Path) -> bool:
 
 def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
     """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
-    images_path, labels_path = (_require(folder, split, kind) for kind in ("images", "labels"))
+    paths = [find_idx(folder, split, kind) for kind in ("images", "labels")]
+    if None in paths:
+        what = "labels-idx1" if paths[0] else "images-idx3"
+        raise DataError(f"{folder}: no {STEMS[split]}-{what}-ubyte (plain or .gz) in it")
+    images_path, labels_path = filter(None, paths)
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim < 3:
         raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
@@ -75,16 +73,7 @@ def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] |
         training = find_idx(folder, "train", "labels")
         classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
     check_labels(str(labels_path), labels.long(), classes)
-    images = images.unsqueeze(1) if images.ndim == 3 else images
-    return ImageSet(images, labels.long(), classes, name)
-
-
-def _require(folder: Path, split: str, kind: str) -> Path:
-    path = find_idx(folder, split, kind)
-    if path is None:
-        axes = 3 if kind == "images" else 1
-        raise DataError(f"{folder}: no {STEMS[split]}-{kind}-idx{axes}-ubyte (plain or .gz) in it")
-    return path
+    return ImageSet(images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name)
 
 
 register_format(

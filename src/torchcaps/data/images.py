@@ -30,28 +30,18 @@ ImageSource = str | Path | bytes | Image.Image
 
 
 def decode_image(
-    source: ImageSource,
-    img_size: Size = None,
-    in_chans: int | None = None,
-    *,
-    name: str | None = None,
+    source: ImageSource, img_size: Size = None, in_chans: int | None = None, *, name: str | None = None
 ) -> UInt8[Tensor, "channels height width"]:
-    """The pixels of one image, upright.
+    """The pixels of one image, upright: uint8 `[channels, height, width]`.
 
     The EXIF orientation is applied; transparency is composited on black; palette, CMYK and other colour spaces
     become RGB; 16-bit grey is scaled so that 65535 becomes 255; of an animation the first frame is read.
 
-    Args:
-        source: a path, the bytes of a file, or a Pillow image.
-        img_size: (height, width) or one side of a square to resize to; None keeps the image's own.
-        in_chans: 1 or 3; None gives 1 for a grey image and 3 for a colour one.
-        name: of the image in errors; None takes the path.
+    The source is a path, the bytes of a file, or a Pillow image. `img_size` is (height, width) or one side of a square
+    to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a grey image, else 3.
+    Errors call it `name`; None takes the path.
 
-    Returns:
-        uint8 `[channels, height, width]`, 0..255.
-
-    Raises:
-        DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
+    DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_grey(image) else 3)
@@ -84,12 +74,12 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             if isinstance(source, Image.Image):
                 yield source
-            else:
-                if not isinstance(source, bytes):
-                    check_regular(Path(source))
-                file = io.BytesIO(source) if isinstance(source, bytes) else source
-                with Image.open(file, formats=[*FORMATS]) as image:
-                    yield image
+                return
+            if not isinstance(source, bytes):
+                check_regular(Path(source))
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
+            with Image.open(file, formats=[*FORMATS]) as image:
+                yield image
     except DataError as error:
         raise DataError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except FileNotFoundError:
@@ -104,10 +94,8 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
 
 def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "channels height width"]:
     """The pixels, upright; converted strip by strip, as every conversion of a whole picture would be a copy of it."""
-    if own:
-        image = ImageOps.exif_transpose(image)
-    else:
-        ImageOps.exif_transpose(image, in_place=True)
+    image = ImageOps.exif_transpose(image) if own else image
+    ImageOps.exif_transpose(image, in_place=True)
     width, height = image.size
     rows = max(1, STRIP // width)
     found = torch.empty(channels, height, width, dtype=torch.uint8)
@@ -120,15 +108,12 @@ def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "chan
 
 
 def _strip(image: Image.Image) -> np.ndarray:
-    """Pixels `[height, width, 1 or 3]`, uint8."""
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
-    grey = _is_grey(image)
+    plain = "L" if _is_grey(image) else "RGB"
     if image.mode in ALPHA_MODES or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
-    if grey:
-        return np.array(image.convert("L"))[..., None]
-    return np.array(image.convert("RGB"))
+    return np.atleast_3d(np.array(image.convert(plain)))
 
 
 def _is_grey(image: Image.Image) -> bool:

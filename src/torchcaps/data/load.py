@@ -14,22 +14,15 @@ SPLITS = ("train", "test")
 
 
 def load_dataset(
-    name_or_path: str | Path,
-    split: str = "train",
-    root: str | Path | None = None,
-    *,
-    img_size: Size = None,
-    in_chans: int | None = None,
-    cache_dir: str | Path | None = None,
-    max_bytes: int | None = None,
-) -> ImageSet:
+    name_or_path: str | Path, split: str = "train", root: str | Path | None = None, *, img_size: Size = None,
+    in_chans: int | None = None, cache_dir: str | Path | None = None, max_bytes: int | None = None,
+) -> ImageSet:  # fmt: skip
     """Load one split of a data set, whole, into memory. Never downloads.
 
     Args:
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of anything that a format
             reads (see `register_format`). A name wins over a path of the same spelling; write `./mnist` for the path.
-        split: "train" or "test". A path that has no split of its own is split 80 : 20, class by class, always the
-            same way (see `holdout`).
+        split: "train" or "test"; of a path without splits 20 % are the test split, chosen by `holdout` with seed 0.
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
         img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are grey.
@@ -37,19 +30,19 @@ def load_dataset(
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
             where that is more.
 
-    Returns:
-        An ImageSet: images `[n, channels, height, width]`, uint8 or float32 in [0, 1]; or a kind of it.
-
-    Raises:
-        DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`.
-        UnknownNameError: neither a known name nor a path.
+    DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`. UnknownNameError:
+    neither a known name nor a path.
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
     text = str(name_or_path)
     with reading(text, max_bytes, fresh=True):
         if text in list_datasets():
-            found = _read_named(text, split, root, cache_dir)
+            looked = places(text, root, cache_dir)
+            read = (dataset_reader(text)(folder, split) for folder in looked if folder.is_dir())
+            found = next((one for one in read if one is not None), None)
+            if found is None:
+                raise not_found(text, looked)
         elif (path := Path(name_or_path).expanduser()).exists():
             found = _read_path(path, split, img_size, in_chans)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
@@ -73,27 +66,13 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def cache_folder(cache_dir: str | Path | None) -> Path:
-    """The cache folder: `cache_dir`, or the default one where it is None."""
-    return default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-
-
 def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = origin(name)
     if info.embedded is not None:
         return [info.embedded]
     base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
-    return [*base, cache_folder(cache_dir) / info.name, *info.system_folders]
-
-
-def _read_named(name: str, split: str, root: str | Path | None, cache_dir: str | Path | None) -> ImageSet:
-    looked = places(name, root, cache_dir)
-    for folder in looked:
-        found = dataset_reader(name)(folder, split) if folder.is_dir() else None
-        if found is not None:
-            return found
-    raise not_found(name, looked)
+    return [*base, Path(cache_dir or default_cache_dir()).expanduser() / info.name, *info.system_folders]
 
 
 def not_found(name: str, looked: list[Path]) -> AbsentError:

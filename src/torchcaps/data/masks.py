@@ -42,21 +42,16 @@ class MaskedSet(ImageSet):
     """Images with a class for each pixel; the first class is the background.
 
     The label of an image is the class with most of its pixels, the background only where there is no other.
-
-    Attributes:
-        masks: `[n, height, width]`, indices into `classes`.
     """
 
-    masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
+    masks: UInt8[Tensor, "n height width"] = field(kw_only=True)  # indices into `classes`
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "masks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.masks.dtype != torch.uint8 or self.masks.shape != (len(self), *self.img_size):
-            raise DataError(
-                f"{self.name}: expected a uint8 mask {list(self.img_size)} for each of {len(self)} images, "
-                f"got {list(self.masks.shape)} of {self.masks.dtype}"
-            )
+            want = f"a uint8 mask {list(self.img_size)} for each of {len(self)} images"
+            raise DataError(f"{self.name}: expected {want}, got {list(self.masks.shape)} of {self.masks.dtype}")
         if int(self.masks.max()) >= self.num_classes:
             raise DataError(f"{self.name}: class {int(self.masks.max())} of a mask is none of {self.num_classes}")
 
@@ -66,18 +61,15 @@ class MaskedSet(ImageSet):
         return cls(images, main_classes(masks, len(classes)), classes, name, masks=masks)
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices` (`[batch]`, integers) to train on, with their masks."""
         return super().draw(indices, generator=generator)._replace(masks=self.masks[self._index(indices)].long())
 
     def fitted(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set at this size and with so many channels; masks take the class of the nearest pixel."""
         images = fit_images(self.images, img_size, in_chans)
         return replace(self, images=images, masks=_resized(self.masks, images.shape[2:]))
 
     def cropped(self, side: int) -> Self:
-        """The middle `side` × `side` pixels."""
         masks = centre_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()
-        return replace(self, images=centre_crop(self.images, side).contiguous(), masks=masks)
+        return replace(super().cropped(side), masks=masks)
 
 
 def main_classes(masks: Tensor, classes: int) -> Tensor:
@@ -88,8 +80,8 @@ def main_classes(masks: Tensor, classes: int) -> Tensor:
 
 def palette(count: int) -> NDArray[np.uint8]:
     """Colours of so many classes `[count, 3]`, the background first."""
-    more = (colorsys.hsv_to_rgb(0.618 * k % 1, 0.65, 0.9 - 0.35 * (k % 3) / 2) for k in range(len(COLOURS), count))
-    found = [*COLOURS[:count], *(tuple(round(255 * part) for part in colour) for colour in more)]
+    more = [colorsys.hsv_to_rgb(0.618 * k % 1, 0.65, 0.9 - 0.35 * (k % 3) / 2) for k in range(len(COLOURS), count)]
+    found = [*COLOURS[:count], *np.rint(255 * np.array(more).reshape(-1, 3))]
     return np.array(found, dtype=np.uint8)
 
 
@@ -127,16 +119,13 @@ def read_masks(root: str | Path, split: str = "train", img_size: Size = None, in
     """Read `root/images/*` with `root/masks/*`, whose names are equal but for the ending; or both within train/, test/.
 
     Without the level train/ and test/, 20 % of the images are the test split, chosen as in `read_folder` by the main
-    class of each image. A mask has the size of its image. Its pixels are numbers of classes (indices of a palette, or
-    grey values; 0 and 255 alone are background and foreground), unless a table says otherwise: `root/classes.txt` or
-    `classes.csv` with a line for each class, the background first: its name, then nothing, a grey value, or the three
-    numbers of a colour, apart by commas or blanks.
+    class of each image; the arguments are as there. A mask has the size of its image. Its pixels are numbers of classes
+    (indices of a palette, or grey values; 0 and 255 alone are background and foreground), unless a table says
+    otherwise: `root/classes.txt` or `classes.csv` with a line for each class, the background first: its name, then
+    nothing, a grey value, or the three numbers of a colour, apart by commas or blanks.
 
-    The arguments are as of `read_folder`.
-
-    Raises:
-        DataError: an image without a mask or the reverse, a mask of another size, a colour or value that is no class,
-            masks that show background alone, an unreadable file, or mixed sizes.
+    DataError: an image without a mask or the reverse, a mask of another size, a colour or value that is no class, masks
+    that show background alone, an unreadable file, or mixed sizes.
     """
     root = Path(root)
     levels = [root / name for name in ("train", "test") if _holds(root / name)]
@@ -165,9 +154,7 @@ def _holds(folder: Path) -> bool:
 
 
 register_format(
-    "a folder with images/ and masks/",
-    lambda path: _holds(path) or _holds(path / "train") or _holds(path / "test"),
-    read_masks,
+    "a folder with images/ and masks/", lambda path: any(map(_holds, (path, path / "train", path / "test"))), read_masks
 )
 
 
@@ -191,7 +178,6 @@ def _paired(folder: Path, split: str | None) -> Iterator[Pair]:
 def _read(
     name: str, pairs: Sequence[Pair], folder: Path, split: str, img_size: Size, in_chans: int | None
 ) -> MaskedSet:
-    """The images and masks of one split; classes are those of both."""
     if not pairs:
         raise DataError(f"{name}: there are no images")
     table = _table(folder)
@@ -220,8 +206,6 @@ def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Te
 
 
 def _resized(masks: Tensor, size: Sequence[int]) -> Tensor:
-    if masks.shape[1:] == tuple(size):
-        return masks
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
@@ -271,7 +255,6 @@ def _table(folder: Path) -> _Table | None:
 
 
 def _line(words: list[str]) -> tuple[str, list[int]]:
-    """The name of a class, and the numbers after it."""
     numbers: list[int] = []
     while len(words) > 1 and words[-1].isascii() and words[-1].isdigit() and len(words[-1]) < 9:
         numbers.insert(0, int(words.pop()))
@@ -279,16 +262,13 @@ def _line(words: list[str]) -> tuple[str, list[int]]:
 
 
 def _numbered(pairs: Sequence[Pair], values: Sequence[NDArray[np.int64]]) -> _Table:
-    """Classes of masks without a table: their values, or background and foreground."""
     largest = [int(found.max()) for found in values]
     if max(largest) == 255 and all(set(np.unique(found).tolist()) <= {0, 255} for found in values):
         return _Table(("background", "foreground"), {0: 0, 255: 1}, 1, "0 and 255")
     if max(largest) > LARGEST:
         worst = pairs[largest.index(max(largest))].mask
-        raise DataError(
-            f"{worst}: value {max(largest)} is no number of a class up to {LARGEST}; name the classes and their values "
-            f"or colours in {TABLES[0]}"
-        )
+        how = f"name the classes and their values or colours in {TABLES[0]}"
+        raise DataError(f"{worst}: value {max(largest)} is no number of a class up to {LARGEST}; {how}")
     names = ("background", *(f"class {k}" for k in range(1, max(*largest, 1) + 1)))
     return _Table(names, {k: k for k in range(len(names))}, 1, "the masks")
 

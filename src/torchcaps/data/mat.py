@@ -37,28 +37,28 @@ Value = Any
 
 @door
 def read_mat(path: str | Path) -> dict[str, Value]:
-    """The variables of a MATLAB level-5 file, by name; needs scipy.
+    """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 
     Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of its fields, text is
     str, a cell array is a list in column-major order.
 
-    Args:
-        path: the `.mat` file; compressed or not, of either byte order.
-
-    Raises:
-        DataError: scipy is not installed; or the file is absent, truncated, damaged, of another version, too large, or
-            holds what is not read here (sparse and complex arrays, objects, functions).
+    DataError: absent, truncated, damaged, of another version, too large, or with what is not read here (sparse and
+    complex arrays, objects, functions).
     """
+    from scipy.io import loadmat
+
     path = Path(path)
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        how = "install it with: pip install 'torchcaps[mat]'"
-        raise DataError(f"{path}: reading MATLAB files needs scipy; {how}") from None
     with Source(path) as source, reading(path, wrong="damaged or truncated MATLAB file"):
         data = memoryview(source.rest())
-        file = _File(path, _byte_order(path, data), source.claim)
-        plain = io.BytesIO()
+        if len(data) < HEADER:
+            raise ValueError(f"{len(data)} bytes where the header takes {HEADER}")
+        order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:128]))
+        version = struct.unpack(f"{order or '<'}H", data[124:126])[0]
+        if bytes(data[:10]) == b"MATLAB 7.3" or version == 0x0200:
+            raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
+        if order is None or version != 0x0100:
+            raise DataError(f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order")
+        file, plain = _File(path, order, source.claim), io.BytesIO()
         # scipy tells versions apart by the text of the header too.
         plain.write(b"MATLAB 5.0 MAT-file".ljust(124) + data[124:HEADER])
         for body in file.matrices(data[HEADER:]):
@@ -68,18 +68,6 @@ def read_mat(path: str | Path) -> dict[str, Value]:
         with warnings.catch_warnings(action="ignore"):  # of two variables of one name the last one counts
             found = loadmat(plain, mat_dtype=True)
         return {name: _simple(value) for name, value in found.items() if not name.startswith("__")}
-
-
-def _byte_order(path: Path, data: memoryview) -> str:
-    if len(data) < HEADER:
-        raise ValueError(f"{len(data)} bytes where the header takes {HEADER}")
-    order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:128]))
-    version = struct.unpack(f"{order or '<'}H", data[124:126])[0]
-    if bytes(data[:10]) == b"MATLAB 7.3" or version == 0x0200:
-        raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
-    if order is None or version != 0x0100:
-        raise DataError(f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order")
-    return order
 
 
 @dataclass(frozen=True)
@@ -171,7 +159,6 @@ class _File:
 
 
 def _simple(value: np.ndarray) -> Value:
-    """What scipy made of an array, as `read_mat` describes it."""
     if value.dtype.names is not None:
         records = [{name: _simple(record[name]) for name in value.dtype.names} for record in value.ravel("F")]
         return records[0] if len(records) == 1 else records

@@ -81,7 +81,15 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
 
 def array_images(where: str, images: np.ndarray) -> Images:
     """What `read_arrays` takes as uint8 or float32 `[n, channels, height, width]`; DataError, naming `where`."""
-    images = _channels_first(where, images)
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim != 4:
+        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
+    elif (images.shape[1] <= MOST_CHANNELS) == (images.shape[3] <= MOST_CHANNELS):
+        want = f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
+        raise DataError(f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; {want}")
+    elif images.shape[3] <= MOST_CHANNELS:
+        images = np.moveaxis(images, 3, 1)
     if images.size == 0:
         raise DataError(f"{where}: there are no pixels in images of shape {list(images.shape)}")
     if images.dtype == np.uint16:
@@ -102,9 +110,8 @@ def check_floats(where: str, images: Images) -> None:
     low, high = images.aminmax()
     if not (low.isfinite() and high.isfinite()):
         bad = ~images.flatten(1).isfinite().all(dim=1)
-        raise DataError(
-            f"{where}: image {int(bad.nonzero()[0])} (one of {int(bad.sum())}) holds NaN or infinite pixels"
-        )
+        some = f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
+        raise DataError(f"{where}: {some} holds NaN or infinite pixels")
     if low < 0 or high > 1:
         found = f"{low:g} to {high:g}; scale them, or store 0..255 as uint8"
         raise DataError(f"{where}: expected float pixels in [0, 1], got {found}")
@@ -113,17 +120,3 @@ def check_floats(where: str, images: Images) -> None:
 def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     """Images as float32 in [0, 1]; floats stay as they are."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images
-
-
-def _channels_first(where: str, images: np.ndarray) -> np.ndarray:
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim != 4:
-        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
-    first, last = images.shape[1] <= MOST_CHANNELS, images.shape[3] <= MOST_CHANNELS
-    if first == last:
-        raise DataError(
-            f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; "
-            f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
-        )
-    return images if first else np.moveaxis(images, 3, 1)

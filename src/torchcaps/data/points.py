@@ -15,11 +15,10 @@ from torch import Tensor
 from torchcaps.data._registry import register_format
 from torchcaps.data.arrays import _npz
 from torchcaps.data.budget import door, reading
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
-from torchcaps.data.split import default_split
 from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
 from torchcaps.errors import DataError, named_shape
 
@@ -50,17 +49,13 @@ class PointSet(ImageSet):
 
     @property
     def size_in_words(self) -> str:
-        """How many points a set has, in how many dimensions."""
         return f"{self.images.shape[2]:,} points in {self.images.shape[1]} dimensions each"
 
     def fitted(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set itself: points are not resized. DataError where another size is asked for."""
         want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
         if want != (self.img_size, self.in_chans):
-            raise DataError(
-                f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {self.size_in_words}; "
-                "sets of points are not resized"
-            )
+            found = f"{self.size_in_words}; sets of points are not resized"
+            raise DataError(f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}")
         return self
 
 
@@ -69,18 +64,13 @@ class PointPreprocess(Preprocess, kind="points"):
     """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
 
     def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        """The `.csv` and `.npz` files that these paths name, and those in folders."""
         return files_in(paths, lambda name: Path(name).suffix.lower() in SUFFIXES, "file of points", ".csv or .npz")
 
     def __call__(self, image: Picture) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
 
-        Args:
-            image: a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or
-                tensor `[points, coordinates]`.
-
-        Raises:
-            DataError: unreadable, of several sets, or of another size than the model takes.
+        It is a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or tensor
+        `[points, coordinates]`. DataError: unreadable, of several sets, or of another size than the model takes.
         """
         if isinstance(image, np.ndarray | Tensor):
             where, sets = "points", np.asarray(image)[None]
@@ -110,7 +100,7 @@ def standardised_points(where: str, sets: np.ndarray) -> Tensor:
         raise DataError(f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates")
     largest = np.abs(values).max(axis=(1, 2), keepdims=True)
     values = values / np.where(largest > 0, largest, 1.0)
-    values = values - values.mean(axis=1, keepdims=True)
+    values -= values.mean(axis=1, keepdims=True)
     radius = np.sqrt(np.square(values).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
     if not (radius > 1e-6).all():
         raise DataError(f"{where}: the points of set {int((radius <= 1e-6).argmax())} all lie in one place")
@@ -127,8 +117,7 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
     perhaps `z`, and perhaps `split`, "train" or "test". Without splits 20 % of the sets are the test split, chosen by
     `holdout` with seed 0.
 
-    Raises:
-        DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a number, or one point.
+    DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a number, or one point.
     """
     path = Path(path)
     arrays = _arrays(path) if path.suffix.lower() == ".npz" else _table(path)
@@ -143,7 +132,6 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
 
 @door
 def _whole(path: Path) -> np.ndarray:
-    """All sets of a file for prediction."""
     if path.suffix.lower() == ".csv":
         return np.concatenate([*_table(path, single=True).values()])
     arrays = _arrays(path)
@@ -180,14 +168,12 @@ def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
     (_, first), count = next(iter(sets)), len(next(iter(sets.values())))
     for (_, name), points in sets.items():
         if len(points) != count:
-            raise DataError(
-                f"{path}: sets of points differ in size ({first!r} has {count:,}, {name!r} has {len(points):,})"
-            )
+            found = f"{first!r} has {count:,}, {name!r} has {len(points):,}"
+            raise DataError(f"{path}: sets of points differ in size ({found})")
     return {key: np.array([p for (of, _), p in sets.items() if of == key]) for key in {of: 0 for of, _ in sets}}
 
 
 def _holds(path: Path) -> bool:
-    """Whether a file is of points: by the names of its arrays or columns."""
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return False
     try:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
-from torchcaps.data.budget import door
+from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
 from torchcaps.data.images import decode_image, is_image_name
@@ -29,18 +29,12 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 class Preprocess:
     """What prediction does to an image before the model: decode, set the channels, resize, scale to [0, 1], crop.
 
-    Attributes:
-        img_size: (height, width) to resize to, at most 8192 each; without a crop, what the model takes.
-        in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
-        crop: side of the square that is cut out of the middle after resizing, or None.
-
-    Raises:
-        DataError: at construction, when a size is out of range, or the crop larger than the image.
+    DataError at construction, when a size is out of range, or the crop larger than the image.
     """
 
-    img_size: tuple[int, int]
-    in_chans: int
-    crop: int | None = None
+    img_size: tuple[int, int]  # (height, width) to resize to, at most 8192; without a crop, what the model takes
+    in_chans: int  # 1 or 3 for image files; arrays may have any number that the model takes
+    crop: int | None = None  # side of the square that is cut out of the middle after resizing
     kind: ClassVar[str] = ImageSet.kind
     KINDS: ClassVar[dict[str, type[Preprocess]]] = {}
 
@@ -77,16 +71,10 @@ class Preprocess:
         return images if self.crop is None else centre_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
-        """One image as the model takes it.
+        """One image as the model takes it, float32 `[channels, *model_size]`, in [0, 1].
 
-        Args:
-            image: a path; a Pillow image; or an array or tensor of one image, as `read_arrays` takes them.
-
-        Returns:
-            float32 `[channels, *model_size]`, in [0, 1].
-
-        Raises:
-            DataError: unreadable, of an unclear layout, or out of range.
+        It is a path; a Pillow image; or an array or tensor of one image, as `read_arrays` takes them. DataError:
+        unreadable, of an unclear layout, or out of range.
         """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
@@ -99,9 +87,9 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop and a kind."""
-        further = {"crop": self.crop, "kind": None if self.is_picture else self.kind}
         found = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        return found | {key: value for key, value in further.items() if value is not None}
+        found |= {} if self.crop is None else {"crop": self.crop}
+        return found if self.is_picture else found | {"kind": self.kind}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -112,9 +100,8 @@ class Preprocess:
             if any(type(number) is not int for number in (height, width, channels, 1 if crop is None else crop)):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise DataError(
-                f"preprocess: expected img_size [height, width] and in_chans, got {repr(values)[:MOST_WORDS]}"
-            ) from None
+            found = repr(values)[:MOST_WORDS]
+            raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {found}") from None
         return of((height, width), channels, crop)
 
 
@@ -129,32 +116,29 @@ def preprocess_of(images: ImageSet, crop: int | None = None) -> Preprocess:
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
     """The image files that these paths name, each once and in natural order ("img2" before "img10").
 
-    Folders are searched at every depth; hidden files and folders inside them are passed over.
-
-    Raises:
-        DataError: a path does not exist, a file is no image by its ending, or a folder holds no image.
+    Folders are searched at every depth; hidden files and folders inside them are passed over. DataError: a path does
+    not exist, a file is no image by its ending, or a folder holds no image.
     """
     return files_in(paths, is_image_name, "image", ".png or .jpg")
 
 
 def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
     """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
-    found = {file for path in paths for file in _files_under(Path(path), holds, what, endings)}
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        with reading(path):
+            if not path.exists():
+                raise DataError(f"{path}: no such file or folder")
+            if not path.is_dir():
+                check_regular(path)
+                if not holds(path.name):
+                    named = f"{'an' if what[0] in 'aeiou' else 'a'} {what} by its name"
+                    raise DataError(f"{path}: not {named}; expected an ending such as {endings}")
+                found.add(path)
+                continue
+            inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
+            shown = {p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)}
+            if not shown:
+                raise DataError(f"{path}: no {what} in this folder")
+            found |= shown
     return sorted(found, key=lambda path: natural(str(path)))
-
-
-@door
-def _files_under(path: Path, holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        check_regular(path)
-        if not holds(path.name):
-            article = "an" if what[0] in "aeiou" else "a"
-            raise DataError(f"{path}: not {article} {what} by its name; expected an ending such as {endings}")
-        return [path]
-    inside = [p for p in path.rglob("*") if holds(p.name) and p.is_file()]
-    shown = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    if not shown:
-        raise DataError(f"{path}: no {what} in this folder")
-    return shown

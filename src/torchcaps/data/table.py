@@ -10,10 +10,9 @@ from pathlib import Path
 from torchcaps.data._registry import register_format
 from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import Entry, csv_rows, read_entries, row_split
+from torchcaps.data.entries import BETWEEN, Entry, checked, csv_rows, read_entries, row_split
 from torchcaps.data.masks import read_mask_table
 from torchcaps.data.pixels import Size
-from torchcaps.data.tree import BETWEEN, checked
 from torchcaps.errors import DataError
 
 REQUIRED, TREE = ("file", "label"), "image,coarse,fine"
@@ -30,9 +29,8 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
     of each class are the test split, chosen as in `read_folder`. The file is UTF-8, comma-separated, with a header; its
     name without the ending becomes the set's.
 
-    Raises:
-        DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class
-            only; a label without a parent or with two; an unreadable image; mixed sizes.
+    DataError: a missing column, or with its line number a missing file, empty label or unknown split; one class only; a
+    label without a parent or with two; an unreadable image; mixed sizes.
     """
     path = Path(path)
     with csv_rows(path) as rows:
@@ -49,7 +47,6 @@ register_format("a .csv file", lambda path: path.suffix.lower() == ".csv" and no
 
 
 def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The column of files, and those of labels: one, or the levels of a tree from coarse to fine."""
     tree = "label" not in columns and {"image", "coarse", "fine"}.intersection(columns)
     wanted, asked = (("image",), TREE) if tree else (REQUIRED, ",".join(REQUIRED))
     found = ",".join(columns) or "an empty file"

@@ -1,30 +1,32 @@
 """The page as an application of starlette. It trusts no request, and no request names a file.
 
-Every body has a largest size, every number is checked, all work is done by one thread, and the client sees an error as
-one sentence.
+Every body has a largest size, every number is checked, one thread does all work, and an error is one sentence.
 """
 
 import asyncio
+import ipaddress
+import re
+import secrets
+import socket
 import sys
 import traceback
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchcaps.errors import TorchcapsError, one_line
-from torchcaps.explorer.access import LOCAL, Access
-from torchcaps.explorer.fields import encoded, parsed
-from torchcaps.explorer.requests import BATCHED, SINGLE, largest
+from torchcaps.explorer.requests import BATCHED, SINGLE, encoded, largest, parsed
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.worker import Superseded, Worker
 
@@ -36,14 +38,56 @@ TYPES = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml", ".js
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
-}
+}  # fmt: skip
 MISSING = {404: "there is no such page", 405: "this address is not asked this way"}
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?")  # name or [IPv6 address], and a port
+
+
+class Access(NamedTuple):
+    """Who may send requests."""
+
+    hosts: frozenset[str]  # names of this server in a Host header, without port; IP addresses are names too
+    any_address: bool = False  # every IP address is such a name
+    token: str = ""  # that every request must bring; empty for a server that only this machine can reach
+
+    def check(self, scope: Scope) -> None:
+        """Raise HTTPException (403) for another host name, another page, or without the token."""
+        request = HTTPConnection(scope)
+        host, path = request.headers.get("host", "").lower(), scope["path"]
+        found = _HOST.fullmatch(host)
+        name = "" if found is None else found[1] or found[2]
+        if name not in self.hosts and not (self.any_address and _address(name)):
+            raise HTTPException(403, f"this server is not called {host[:80]!r}")
+        own = (f"http://{host}", f"https://{host}")
+        site = request.headers.get("sec-fetch-site", "same-origin") if path.startswith("/api/") else "none"
+        if request.headers.get("origin", own[0]).lower() not in own or site not in ("same-origin", "none"):
+            raise HTTPException(403, "requests from other pages are not answered")
+        if self.token and not path.startswith("/static/"):
+            given = request.headers.get("x-token") or request.query_params.get("token", "")
+            if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
+                raise HTTPException(403, "the token is missing or wrong; open the address that was printed")
+
+
+LOCAL = Access(frozenset({"127.0.0.1", "localhost", "::1"}))
+
+
+def access_for(host: str) -> Access:
+    """Access to a server that listens on `host`: this machine alone for a loopback address, else a new token."""
+    host, address = host.lower(), _address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return LOCAL._replace(hosts=LOCAL.hosts | {host})
+    names = LOCAL.hosts | {host, socket.gethostname().lower()}
+    return Access(names, any_address=True, token=secrets.token_urlsafe(16))
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
 
 
 def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker | None = None) -> ASGIApp:
@@ -51,19 +95,16 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
     api = Api(list(sessions), worker or Worker())
     folder = files("torchcaps.explorer").joinpath("static")
     found = {file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]]) for file in folder.iterdir()}
-    page, page_type = found.pop("index.html")
-
-    async def index(_: Request) -> Response:
-        return Response(page, media_type=page_type)
+    found[""] = found.pop("index.html")
 
     async def static(request: Request) -> Response:
-        if request.path_params["name"] not in found:
+        name = request.path_params.get("name", "")
+        if name not in found:
             raise HTTPException(404)
-        content, media_type = found[request.path_params["name"]]
-        return Response(content, media_type=media_type)
+        return Response(found[name][0], media_type=found[name][1])
 
     routes = [
-        Route("/", index), Route("/static/{name}", static), Route("/api/about", api.about),
+        Route("/", static), Route("/static/{name}", static), Route("/api/about", api.about),
         Route("/api/picture", api.picture, methods=["POST"]), Route("/api/{name}", api.answer, methods=["POST"]),
     ]  # fmt: skip
     # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.evaluation.routing.layers import children_of, route_images, routed_layers, routers_of, swapped_routers
-from torchcaps.evaluation.routing.places import CapsuleMap, places_of
+from torchcaps.evaluation.routing.places import places_of
 from torchcaps.functional import Everything
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.nn import Recorded, RoutedLayer
@@ -66,7 +66,11 @@ def routing_steps(model: nn.Module, image: Float[Tensor, "1 channels height widt
         weight = votes.activation[0].float() if layer.router.activation == "probability" else 1.0
         with torch.inference_mode():
             steps.append(_step(found.layers[name], votes.dense()[0].float(), weight, label, size))
-        sight = None if own is None else _sight(own)
+        sight = None
+        if own is not None and own.slides is not None:
+            down, right = (receptive_field(own.slides, axis) for axis in (0, 1))
+            if down.step == right.step and down.size == right.size:
+                sight = Sight((down.first, right.first), down.step, down.size)
     return RoutingSteps(name, children, tuple(steps), sight)
 
 
@@ -87,12 +91,3 @@ def _step(recorded: Recorded, votes: Tensor, weight: Tensor | float, label: int,
     agreement = agreed.sum(dim=-1) / total.clamp_min(TINY)
     spread, activation = float(coupling.std(unbiased=False)), recorded.activation[0].float()
     return Step(activation, coupling.mean(dim=0), spread, share.mean(dim=-1), total, agreement)
-
-
-def _sight(own: CapsuleMap) -> Sight | None:
-    """Receptive fields, if they are square."""
-    if own.slides is None:
-        return None
-    down, right = (receptive_field(own.slides, axis) for axis in (0, 1))
-    same = down.step == right.step and down.size == right.size
-    return Sight((down.first, right.first), down.step, down.size) if same else None

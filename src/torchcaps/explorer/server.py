@@ -17,13 +17,11 @@ try:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from torchcaps.explorer.access import access_for
-    from torchcaps.explorer.app import make_app
+    from torchcaps.explorer.app import access_for, make_app
     from torchcaps.explorer.worker import Worker
 except ImportError as error:
-    raise ImportError(
-        f"explore needs starlette and uvicorn ({error}); install them with: pip install 'torchcaps[explorer]'"
-    ) from error
+    how = "install them with: pip install 'torchcaps[explorer]'"
+    raise ImportError(f"explore needs starlette and uvicorn ({error}); {how}") from error
 
 HEAD_SECONDS = 10.0  # in which the head of a request must have come
 PORTS = 20  # tried, one after another
@@ -104,7 +102,6 @@ class _Server(uvicorn.Server):
     closing: Callable[[], object]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop at once."""
         self.closing()
         await asyncio.sleep(0.05)  # refusals are sent
         for connection in list(self.server_state.connections):

@@ -6,22 +6,23 @@ Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, centre_crop, decode_image
+from torchcaps.data import ImageSet, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError, RunError, check_known, check_range, check_shape
+from torchcaps.evaluation import transform_images
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
-from torchcaps.explorer.transform import Motion, move
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.report import open_run
@@ -56,24 +57,43 @@ class Sweep(NamedTuple):
     pose: Float[Tensor, "steps dim"] | None
 
 
+@dataclass(frozen=True)
+class Motion:
+    """A change of an image about its centre: resized, then turned clockwise, then moved by pixels.
+
+    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes. ValueError for others.
+    """
+
+    degrees: float = 0.0
+    scale: float = 1.0
+    right: float = 0.0
+    down: float = 0.0
+    changing: str = "degrees"
+    LIMITS: ClassVar = {"degrees": (-180, 180), "scale": (0.25, 4), "right": (-512, 512), "down": (-512, 512)}
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.LIMITS.items():
+            check_range(name, getattr(self, name), low=float(low), high=float(high))
+        check_known("motion", self.changing, self.LIMITS)
+
+    def at(self, value: float) -> Self:
+        """The same with another amount of what changes."""
+        return replace(self, **cast(Any, {self.changing: value}))
+
+
 class Session:
     """A trained model, and images to show it.
 
     It answers what the task offers and the model declares that it has. Classes of a model without capsules count as
     capsules. Arguments that do not fit, and what is not offered, raise ValueError.
 
-    Args:
-        model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
-            the one that it is made for.
-        name: what to call it on the page.
-        examples: images of the model's size and classes to choose from; None where there are none.
-        note: why there are no examples.
+    The model is as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
+    the one that it is made for. `name` is what to call it on the page; `examples` are images of the model's size and
+    classes to choose from, and `note` says why there are none.
 
-    Attributes:
-        names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each class.
-        pose_dim: numbers of a pose; 0 without poses.
-        has_labels: labels of examples are indices of `names`.
-        decodes, routes, steps, sweeps: what is offered: drawings, uniform couplings, routing step by step, sweeps.
+    `names` are those of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each
+    class. `pose_dim` is 0 without poses. With `has_labels`, labels of examples are indices of `names`. `decodes`,
+    `routes`, `steps` and `sweeps` say what is offered: drawings, uniform couplings, routing step by step, sweeps.
     """
 
     def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:
@@ -149,10 +169,9 @@ class Session:
                 raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}")
-        channels, crop = self.preprocess.in_chans, self.preprocess.crop
+        channels = self.preprocess.in_chans
         pixels = decode_image(file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image")
-        pixels = pixels.expand(channels, -1, -1)
-        return (pixels if crop is None else centre_crop(pixels.unsqueeze(0), crop)[0]).contiguous()
+        return self.preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
 
     def fitted(self, image: Picture) -> Picture:
         """An image for another model, with this one's size and channels; DataError where these cannot be had."""
@@ -162,13 +181,10 @@ class Session:
     def look(
         self, image: Picture, classes: Sequence[int] = (), routing: Routing = "trained", *, count: int = 1
     ) -> Look:
-        """Activations and poses of the capsules for one image, and what the decoder draws of some of them.
+        """Activations and poses of the capsules for one image of this model's `shape`, and drawings of some of them.
 
-        Args:
-            image: of this model's `shape`.
-            classes: which capsules to decode, each by itself; none are the `count` with the largest activations.
-            routing: "uniform" gives every class the same share of every child, at test time only.
-            count: at most as many as there are capsules.
+        `classes` are the capsules to decode, each by itself; none are the `count` with the largest activations, at most
+        as many as there are. `routing` "uniform" gives every class the same share of every child, at test time only.
         """
         return self.looks([image], [classes], routing, count=count)[0]
 
@@ -197,13 +213,10 @@ class Session:
     def decode(
         self, poses: Float[Tensor, "n dim"], label: int, activations: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n channels height width"]:
-        """What the decoder draws of these poses of one capsule, with all other capsules at zero.
+        """What the decoder draws of these poses of the capsule `label`, with all other capsules at zero.
 
-        Args:
-            poses: `[n, dim]`, n from 1 to `MOST_DECODED`.
-            label: the capsule.
-            activations: `[n]`, of that capsule; by default one. Where activations are lengths, they are those of
-                `poses` in any case.
+        n is from 1 to `MOST_DECODED`. `activations` are of that capsule, by default one; where activations are lengths,
+        they are those of `poses` in any case.
         """
         self._check_class(label)
         if not self.decodes:
@@ -227,14 +240,10 @@ class Session:
     def sweep(
         self, image: Picture, motion: Motion, values: Sequence[float], label: int, routing: Routing = "trained"
     ) -> Sweep:
-        """Activations, and the pose of one capsule, while the input is turned, moved or resized.
+        """Activations, and the pose of the capsule `label`, while the input is turned, moved or resized.
 
-        Args:
-            image: of this model's `shape`.
-            motion: what stays the same.
-            values: at most `MOST_SWEPT`, one input each, of what `motion.changing` names.
-            label: the capsule whose pose is followed.
-            routing: see `look`.
+        `values` are of what `motion.changing` names, one input each, at most `MOST_SWEPT`; all else stays as in
+        `motion`. For `routing` see `look`.
         """
         if not self.sweeps:
             raise ValueError(f"sweep: the task {self.task.name} does not offer it")
@@ -244,7 +253,6 @@ class Session:
         return Sweep(activation, None if pose is None else pose[:, label])
 
     def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
-        """Activations `[n, capsules]` and poses `[n, capsules, dim]` of images."""
         pixels = self._batch(images)
         with evaluating(self.model), self._routing(routing):
             if self.spec.pixels:
@@ -257,7 +265,6 @@ class Session:
         return torch.zeros(len(images), 0), None
 
     def _overlaid(self, image: Picture, wanted: Sequence[int]) -> Look:
-        """Shares of the classes, and what was found in the image as one drawing; by default of the largest of them."""
         with evaluating(self.model):
             shares, drawn = self.task.overlays(self._batch([image]))
         return Look(shares[0], None, drawn, tuple(wanted[:1]) or (1 + int(shares[0, 1:].argmax()),))
@@ -288,6 +295,13 @@ class Session:
             check_range("class", label, low=0, high=len(self.names) - 1)
 
 
+def move(image: Picture, motion: Motion) -> Picture:
+    """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
+    how = {"rotation": motion.degrees, "scale": 100 * motion.scale}
+    moved = transform_images(image.unsqueeze(0).float(), **how, shift=(motion.right, motion.down))
+    return moved[0].round().clamp(0, 255).to(image.dtype)
+
+
 def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
     """Two images as one: the sum of their light, at most white; the second moved by so many pixels. Raises ValueError
     for images of unequal shapes, or a move of more than a picture."""
@@ -302,15 +316,9 @@ def open_session(
 ) -> Session:
     """A run, and its test images where they are at hand; a page without them still draws.
 
-    Args:
-        run: a run folder, or a model file.
-        data: another data set than the run's own, by name or path; it must be there then.
-        root: where a named set is looked for first.
-        device: "auto", "cpu", "cuda", ...
-        name: what to call it on the page; by default by its folder.
-
-    Raises:
-        RunError: if there is no such run. DataError: if `data` is given and cannot be had.
+    The run is a run folder or a model file, RunError if there is none; `data` another data set than its own, DataError
+    if it cannot be had then; `root` where a named set is looked for first; `name` what to call it on the page, by
+    default by its folder.
     """
     name = name or Path(run).resolve().name
     try:

@@ -34,9 +34,9 @@ class Worker:
     async def run(
         self, function: Callable[[Any], Any], argument: object, stream: str = "", *, together: bool = False
     ) -> Any:
-        """What the function returns, run in the thread.
+        """What the function returns, run in the thread, for one argument; with `together` it is given the arguments of
+        several requests, and returns a list of answers.
 
-        It is given one argument; or, with `together`, the arguments of several requests, and returns a list of answers.
         Without a stream a request replaces no other. Raises Superseded if a newer request of the stream came while this
         one waited; HTTPException (503) if the queue is full, or the server stops.
         """
@@ -98,7 +98,6 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
 
 
 def _settle(future: Future[Any], answer: object) -> None:
-    """Give a future its answer, unless it has one or was cancelled."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(answer, Exception):

@@ -5,7 +5,7 @@ Every figure is a plain number; shares, accuracies and errors are in [0, 1].
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -33,19 +33,12 @@ TURN = 0.02  # the strength 0.1 of Hahn et al. on CIFAR-10, which they divided b
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        run: its folder.
-        config: what was run.
-        task: around the best model by validation, in evaluation mode.
-        images: the test images, as the model takes them.
-    """
-
-    run: RunFolder
-    config: TrainConfig
-    task: Task
-    images: ImageSet
+    run: RunFolder  # its folder
+    config: TrainConfig  # what was run
+    task: Task  # around the best model by validation, in evaluation mode
+    images: ImageSet  # the test images, as the model takes them
 
     @property
     def model(self) -> nn.Module:
@@ -64,7 +57,8 @@ class Trained:
 
     def some(self, count: int = SOME) -> ImageSet:
         """Random test images, always the same ones."""
-        return _some(self.images, count)
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
+        return self.images.subset(order[:count])
 
     def other(self, data: str) -> ImageSet:
         """Test images of another named set, as the model takes them."""
@@ -143,7 +137,7 @@ def viewpoints(trained: Trained) -> Figures:
     kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.run.epochs + 1)]
     models = [load(path) for path in kept if path.exists()]
     if models:
-        views = {"familiar": _some(familiar, CURVE), "novel": _some(novel, CURVE)}
+        views = {"familiar": replace(trained, images=familiar).some(CURVE), "novel": trained.some(CURVE)}
         figures["curve"] = {
             name: [evaluation.evaluate(model, some).accuracy for model in models] for name, some in views.items()
         }
@@ -268,8 +262,3 @@ def products(trained: Trained) -> Figures:
 def finished(run: RunFolder, config: TrainConfig) -> Trained:
     """A run whose training is done, with its test images."""
     return Trained(run, config, *open_run(run.path, root=config.data.root, device=config.run.device))
-
-
-def _some(images: ImageSet, count: int) -> ImageSet:
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return images.subset(order[:count])

@@ -27,75 +27,39 @@ FIXED = ("stop_at",)  # for which None is a value
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of an experiment measured.
+    """What one run of an experiment measured."""
 
-    Attributes:
-        recipe: its name.
-        row: which row of the recipe's table.
-        budget: how much was run.
-        seed: of the run.
-        figures: by name; numbers, and whole measurements under the names of their measures.
-        shown: which of them the table shows.
-        published: the paper's, by name.
-        parameters: of the model.
-        epochs: that were trained.
-        images_per_second: mean over epochs; None if no epoch was measured.
-        seconds: of training, evaluations left out.
-        machine: processor or GPU, and threads.
-        torch: its version.
-        command: that repeats it.
-    """
-
-    recipe: str
-    row: str
-    budget: str
+    recipe: str  # its name
+    row: str  # of the recipe's table
+    budget: str  # how much was run
     seed: int
-    figures: dict[str, Any]
-    shown: list[str]
-    published: dict[str, str]
-    parameters: int
-    epochs: int
-    images_per_second: float | None
-    seconds: float
-    machine: str
-    torch: str
-    command: str
+    figures: dict[str, Any]  # by name; numbers, and whole measurements under the names of their measures
+    shown: list[str]  # which of them the table shows
+    published: dict[str, str]  # the paper's, by name
+    parameters: int  # of the model
+    epochs: int  # that were trained
+    images_per_second: float | None  # mean over epochs; None if no epoch was measured
+    seconds: float  # of training, evaluations left out
+    machine: str  # processor or GPU, and threads
+    torch: str  # its version
+    command: str  # that repeats it
 
 
 def reproduce(
-    recipe: Recipe,
-    output: str | Path = "reproductions",
-    *,
-    budget: str = "small",
-    seeds: int = 1,
-    rows: Sequence[str] = (),
-    root: str | None = None,
-    device: str | None = None,
-    started: Callable[[str], None] | None = None,
-    listener: Listener | None = None,
+    recipe: Recipe, output: str | Path = "reproductions", *, budget: str = "small", seeds: int = 1,
+    rows: Sequence[str] = (), root: str | None = None, device: str | None = None,
+    started: Callable[[str], None] | None = None, listener: Listener | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> list[Result]:
+) -> list[Result]:  # fmt: skip
     """Run an experiment; what is done already is not run again, and what was stopped is continued.
 
-    Args:
-        recipe: from `load_recipe`.
-        output: the folder of all experiments; runs go to `<recipe>/<budget>/<row>/seed-<k>` in it.
-        budget: one of the recipe's.
-        seeds: 0 to seeds - 1 are run, at least 1.
-        rows: names of rows, or parts of names; none is all.
-        root: where named data sets are looked for first.
-        device: where to train; by default as the recipe says.
-        started: called with the name of each run before it starts.
-        listener: see `train`.
-        should_stop: see `train`.
+    Runs go to `<recipe>/<budget>/<row>/seed-<k>` in the folder `output`. The seeds 0 to `seeds` - 1 are run, of all
+    `rows` or of those with such names or parts of names. `root` is where named data sets are looked for first; `device`
+    is by default as the recipe says; `started` is called with the name of each run before it starts. For `listener` and
+    `should_stop` see `train`, whose errors are raised too.
 
-    Returns:
-        One result for each row and seed, rows first.
-
-    Raises:
-        UnknownNameError: for an unknown budget, row or measure.
-        RunError: for a run folder that holds another run.
-        DataError, TrainingError, Interrupted: as `train`.
+    The results are one for each row and seed, rows first. UnknownNameError: an unknown budget, row or measure.
+    RunError: a run folder that holds another run.
     """
     check_range("seeds", seeds, low=1)
     for name in recipe.measures:
@@ -122,10 +86,11 @@ def slug(name: str) -> str:
 
 
 def _chosen(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    for name in names:
-        if not any(name.lower() in row.name.lower() for row in rows):
+    found = {name: [row for row in rows if name.lower() in row.name.lower()] for name in names}
+    for name, some in found.items():
+        if not some:
             raise UnknownNameError("row", name, [row.name for row in rows])
-    return [row for row in rows if not names or any(name.lower() in row.name.lower() for name in names)]
+    return [row for row in rows if not names or any(row in some for some in found.values())]
 
 
 def _one(
@@ -159,15 +124,12 @@ def _one(
 
 
 def _check_same(run: RunFolder, config: TrainConfig) -> None:
-    """Raise RunError for a folder that was started with other settings, which is another experiment's."""
     kept = run.config().flat()
     for name, value in config.flat().items():
         ruled = value in OPEN and NAMES[name][0] != "data" and name not in FIXED
         if name not in MOVABLE and not ruled and kept[name] != value:
-            raise RunError(
-                f"{run.path}: was started with {name} {kept[name]!r}, and the recipe has {value!r} now; "
-                "remove the folder, or give another output"
-            )
+            both = f"{name} {kept[name]!r}, and the recipe has {value!r} now"
+            raise RunError(f"{run.path}: was started with {both}; remove the folder, or give another output")
 
 
 def _read(file: Path) -> Result:

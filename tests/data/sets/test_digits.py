@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
 from torchcaps.data.budget import read_bytes
-from torchcaps.data.sets.digits import FOLDER
+from torchcaps.data.sets.mnist import FOLDER
 
 from ..makers import SHARED, needs_shared
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from torchcaps.data.synthnorb.render import LAMPS, TABLE, Lamp, photograph
-from torchcaps.data.synthnorb.solids import Body, ball, block, rod
+from torchcaps.data.synthnorb.solids import LAMPS, TABLE, Body, Lamp, ball, block, photograph, rod
 
 BALL = Body([ball((0, 0, 0.6), 0.6)])
 FLAT = Lamp(0, 90, 0.0, 1.0)  # light from everywhere only

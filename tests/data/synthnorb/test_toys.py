@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from torchcaps.data.synthnorb.toys import INSTANCES, make_toy
+from torchcaps.data.synthnorb.solids import INSTANCES, make_toy
 
 TOYS = [(category, instance) for category in range(5) for instance in range(INSTANCES)]
 

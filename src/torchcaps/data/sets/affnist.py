@@ -17,20 +17,14 @@ from torchcaps.errors import DataError
 SIDE = 40
 PARTS = {"train": "training_and_validation_batches", "test": "test_batches"}
 INFO = DatasetInfo(
-    name="affnist",
-    title="affNIST, MNIST under affine transformations",
-    classes=tuple("0123456789"),
-    image_shape=(1, SIDE, SIDE),
-    train=1_920_000,
-    test=320_000,
-    licence="none stated",
+    name="affnist", title="affNIST, MNIST under affine transformations", classes=tuple("0123456789"),
+    image_shape=(1, SIDE, SIDE), train=1_920_000, test=320_000, licence="none stated",
     source="https://www.cs.toronto.edu/~tijmen/affNIST/",
     sha256={"transformed/training_and_validation_batches/1.mat": None, "transformed/test_batches/1.mat": None},
-)
+)  # fmt: skip
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The files of a split in `folder` or `folder/transformed`, in natural order."""
     found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
     return sorted(next(filter(None, found), []), key=lambda path: natural(path.name))
 
@@ -39,12 +33,8 @@ def _files(folder: Path, split: str) -> list[Path]:
 def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     """Read a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]` and `label_int` `[1, n]`.
 
-    Returns:
-        uint8 images `[n, 1, 40, 40]`, with the factor "original" where the file has `original_id`: the place of the
-        digit in its part of MNIST, from 0; it is the group.
-
-    Raises:
-        DataError: damaged, without this struct, or with fields of other shapes.
+    The images `[n, 1, 40, 40]` have the factor "original" where the file has `original_id`: the place of the digit in
+    its part of MNIST, from 0; it is the group. DataError: damaged, without this struct, or fields of other shapes.
     """
     data = read_mat(path).get("affNISTdata")
     if not isinstance(data, dict) or not isinstance(data.get("image"), np.ndarray):
@@ -62,7 +52,6 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
 
 
 def _joined(folder: Path, split: str, name: str) -> ImageSet:
-    """All files of a split as one set; 3 GB for all of the training files."""
     files = _files(folder, split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")
@@ -80,8 +69,6 @@ def _numbers(values: object, count: int) -> Tensor | None:
 
 
 register_layout(
-    INFO,
-    "a folder of affNIST's batches",
-    lambda folder: folder.is_dir() and any(_files(folder, split) for split in PARTS),
+    INFO, "a folder of affNIST's batches", lambda folder: any(_files(folder, split) for split in PARTS),
     lambda folder, split, name, _: _joined(folder, split, name),
-)
+)  # fmt: skip

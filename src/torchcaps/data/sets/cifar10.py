@@ -9,6 +9,7 @@ import io
 import pickle
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,37 +19,27 @@ import torch
 from torchcaps.data._registry import DatasetInfo, register_layout
 from torchcaps.data.budget import door, read_bytes, spend
 from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.folder import read_tar
 from torchcaps.data.sources import Archive
-from torchcaps.data.tar import read_tar
 from torchcaps.errors import DataError
 
 RECORD = 1 + 3 * 32 * 32
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
-    name="cifar10",
-    title="CIFAR-10 colour photographs",
+    name="cifar10", title="CIFAR-10 colour photographs", image_shape=(3, 32, 32), train=50_000, test=10_000,
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    image_shape=(3, 32, 32),
-    train=50_000,
-    test=10_000,
     licence="none stated; its authors ask that their technical report of 2009 be cited",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
     sha256=dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")),
-    sources=(
-        Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            folder=FOLDERS[0],
-            md5="c32a1d4ab5d03f1284b67883e8d87530",
-        ),
-    ),
-)
+    sources=(Archive(URL, folder=FOLDERS[0], md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+)  # fmt: skip
 
 
 def _batches(folder: Path, split: str) -> list[Path]:
-    """The batch files of a split in `folder`, in order: binary ones where there are any, otherwise Python ones."""
     stem = STEMS[split]
     return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
@@ -57,8 +48,7 @@ def _batches(folder: Path, split: str) -> list[Path]:
 def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
     """Read the batches `data_batch_*` or `test_batch` in a folder, binary (`.bin`) or Python: uint8 `[n, 3, 32, 32]`.
 
-    Raises:
-        DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
+    DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
     """
     folder = Path(folder)
     files = _batches(folder, split)
@@ -78,8 +68,7 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if len(data) == 0 or len(data) % RECORD:
         raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
-    records = data.reshape(-1, RECORD)
-    return records[:, 0], records[:, 1:]
+    return data[::RECORD], data.reshape(-1, RECORD)[:, 1:]
 
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -92,10 +81,8 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})") from None
     if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD - 1):
-        raise DataError(
-            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, "
-            f"got {list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
-        )
+        found = f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        raise DataError(f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, got {found}")
     return labels, pixels
 
 
@@ -109,7 +96,6 @@ def _values(value: object) -> np.ndarray:
 
 
 def _dtype(kind: Any) -> np.dtype:
-    """A `numpy.dtype` of a number, and its byte order, the second part of its state."""
     texts: Any = [part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])]
     code, order = texts
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
@@ -165,28 +151,22 @@ class _ArraysOnly(pickle._Unpickler):
         return ALLOWED[module, name]
 
 
-def _base(folder: Path) -> Path | None:
-    """The folder that holds batches: `folder` itself, or one of the usual names in it."""
+def _found(folder: Path) -> Path | None:
+    """The folder that holds batches, `folder` itself or one of the usual names in it; or an archive of JPEGs."""
     places = (folder, *(folder / name for name in FOLDERS))
-    return next((place for place in places if any(_batches(place, split) for split in STEMS)), None)
-
-
-def _jpegs(folder: Path) -> Path | None:
-    places = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
-    return next(filter(Path.is_file, places), None)
+    batches = (place for place in places if any(_batches(place, split) for split in STEMS))
+    archives = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
+    return next(chain(batches, filter(Path.is_file, archives)), None)
 
 
 def _read(folder: Path, split: str, name: str) -> ImageSet:
-    """From batches, or from a copy as JPEGs: these lose detail, so that the set is then called "cifar10-jpg"."""
-    base, jpegs = _base(folder), _jpegs(folder)
-    if base is None and jpegs is not None:
-        return replace(read_tar(jpegs, split, in_chans=3), name=JPEG_COPY)
-    return read_cifar(base or folder, split, name)
+    found = _found(folder) or folder
+    if found.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
+        return replace(read_tar(found, split, in_chans=3), name=JPEG_COPY)
+    return read_cifar(found, split, name)
 
 
 register_layout(
-    INFO,
-    "a folder of CIFAR-10 batches",
-    lambda folder: _base(folder) is not None or _jpegs(folder) is not None,
+    INFO, "a folder of CIFAR-10 batches", lambda folder: _found(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
-)
+)  # fmt: skip

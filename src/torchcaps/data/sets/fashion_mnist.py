@@ -8,14 +8,9 @@ from torchcaps.data.idx import register_idx
 from torchcaps.data.sources import Mirror
 
 INFO = DatasetInfo(
-    name="fashion-mnist",
-    title="Fashion-MNIST articles of clothing",
+    name="fashion-mnist", title="Fashion-MNIST articles of clothing", image_shape=(1, 28, 28),
     classes=("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-    image_shape=(1, 28, 28),
-    train=60_000,
-    test=10_000,
-    licence="MIT, Zalando SE",
-    source="https://github.com/zalandoresearch/fashion-mnist",
+    train=60_000, test=10_000, licence="MIT, Zalando SE", source="https://github.com/zalandoresearch/fashion-mnist",
     sha256={
         "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -24,8 +19,7 @@ INFO = DatasetInfo(
     },
     sources=(Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),),
     system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
-)
-
+)  # fmt: skip
 # The groups of HT-CapsNet (Noor et al., 2025), in its authors' code: 2, 6 and 10 classes.
 GROUPS = (
     "clothing/tops/T-shirt", "clothing/bottoms/trouser", "clothing/tops/pullover", "clothing/dresses/dress",

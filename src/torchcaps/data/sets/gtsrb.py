@@ -5,19 +5,18 @@ folder with `GT-final_test.csv`. A track, the group of the set, is one sign in s
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_layout
 from torchcaps.data.budget import door, spend
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import TEST_FRACTION, ImageSet, holdout
 from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
-from torchcaps.data.split import TEST_FRACTION, holdout
 from torchcaps.errors import DataError
 
 CLASSES = (
@@ -35,59 +34,42 @@ TESTING = ("Final_Test/Images", "Final_Test", "Test")
 MOST_DIGITS = 18  # of an int64
 TEST_TABLES = ("GT-final_test.csv", "../GT-final_test.csv")
 INFO = DatasetInfo(
-    name="gtsrb",
-    title="German Traffic Sign Recognition Benchmark",
-    classes=CLASSES,
-    image_shape=(3, 32, 32),
-    train=39_209,
-    test=12_630,
-    licence="none stated; its authors ask that Stallkamp et al. 2012 be cited",
+    name="gtsrb", title="German Traffic Sign Recognition Benchmark", classes=CLASSES, image_shape=(3, 32, 32),
+    train=39_209, test=12_630, licence="none stated; its authors ask that Stallkamp et al. 2012 be cited",
     source="https://benchmark.ini.rub.de/gtsrb_dataset.html",
     sha256={"Final_Training/Images/00000/GT-00000.csv": None, "Final_Test/Images/GT-final_test.csv": None},
-)
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """A row of a table: the image, its class, its box (left, top, right, bottom) as shares of the image, its track."""
-
+class _Sign(NamedTuple):
     file: Path
     label: int
-    box: tuple[float, float, float, float]
+    box: tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image
     track: int
     frame: int
 
 
 def _base(folder: Path) -> Path | None:
-    """The folder that holds the training images' folder, `folder` itself or `GTSRB` in it; None when neither does."""
     return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
 
 
 @door
 def read_gtsrb(
-    folder: str | Path,
-    split: str = "train",
-    *,
-    img_size: int | tuple[int, int] = 32,
-    roi: bool = False,
+    folder: str | Path, split: str = "train", *, img_size: int | tuple[int, int] = 32, roi: bool = False,
     name: str = "gtsrb",
-) -> ImageSet:
+) -> ImageSet:  # fmt: skip
     """Read one split of GTSRB.
 
-    Args:
-        folder: holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
-            `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of
-            each class, are the test split, by `holdout` with seed 0.
-        img_size: (height, width), or one side of a square, to resize all images to.
-        roi: whether to cut out the sign by its box before resizing; boxes are given in pixels of the table's Width and
-            Height, and are scaled where the image has another size.
+    The uint8 images `[n, 3, height, width]` have the factors "track" and "frame" (both -1 where unknown); the group is
+    the track, except for test images, whose tracks are not published.
 
-    Returns:
-        uint8 images `[n, 3, height, width]`, with the factors "track" and "frame" (both -1 where unknown); the group is
-        the track, except for test images, whose tracks are not published.
+    `folder` holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
+    `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of each
+    class, are the test split, by `holdout` with seed 0. All images are resized to `img_size`, (height, width) or one
+    side of a square; with `roi` the sign is cut out by its box before, which is scaled where the image has another size
+    than the table says.
 
-    Raises:
-        DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
+    DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
     """
     base = _base(Path(folder))
     if base is None:
@@ -120,7 +102,10 @@ def _rows(path: Path) -> list[_Sign]:
 
 
 def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
-    where, file = f"{path} line {line}", _image(path, row["Filename"] or "")
+    where = f"{path} line {line}"
+    # Some copies have the test images in a folder beside their table.
+    file, inside = (path.parent / folder / (row["Filename"] or "") for folder in ("", "Images"))
+    file = inside if inside.is_file() and not file.is_file() else file
     try:
         width, height, left, top, right, bottom, label = (int(row[column] or "") for column in COLUMNS[1:])
     except ValueError:
@@ -128,9 +113,8 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
     if not 0 <= label < len(CLASSES):
         raise DataError(f"{where}: expected a ClassId from 0 to {len(CLASSES) - 1}, got {label}")
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise DataError(
-            f"{where}: the box {left}, {top} to {right}, {bottom} does not lie in {width} × {height} pixels"
-        )
+        box = f"{left}, {top} to {right}, {bottom}"
+        raise DataError(f"{where}: the box {box} does not lie in {width} × {height} pixels")
     if not file.is_file():
         raise DataError(f"{where}: no such file {file}")
     place = re.fullmatch(r"(\d+)_(\d+)", file.stem)
@@ -140,34 +124,25 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
     return _Sign(file, label, (left / width, top / height, right / width, bottom / height), track, frame)
 
 
-def _image(path: Path, file: str) -> Path:
-    """Beside the table, or in `Images` beside it, where some copies have the test images."""
-    beside, inside = path.parent / file, path.parent / "Images" / file
-    return inside if inside.is_file() and not beside.is_file() else beside
-
-
 def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: str) -> ImageSet:
     images = torch.cat([_pixels(sign, size_pair(img_size), roi) for sign in signs])
-    labels = torch.tensor([sign.label for sign in signs])
-    factors = {kind: torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("track", "frame")}
-    group = "track" if bool((factors["track"] >= 0).all()) else None
-    return ImageSet(images, labels, CLASSES, name, factors, group)
+    kinds = ("label", "track", "frame")
+    labels, *factors = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in kinds)
+    group = "track" if bool((factors[0] >= 0).all()) else None
+    return ImageSet(images, labels, CLASSES, name, dict(zip(kinds[1:], factors, strict=True)), group)
 
 
 def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
     spend("the set", 0, sign.file)
     with opened(sign.file) as image:
-        cut = image
         if roi:  # at least one pixel either way
             sides = zip(sign.box, 2 * image.size, strict=True)
             left, top, right, bottom = (round(share * side) for share, side in sides)
-            cut = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-        return decode_image(cut, size, 3, name=str(sign.file)).unsqueeze(0)
+            image = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        return decode_image(image, size, 3, name=str(sign.file)).unsqueeze(0)
 
 
 register_layout(
-    INFO,
-    "a folder of GTSRB",
-    lambda folder: _base(folder) is not None,
+    INFO, "a folder of GTSRB", lambda folder: _base(folder) is not None,
     lambda folder, split, name, size: read_gtsrb(folder, split, img_size=size or 32, name=name),
-)
+)  # fmt: skip

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import DatasetInfo, register_made
+from torchcaps.data._registry import register_made
 from torchcaps.data.augment import inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import to_float
-from torchcaps.data.sets.digits import INFO as DIGITS
+from torchcaps.data.sets.mnist import DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
 from torchcaps.errors import DataError, check_range
 
@@ -32,18 +32,12 @@ LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlacedSet(ImageSet):
-    """Images at random places of a black canvas; a training draws new places in every step.
+    """Images at random places of a black canvas; a training draws new places in every step."""
 
-    Attributes:
-        content: (height, width) of the image on the canvas, whose place is in the factors "top" and "left".
-        canvas: side of the canvas in pixels when they were placed.
-    """
-
-    content: tuple[int, int] = (0, 0)
-    canvas: int = 0
+    content: tuple[int, int] = (0, 0)  # (height, width) of the image, whose place is in the factors "top" and "left"
+    canvas: int = 0  # its side in pixels when they were placed
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        """The images at `indices`, each at a new place; DataError where the canvas was resized after placing."""
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
@@ -52,8 +46,7 @@ class PlacedSet(ImageSet):
             free = self.canvas - side + 1
             place = torch.randint(free, index.shape, generator=generator, device=generator.device)
             moves.append(place.to(index.device) - self.factors[name].to(index.device)[index])
-        images = _place(self.images[index], moves[0], moves[1], self.canvas)
-        return Drawn(to_float(images), self.labels[index])
+        return Drawn(to_float(_place(self.images[index], moves[0], moves[1], self.canvas)), self.labels[index])
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
@@ -76,19 +69,11 @@ def affine_copies(
     Uniform: rotation within ±20°, shear within ±0.2, both scales from 0.8 to 1.2, then the place. Sampled bilinearly;
     what is too large is drawn again. A point p goes to rotation · [[1, shear], [0, 1]] · diag(scales) p.
 
-    Args:
-        source: uint8 images of one channel.
-        copies: of each image, at least 1; 32 in affNIST.
-        size: side of the canvas in pixels.
-        seed: 0 or more.
-        name: None is "affine-" and the source's.
+    The source has uint8 images of one channel; otherwise, or where one does not fit the canvas of `size` × `size`
+    pixels, DataError. Its `copies`, 32 of each image in affNIST, are next to each other.
 
-    Returns:
-        `copies` times as many images, those of one next to each other; the factors "original" (index into the source;
-        the group), "rotation" (degrees, clockwise), "shear", "scale_x", "scale_y", "top" and "left" (of the ink's box).
-
-    Raises:
-        DataError: the source has another type or more channels, or an image that does not fit the canvas.
+    The factors are "original" (index into the source; the group), "rotation" (degrees, clockwise), "shear", "scale_x",
+    "scale_y", "top" and "left" (of the ink's box).
     """
     check_range("copies", copies, low=1)
     if source.images.dtype != torch.uint8 or source.in_chans != 1:
@@ -96,16 +81,13 @@ def affine_copies(
     random = np.random.RandomState(seed)
     original = torch.arange(len(source)).repeat_interleave(copies)
     warped = [_fit_chunk(source, index, size, random) for index in original.split(CHUNK)]
-    drawn = torch.cat([amounts for _, amounts in warped])
+    images, drawn = (torch.cat(parts) for parts in zip(*warped, strict=True))
     factors = {"original": original, **dict(zip(AMOUNTS, drawn.unbind(dim=1), strict=True))}
-    return ImageSet(
-        torch.cat([images for images, _ in warped]), source.labels.cpu()[original], source.classes,
-        name or f"affine-{source.name}", factors, group="original",
-    )  # fmt: skip
+    name = name or f"affine-{source.name}"
+    return ImageSet(images, source.labels.cpu()[original], source.classes, name, factors, group="original")
 
 
 def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
-    """The warped images at `index` on their canvases, and what was drawn for them, `[batch, 6]`."""
     originals = source.images[index.to(source.images.device)].cpu().float()
     images = torch.zeros(len(index), 1, size, size, dtype=torch.uint8)
     amounts = torch.zeros(len(index), 6)
@@ -159,21 +141,20 @@ def _place(images: Tensor, tops: Tensor, lefts: Tensor, size: int) -> Tensor:
     return pixels * inside[:, None].to(pixels.dtype)
 
 
-def _register(base: DatasetInfo, digits: str) -> None:
-    """Two sets of placed digits; one of them tests on `COPIES` transformed copies of each."""
-
-    def place(source: ImageSet, split: str) -> ImageSet:
-        return placed(source, SIDE, seed=0 if split == "train" else 1)
-
-    def transform(source: ImageSet, split: str) -> ImageSet:
-        return place(source, split) if split == "train" else affine_copies(source, COPIES, SIDE, seed=1)
-
-    shape = (1, SIDE, SIDE)
-    title = f"{digits} at random places of 40 × 40"
-    register_made(base, place, name=f"placed-{base.name}", title=title, image_shape=shape)
-    title, test = f"trained on placed {digits}, tested by affNIST's recipe", base.test * COPIES
-    register_made(base, transform, name=f"affine-{base.name}", title=title, image_shape=shape, test=test)
+def _place_split(source: ImageSet, split: str) -> ImageSet:
+    return placed(source, SIDE, seed=0 if split == "train" else 1)
 
 
-_register(MNIST, "MNIST")
-_register(DIGITS, "digits of the package")
+def _transform_test(source: ImageSet, split: str) -> ImageSet:
+    return _place_split(source, split) if split == "train" else affine_copies(source, COPIES, SIDE, seed=1)
+
+
+for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
+    register_made(
+        _base, _place_split, name=f"placed-{_base.name}", image_shape=(1, SIDE, SIDE),
+        title=f"{_digits} at random places of 40 × 40",
+    )  # fmt: skip
+    register_made(
+        _base, _transform_test, name=f"affine-{_base.name}", image_shape=(1, SIDE, SIDE), test=_base.test * COPIES,
+        title=f"trained on placed {_digits}, tested by affNIST's recipe",
+    )  # fmt: skip

@@ -28,7 +28,6 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
 
 
 def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
-    """`[points, 2]`: parts get points by their areas."""
     width = random.uniform(0.08, 0.14)
     wings, tail = (np.array([random.uniform(*ends) for ends in part]) for part in PARTS)
     areas = np.array([np.pi * width, *(part[3] * (part[1] + part[2]) for part in (wings, tail))])

@@ -13,6 +13,7 @@ from torchcaps.data.masks import MaskedSet, read_masks, write_mask
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 
+Floats = NDArray[np.float64]
 CLASSES = ("background", "disc", "square", "triangle")
 SIDE, COUNTS = 64, {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
@@ -23,21 +24,16 @@ TABLE = "classes.txt"
 def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
     """Grey images of two to four shapes of random kind, place, size, turn and brightness, each laid over the last.
 
-    Args:
-        count: of images, at least 1.
-        size: side of an image in pixels, at least 16.
-        seed: 0 or more; the same seed gives the same set on every machine and version.
+    Sides have `size` pixels, at least 16; the same seed, 0 or more, gives the same set on every machine and version.
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)
-    # RandomState is frozen by numpy's policy; default_rng may change between versions.
     drawn = [_scene(np.random.RandomState([seed, index]), size) for index in range(count)]
     images, masks = (torch.from_numpy(np.stack(parts)) for parts in zip(*drawn, strict=True))
     return MaskedSet.of(images.unsqueeze(1), masks, CLASSES, "shapes")
 
 
 def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """An image and its mask, `[size, size]`."""
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
     slope = random.uniform(-30, 30, 2)
@@ -52,9 +48,7 @@ def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8],
     return pixels.round().clip(0, 255).astype(np.uint8), mask[FINE // 2 :: FINE, FINE // 2 :: FINE].copy()
 
 
-def _shape(
-    kind: int, x: NDArray[np.float64], y: NDArray[np.float64], random: np.random.RandomState
-) -> NDArray[np.bool_]:
+def _shape(kind: int, x: Floats, y: Floats, random: np.random.RandomState) -> NDArray[np.bool_]:
     """Where a shape is: all three kinds of one radius have about the same area."""
     centre, radius, turn = random.uniform(0.15, 0.85, 2), random.uniform(0.1, 0.22), random.uniform(0, 2 * np.pi)
     x, y = x - centre[0], y - centre[1]
@@ -83,19 +77,14 @@ def write_shapes(folder: str | Path, progress: Progress | None = None) -> None:
         (folder / TABLE).write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
 
 
-@register_dataset(
-    DatasetInfo(
-        name="shapes",
-        title="rendered shapes that overlap, with masks",
-        classes=CLASSES,
-        image_shape=(1, SIDE, SIDE),
-        train=COUNTS["train"],
-        test=COUNTS["test"],
-        licence="Apache-2.0, rendered by this package",
-        source="torchcaps.data.render_shapes",
-        sha256={TABLE: None},  # rounding differs between processors, so that no digest holds everywhere
-        sources=(Rendering(write_shapes, "rendering"),),
-    )
-)
+INFO = DatasetInfo(
+    name="shapes", title="rendered shapes that overlap, with masks", classes=CLASSES, image_shape=(1, SIDE, SIDE),
+    train=COUNTS["train"], test=COUNTS["test"], licence="Apache-2.0, rendered by this package",
+    source="torchcaps.data.render_shapes", sources=(Rendering(write_shapes, "rendering"),),
+    sha256={TABLE: None},  # rounding differs between processors, so that no digest holds everywhere
+)  # fmt: skip
+
+
+@register_dataset(INFO)
 def _reader(folder: Path, split: str) -> ImageSet | None:
     return read_masks(folder, split) if (folder / TABLE).is_file() and (folder / split / "masks").is_dir() else None

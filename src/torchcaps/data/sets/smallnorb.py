@@ -21,16 +21,11 @@ from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError, UnknownNameError
 
-TYPES = {
-    0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "|u1", 0x1E3D4C56: "<i2"
-}  # fmt: skip
+TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "|u1", 0x1E3D4C56: "<i2"}
 PACKED = 0x1E3D4C52
 MAGIC = {np.dtype(kind): magic for magic, kind in TYPES.items()}
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
-STEMS = {
-    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
-    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
-}
+STEMS = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training", "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}
 PATTERNS = {"train": "{}-*-training-{}.mat", "test": "{}-*-testing-{}.mat"}
 ANY = "*norb"
 EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
@@ -40,13 +35,8 @@ CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e" 
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
 CODES = {"azimuth": 18, "elevation": 9}
 INFO = DatasetInfo(
-    name="smallnorb",
-    title="smallNORB, stereo photographs of toys",
-    classes=("animal", "human", "airplane", "truck", "car"),
-    image_shape=(2, 48, 48),
-    train=24_300,
-    test=24_300,
-    licence="for research only, as its authors state",
+    name="smallnorb", title="smallNORB, stereo photographs of toys", image_shape=(2, 48, 48), train=24_300, test=24_300,
+    classes=("animal", "human", "airplane", "truck", "car"), licence="for research only, as its authors state",
     source="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
     sha256={
         f"{STEMS['train']}-dat.mat": "4813bf104d229583fea8ed57fdc3e9258c927b8dfb43d75412e854a7a9588067",
@@ -57,18 +47,15 @@ INFO = DatasetInfo(
         f"{STEMS['test']}-info.mat": "318f817236b7c97af03cd90e07a9cbb4346e20ef83a1118a61eeb50e3b96db7e",
     },
     sources=(Mirror("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),),
-)
+)  # fmt: skip
 
 
 @door
 def read_matrix(path: str | Path) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
-    Returns:
-        float32, float64, int32, uint8 or int16, of the shape in the header.
-
-    Raises:
-        DataError: absent, of another format, packed, truncated, or longer than its header says.
+    It is float32, float64, int32, uint8 or int16, of the shape in the header. DataError: absent, of another format,
+    packed, truncated, or longer than its header says.
     """
     path = Path(path)
     with Source(path) as source:
@@ -99,7 +86,6 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 
 def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
-    """The file of a split and kind ("dat", "cat" or "info") whose name begins with `stem`, or None."""
     return plain_or_packed(folder, PATTERNS[split].format(stem, kind))
 
 
@@ -109,42 +95,30 @@ def _holds(folder: Path, stem: str = ANY) -> bool:
 
 @door
 def read_norb(
-    folder: str | Path,
-    split: str = "train",
-    *,
-    eyes: str = "both",
-    halve: bool = True,
-    name: str = "smallnorb",
+    folder: str | Path, split: str = "train", *, eyes: str = "both", halve: bool = True, name: str = "smallnorb",
     stem: str = ANY,
-) -> ImageSet:
-    """Read one split of smallNORB, or of a set in its layout.
+) -> ImageSet:  # fmt: skip
+    """Read one split of smallNORB, or of a set in its layout, as uint8 images.
 
-    Args:
-        folder: holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`.
-        split: no toy is in both.
-        eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one channel; "each" gives
-            every photograph by itself, left and right of a scene next to each other, with the factor "eye".
-        halve: whether photographs of 96 × 96, and no others, become 48 × 48 by the mean of 2 × 2 pixels.
-        stem: what the files' names begin with; a pattern in which * stands for anything.
+    Their factors are "instance", "elevation" (0..8 is 30° to 70°), "azimuth" (0, 2, .. 34; times 10°) and "lighting"
+    (0..5). The group is the instance: `split_off` holds out whole toys.
 
-    Returns:
-        uint8 images, with the factors "instance", "elevation" (0..8 is 30° to 70°), "azimuth" (0, 2, .. 34; times 10°)
-        and "lighting" (0..5). The group is the instance: `split_off` holds out whole toys.
+    `folder` holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`; they begin with
+    `stem`, in which * stands for anything. No toy is in both splits. `halve` makes photographs of 96 × 96, and no
+    others, 48 × 48 by the mean of 2 × 2 pixels. The `eyes` "both" give the stereo pair as two channels, left first;
+    "left" or "right" one channel; "each" every photograph by itself, left and right of a scene next to each other, with
+    the factor "eye".
 
-    Raises:
-        DataError: a file is absent or damaged, shapes differ, or a category lies outside the five.
-        UnknownNameError: for other eyes.
+    DataError: a file is absent or damaged, shapes differ, or a category lies outside the five. UnknownNameError: eyes.
     """
     folder = Path(folder)
     if eyes not in EYES:
         raise UnknownNameError("choice of eyes", eyes, EYES)
-    paths = {}
-    for kind in ("dat", "cat", "info"):
-        path = _file(folder, split, kind, stem)
-        if path is None:
+    paths = {kind: _file(folder, split, kind, stem) or folder for kind in ("dat", "cat", "info")}
+    for kind, path in paths.items():
+        if path == folder:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
-        paths[kind] = path
-    photographs, categories, info = (read_matrix(paths[kind]) for kind in ("dat", "cat", "info"))
+    photographs, categories, info = map(read_matrix, paths.values())
     _check_shapes(paths, photographs, categories, info)
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
@@ -176,8 +150,7 @@ def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: n
 
 def _halved(images: np.ndarray) -> np.ndarray:
     """Means of 2 × 2 pixels, rounded half up, in whole numbers so that every machine gives the same."""
-    wide = images.astype(np.int16)
-    rows = wide[..., 0::2, :] + wide[..., 1::2, :]
+    rows = images[..., 0::2, :].astype(np.int16) + images[..., 1::2, :]
     return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 
@@ -191,13 +164,9 @@ class Views(NamedTuple):
 def split_views(images: ImageSet, by: str) -> Views:
     """Split a set by viewpoint: train on `split_views(train, by).familiar`, test on both parts of the test split.
 
-    Args:
-        images: with the factor `by` in smallNORB's codes.
-        by: "azimuth" (familiar: 300° to 40°, six of eighteen) or "elevation" (familiar: 30° to 40°, three of nine).
-
-    Raises:
-        UnknownNameError: for another `by`.
-        DataError: the set does not have this factor, or all of its images are on one side.
+    `by` is "azimuth" (familiar: 300° to 40°, six of eighteen) or "elevation" (familiar: 30° to 40°, three of nine), in
+    smallNORB's codes. UnknownNameError for another; DataError where the set does not have this factor, or all of its
+    images are on one side.
     """
     if by not in FAMILIAR:
         raise UnknownNameError("viewpoint", by, FAMILIAR)

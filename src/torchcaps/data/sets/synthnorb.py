@@ -14,9 +14,7 @@ from torchcaps.data.dataset import ImageSet
 from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
 from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.data.synthnorb.render import LAMPS, photograph
-from torchcaps.data.synthnorb.solids import Body
-from torchcaps.data.synthnorb.toys import INSTANCES, make_toy
+from torchcaps.data.synthnorb.solids import INSTANCES, LAMPS, Body, make_toy, photograph
 from torchcaps.errors import DataError, check_range
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
@@ -26,38 +24,21 @@ NAMES = {"train": "synthnorb-5x46789x9x18x6x1x48x48-training", "test": "synthnor
 
 
 def render_synthnorb(
-    split: str = "train",
-    *,
-    instances: Sequence[int] | None = None,
-    elevations: Sequence[int] = ELEVATIONS,
-    azimuths: Sequence[int] = AZIMUTHS,
-    lightings: Sequence[int] = LIGHTINGS,
-    size: int = 48,
-    stereo: bool = False,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> ImageSet:
-    """Render a split, or a part of it: every toy from every viewpoint under every lamp.
+    split: str = "train", *, instances: Sequence[int] | None = None, elevations: Sequence[int] = ELEVATIONS,
+    azimuths: Sequence[int] = AZIMUTHS, lightings: Sequence[int] = LIGHTINGS, size: int = 48, stereo: bool = False,
+    seed: int = 0, progress: Progress | None = None,
+) -> ImageSet:  # fmt: skip
+    """Render a split, or a part of it: every toy from every viewpoint under every lamp, as `read_norb` gives it.
 
     Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
 
-    Args:
-        split: "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5).
-        instances: toys, 0..9, in place of the split's own.
-        elevations: codes 0..8, for 30°, 35°, …, 70° above the table.
-        azimuths: codes 0..35; times 10°. smallNORB has the even ones.
-        lightings: codes 0..5.
-        size: side of the images in pixels; each pixel is the mean of four rays.
-        stereo: whether to render two channels, left eye first, 6° apart.
-        seed: of the toys' proportions and the order, 0 or more.
-        progress: called as `progress("synthnorb train", images so far, images in all)`.
+    The split is "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5); `instances` are toys,
+    0..9, in place of its own. `elevations` are codes 0..8, for 30°, 35°, …, 70° above the table; `azimuths` codes
+    0..35, times 10°, of which smallNORB has the even ones; `lightings` codes 0..5. Images have `size` × `size` pixels,
+    each the mean of four rays; `stereo` renders two channels, left eye first, 6° apart. `seed`, 0 or more, is of the
+    toys' proportions and the order. `progress("synthnorb train", images so far, images in all)` is called on the way.
 
-    Returns:
-        uint8 images `[n, 1 or 2, size, size]` with the factors and the group that `read_norb` gives.
-
-    Raises:
-        DataError: another split, or nothing to render.
-        ValueError: a code or a size out of range.
+    DataError: another split, or nothing to render. ValueError: a code or a size out of range.
     """
     if split not in SPLIT:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
@@ -71,11 +52,12 @@ def render_synthnorb(
         for code in codes:
             check_range(name, code, low=0, high=last)
     check_range("size", size, low=4)
-    known = torch.tensor(list(product(range(len(SMALLNORB.classes)), toys, elevations, azimuths, lightings)))
+    categories = range(len(SMALLNORB.classes))
+    known = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
     images = torch.empty(len(known), 2 if stereo else 1, size, size, dtype=torch.uint8)
     views = images.unflatten(0, (-1, len(elevations) * len(azimuths), len(lightings)))
     lamps = [LAMPS[i] for i in lightings]
-    for i, (category, toy) in enumerate(product(range(len(SMALLNORB.classes)), toys)):
+    for i, (category, toy) in enumerate(product(categories, toys)):
         paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
         body = Body(make_toy(category, toy, seed))
         for j, (elevation, azimuth) in enumerate(product(elevations, azimuths)):
@@ -84,10 +66,9 @@ def render_synthnorb(
                 views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
         if progress:
             progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
-    # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
-    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in range(len(SMALLNORB.classes))]
-    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in categories]
+    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))  # shuffled, with the categories in turn
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
     return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
@@ -106,16 +87,12 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
                 os.replace(part, path)
 
 
-register_norb(
-    replace(
-        SMALLNORB,
-        name="synthnorb",
-        title="rendered toys, a stand-in for smallNORB",
-        image_shape=(1, 48, 48),
-        licence="Apache-2.0, rendered by this package",
-        source="torchcaps.data.render_synthnorb",
-        # Rounding differs between processors, so that no digest holds everywhere.
-        sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
-        sources=(Rendering(write_synthnorb, "rendering"),),
-    )
-)
+INFO = replace(
+    SMALLNORB, name="synthnorb", title="rendered toys, a stand-in for smallNORB", image_shape=(1, 48, 48),
+    licence="Apache-2.0, rendered by this package", source="torchcaps.data.render_synthnorb",
+    # Rounding differs between processors, so that no digest holds everywhere.
+    sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
+    sources=(Rendering(write_synthnorb, "rendering"),),
+)  # fmt: skip
+
+register_norb(INFO)

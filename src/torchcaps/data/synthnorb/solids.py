@@ -1,19 +1,31 @@
-"""Solids that a toy is made of, and where parallel rays meet them, in closed form.
+"""Fifty toys, the solids that they are made of, and photographs of them, by rays that meet solids in closed form.
 
 Each is a unit solid (ball, cube of half side 1, truncated cone of half height 1) under an affine map, which takes rays
 to rays and keeps the order along them: a solid is met by meeting the unit solid in its own frame.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 BALL, BLOCK, CONE = 0, 1, 2
+INSTANCES = 10
+JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
 TINY = 1e-9
+FAR = 10.0  # from the camera's plane to the middle of the scene
+SKIP = 1e-3  # a shadow ray starts this far above its surface
+TABLE = 0.62  # share of light that the table gives back
+EXTENT = 1.15  # half the side of what a photograph shows
+HEIGHT = 0.35  # of the point above the table that the camera looks at
 Vector = Sequence[float] | np.ndarray
 
 
@@ -60,11 +72,10 @@ def wing(centre: Vector, half_span: float, chord: float, sweep: float) -> Solid:
 
 def turned(degrees: Vector) -> np.ndarray:
     """The rotation about x, then y, then z."""
-    (cx, cy, cz), (sx, sy, sz) = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    about_x = np.array([[1, 0, 0], [0, cx, -sx], [0, sx, cx]])
-    about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
-    about_z = np.array([[cz, -sz, 0], [sz, cz, 0], [0, 0, 1]])
-    return about_z @ about_y @ about_x
+    from scipy.spatial.transform import Rotation
+
+    found: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
+    return found
 
 
 class Body:
@@ -95,7 +106,6 @@ class Body:
         return tuple(values.index_select(0, real) for values in (ray, solid, enter, leave))
 
     def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(rays, solids, origins `[3, passes]` in the solids' frames) where a ray passes the box around a solid."""
         helper = torch.eye(3)[int(direction.abs().argmin())]
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
@@ -120,10 +130,8 @@ class Body:
         none = torch.zeros(len(origins), dtype=torch.int64)
         return distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False)
 
-    def covered(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
-    ) -> Float[Tensor, " rays"]:
-        """1 where something more than `skip` away lies on the ray, otherwise 0: whether light from there is blocked."""
+    def covered(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float) -> Tensor:
+        """`[rays]`: 1 where something more than `skip` away lies on the ray, so that its light is blocked, or 0."""
         ray, _, enter, leave = self.crossings(origins, direction)
         return torch.zeros(len(origins)).index_fill(0, ray[(leave > skip) & (enter > -skip)], 1.0)
 
@@ -132,7 +140,9 @@ class Body:
         inverse, kind = self.inverse.index_select(0, solid), self.kinds.index_select(0, solid).unsqueeze(-1)
         local = torch.einsum("pij,pj->pi", inverse, points - self.centre.index_select(0, solid))
         rim = _rim(local, self.top.index_select(0, solid))
-        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, _face(local), rim))
+        size = local.abs()
+        face = local.sign() * (size >= size.amax(dim=-1, keepdim=True))  # of the unit cube, that it is nearest to
+        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, face, rim))
         # Normals turn with the inverse's transpose.
         return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
 
@@ -186,17 +196,100 @@ def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tenso
 _MEET = (_meet_ball, _meet_block, _meet_cone)
 
 
-def _face(local: Tensor) -> Tensor:
-    """The normal of the unit cube's face that a point is nearest to."""
-    size = local.abs()
-    return local.sign() * (size >= size.amax(dim=-1, keepdim=True))
-
-
 def _rim(local: Tensor, top: Tensor) -> Tensor:
-    """The normal of a cone at a point: of a lid where it is on one, otherwise of the mantle."""
     slope = (top - 1) / 2
     radius = (1 + top) / 2 + slope * local[:, 2]
     mantle = torch.stack([local[:, 0], local[:, 1], -radius * slope], dim=-1)
     lid = torch.stack([torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1)
     to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
     return torch.where(((1 - local[:, 2].abs()).abs() < to_mantle).unsqueeze(-1), lid, mantle)
+
+
+KINDS: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
+
+
+@cache
+def _parts() -> list[dict[str, list[tuple[str, Any]]]]:
+    return list(tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values())
+
+
+def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
+    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car).
+
+    It stands on the table, over the origin, with its longest side 1.9 and no higher than 1.5.
+    """
+    stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
+    solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
+    centre, frame = np.stack([s.centre for s in solids]), np.stack([s.frame for s in solids])
+    centre, frame = centre * stretch, frame * stretch[:, None]
+    far = reach(torch.tensor([s.kind for s in solids]), torch.from_numpy(frame)).numpy()
+    least, most = (centre - far).min(axis=0), (centre + far).max(axis=0)
+    shift = np.array([(least[0] + most[0]) / 2, (least[1] + most[1]) / 2, least[2]])
+    sides = most - least
+    scale = min(1.9 / max(sides[0], sides[1]), 1.5 / sides[2])
+    parts = zip(solids, (centre - shift) * scale, frame * scale, strict=True)
+    return [replace(solid, centre=middle, frame=axes) for solid, middle, axes in parts]
+
+
+class Lamp(NamedTuple):
+    """A lamp, and the light from everywhere."""
+
+    azimuth: float  # of the direction to the lamp, in degrees; 0 is where the camera is
+    height: float  # in degrees
+    strength: float
+    ambient: float  # strength of the light from everywhere
+
+
+# From the left, the right, behind, the front; strong and low, weak and high.
+LAMPS = (
+    Lamp(-60, 45, 0.75, 0.25), Lamp(60, 45, 0.75, 0.25), Lamp(150, 40, 0.85, 0.30), Lamp(10, 55, 0.60, 0.15),
+    Lamp(-110, 28, 1.00, 0.20), Lamp(80, 75, 0.50, 0.45),
+)  # fmt: skip
+
+
+def photograph(
+    body: Body, elevation: float, azimuth: float, lamps: Sequence[Lamp], *, size: int = 48, albedo: float = 0.85
+) -> UInt8[Tensor, "lamps size size"]:
+    """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
+
+    The camera's elevation (between 0 and 90) and azimuth are in degrees; a pixel is the mean of 2 × 2 rays; `albedo` is
+    the share of light that the body gives back, in [0, 1].
+    """
+    turn = math.radians(azimuth)
+    # Unit vectors to the camera, to its right and up, in the body's own frame.
+    eye, right = _direction(math.radians(elevation), turn), torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
+    up = torch.linalg.cross(eye, right)
+    side = 2 * size
+    along = (torch.arange(side) + 0.5) / size - 1
+    rows, columns = torch.meshgrid(-along * EXTENT, along * EXTENT, indexing="ij")
+    target = torch.tensor([0.0, 0.0, HEIGHT])
+    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target + FAR * eye
+    distance, solid = body.first(origins, -eye)
+    on_table = torch.isinf(distance)
+    distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
+    points = origins - distance.unsqueeze(-1) * eye
+    normals = torch.tensor([0.0, 0.0, 1.0]).repeat(len(points), 1)
+    hit = (~on_table).nonzero().flatten()
+    normals[hit] = body.normals(points[hit], solid[hit])
+    surface = torch.where(on_table, TABLE, albedo)
+    starts = points + SKIP * normals
+    light = torch.stack([_lit(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
+    grey = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
+    return (grey.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _direction(height: float, azimuth: float) -> Tensor:
+    flat = math.cos(height)
+    return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
+
+
+def _lit(body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor) -> Tensor:
+    """Light that arrives at each point: Lambert's cosine of the lamp where nothing is before it, and of the sky."""
+    to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
+    cosine = (normals @ to_lamp).clamp(min=0)
+    cosine = torch.where(on_table, to_lamp[2], cosine)
+    asked = (cosine > 0).nonzero().flatten()
+    dark = body.covered(starts.index_select(0, asked), to_lamp, SKIP)
+    cosine = cosine.index_fill(0, asked.masked_select(dark > 0), 0.0)
+    sky = 0.6 + 0.4 * normals[:, 2]
+    return lamp.ambient * sky + lamp.strength * cosine
