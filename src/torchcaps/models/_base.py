@@ -155,13 +155,10 @@ class PlainNetwork(LogitModel):
         """Logits of images that are checked and, if asked, standardised."""
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax (or the sigmoids) are taken of: any numbers."""
         return self.scores(self._seen(images))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
         return self.probabilities(self.logits(images))
 
     def capsules(self, images: Tensor) -> NoReturn:
-        """ValueError: there are no capsules in this network."""
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

@@ -53,7 +53,6 @@ class AffineCaps(CapsuleLinear):
         self.in_capsules, self.constant = in_capsules, c
 
     def ask(self, children: Capsules | Tensor) -> Votes:
-        """The votes `c K W_k u_n`."""
         if isinstance(children, Tensor):
             children = Capsules(children, safe_norm(children))
         return super().ask(children._replace(pose=children.pose * (self.constant * self.out_capsules)))

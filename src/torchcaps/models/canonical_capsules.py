@@ -98,7 +98,6 @@ class PointLayer(nn.Module):
         self.context, self.norm = ContextNorm(channels, groups), nn.BatchNorm1d(channels)
 
     def forward(self, x: Float[Tensor, "batch points inputs"]) -> Float[Tensor, "batch points channels"]:
-        """Features of each point, 0 or more."""
         x = self.context(self.linear(x))
         return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
 
@@ -119,7 +118,6 @@ class PointEncoder(nn.Module):
         self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
 
     def forward(self, points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points channels"]:
-        """Features of each point."""
         x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
@@ -224,7 +222,6 @@ class CanonicalCapsules(ImageModel):
         return self.decode(self.capsules(images))
 
     def notebook_stages(self) -> list[Stage]:
-        """The stages in their order."""
         k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
         stages = {
             "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),

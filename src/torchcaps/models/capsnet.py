@@ -82,7 +82,6 @@ class CapsNet(DrawingModel):
         )  # fmt: skip
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
         x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)

@@ -69,7 +69,6 @@ class CNN(PlainNetwork):
         self.classes_layer = nn.Linear(widths[-1], num_classes)
 
     def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
         features = self.convolutions(x).flatten(1)
         return self.classes_layer(self.dropout(self.hidden(features)))
 

@@ -41,7 +41,6 @@ class ConvCapsules(nn.Conv2d):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
-        """Capsules as channels, type by type."""
         s = super().forward(x.to(self.weight.dtype))
         return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
 
@@ -70,7 +69,6 @@ class CapsuleCell(nn.Module):
         self.skip = ConvCapsules(types * dim, types, dim) if skip is None else skip
 
     def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
-        """Capsules as channels; a sum of two, they may be longer than 1."""
         x = self.first(x)
         skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
         return self.third(self.second(x)) + skip
@@ -99,7 +97,6 @@ class ClassIndependentDecoder(nn.Module):
         )
 
     def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Float[Tensor, "batch channels height width"]:
-        """Draw the capsule that the mask left."""
         pose = masked.sum(dim=1).to(self.linear.weight.dtype)
         drawn = self.layers(self.norm(self.linear(pose)))
         return drawn[:, :, : self.size[0], : self.size[1]]
@@ -149,7 +146,6 @@ class DeepCaps(DrawingModel):
         self.spec = ModelSpec(pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin")
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
         maps = [self.stem(self._seen(images))]  # [batch, 128, 64, 64], for 64x64 images
         for cell in self.cells:
             maps.append(cell(maps[-1]))  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions

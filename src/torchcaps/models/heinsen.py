@@ -82,7 +82,6 @@ class ConvRouting(_Convolved):
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
     def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """The poses."""
         return capsules.pose.squeeze(-1)
 
 
@@ -124,7 +123,6 @@ class MatrixRouting(_Convolved):
             nn.init.normal_(beta, std=0.01)  # from zeros, as published, the first step reaches nothing below
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
         x = self.features(images)  # 9x9, for 96x96 images
         pose = full_precision(self.pose(x)).permute(0, 2, 3, 1).unflatten(-1, (-1, POSE**2))
         score = full_precision(self.score(x)).permute(0, 2, 3, 1)

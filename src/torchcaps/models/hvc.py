@@ -49,7 +49,6 @@ class HomogeneousCaps(nn.Module):
         nn.init.normal_(self.weight, std=STD)
 
     def forward(self, x: Float[Tensor, "batch dim children"]) -> Float[Tensor, "batch dim parents"]:
-        """Parents: dim products of a `[batch, children]` and a `[children, parents]` matrix."""
         return torch.relu(self.norm(torch.einsum("bdn,knd->bdk", x, self.weight)))
 
 
@@ -125,11 +124,9 @@ class HVC(LogitModel):
         return self.norm(weighted.to(self.norm.bias.dtype)).sum(dim=1)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax is taken of, and the cross-entropy."""
         return self.merged(self.parents(images))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 336]` at the published size, and the classes' probabilities."""
         parents = self.parents(images)
         pose = full_precision(torch.cat(parents, dim=1)).transpose(1, 2)
         return Capsules(pose, self.probabilities(self.merged(parents)))

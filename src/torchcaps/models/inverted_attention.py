@@ -80,7 +80,6 @@ class InvertedAttentionCaps(LogitModel):
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, r * r]`, and the probabilities of the classes."""
         features = self.primary(self.backbone(self._seen(images)))  # [batch, types * r * r, 16, 16], for 32x32 images
         pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
         pose = full_precision(pose)
@@ -88,7 +87,6 @@ class InvertedAttentionCaps(LogitModel):
         return Capsules(classes.pose, self.probabilities(self.logits_of(classes)))
 
     def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """What the probabilities are made of: any numbers, of each class capsule's pose by the same weights."""
         return full_precision(self.classes_layer(capsules.pose.to(self.classes_layer.weight.dtype))).squeeze(-1)
 
 

@@ -83,7 +83,6 @@ class MatrixCaps(ImageModel):
         self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **last)
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
         x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4

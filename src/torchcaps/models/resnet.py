@@ -38,7 +38,6 @@ class ResidualBlock(nn.Module):
         self.projection = convolution(below, above, stride, kernel=1, relu=False) if changes else None
 
     def forward(self, x: Float[Tensor, "batch below rows columns"]) -> Float[Tensor, "batch above rows2 columns2"]:
-        """The features of the next block."""
         if self.projection is not None:
             straight = self.projection(x)
         else:
@@ -91,7 +90,6 @@ class ResNet(PlainNetwork):
         nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
 
     def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
 
 

@@ -128,7 +128,6 @@ class PartCapsules(nn.Module):
         return (GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
-        """The parts that attention over places finds."""
         told = self.tell(self.see(images) + self.place).flatten(2).unflatten(1, (len(self.template), -1))
         told = full_precision(told)  # [b, m, numbers, places]
         attention = told[:, :, -1:].softmax(dim=-1)
@@ -210,7 +209,6 @@ class ObjectCapsules(nn.Module):
         self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
 
     def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
-        """Objects of a set: `[b, m, numbers]` with logits of presence `[b, m]`."""
         x = self.embed(members.to(self.embed.weight.dtype))
         for block in self.blocks:
             x = block(x, logit)
@@ -307,7 +305,6 @@ class SCAE(ImageModel):
         return Explained(parts, objects, drawn, share, seen, told, posterior)
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Object capsules: pose `[batch, objects, 6]`, presence `[batch, objects]` in [0, 1]."""
         self._check(images)
         objects = self._objects(self.part_capsules(images, None), None)
         return Capsules(objects.pose, objects.presence)

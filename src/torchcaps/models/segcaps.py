@@ -93,7 +93,6 @@ class SegCaps(DrawingModel):
         return Capsules(pose[:, :height, :width], length[:, :height, :width])
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes height width"]:
-        """Lengths of the class capsules at each pixel, in [0, 1); not logits."""
         return self.capsules(images).activation.movedim(-1, 1)
 
     def masked(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None) -> Tensor:

@@ -76,7 +76,6 @@ class PlainHeadNetwork(PlainNetwork):
         self.classes_layer = nn.Linear(channels, num_classes)
 
     def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
         features = self.trunk(x)
         return self.classes_layer(features.mean(dim=(2, 3)) if self.head is None else self.head(features).flatten(1))
 
@@ -95,7 +94,6 @@ class BranchedPrimaryCaps(nn.Module):
         self.activation = None if squashed else convolution(channels, types, relu=False)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Primary capsules of a feature map."""
         pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, -1))
         if self.activation is None:
             return Capsules(*squash_with_length(pose))
@@ -159,7 +157,6 @@ class SRCapsNet(ImageModel):
         )  # fmt: skip
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
         capsules = self.primary(
             self.trunk(self._seen(images))
         )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images

@@ -108,7 +108,6 @@ class TransformingAutoencoder(ImageModel):
         self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
-        """The five stages of all capsules, for the table that a notebook shows."""
         count, image = self.num_capsules, times(self.in_chans, *self.img_size)
         recognised, generated = (
             capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")

@@ -60,7 +60,6 @@ class PriorRouting(Router):
         self.register_buffer("prior", prior, persistent=drawn)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """The logits of a child start from its prior."""
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 
 
@@ -145,7 +144,6 @@ class TreeCapsNet(ImageModel):
         return found
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Capsules of the finest classes: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]`."""
         return self.levels(images)[-1]
 
 

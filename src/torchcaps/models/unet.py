@@ -60,7 +60,6 @@ class UNet(PlainNetwork):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def scores(self, x: Images) -> Scores:
-        """What the sigmoids of each pixel are taken of: any numbers."""
         height, width = self.img_size
         first, *others = self.down
         maps = [first(F.pad(x, (0, -width % self.step, 0, -height % self.step)))]

@@ -41,7 +41,6 @@ class NormalisedPrimaryCaps(nn.Module):
             nn.init.xavier_uniform_(conv.weight)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Primary capsules of a feature map."""
         pose = self.pose_norm(self.pose(x).unflatten(1, (self.types, POSE**2)))
         activation = torch.sigmoid(full_precision(self.activation_norm(self.activation(x))))
         return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.permute(0, 2, 3, 1))
@@ -105,7 +104,6 @@ class VBCaps(ImageModel):
         self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
     def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
         x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)

@@ -91,11 +91,9 @@ class Measured:
         return f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, ready for JSON."""
         return {**self.figures, "num_samples": self.num_samples}
 
     def table(self) -> list[tuple[str, ...]]:
-        """A line for each figure."""
         return [("figure", "value"), *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items())]
 
 

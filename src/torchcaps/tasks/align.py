@@ -73,7 +73,6 @@ class Align(Task):
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Sets of points."""
         return images.kind == "points"
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
@@ -84,7 +83,6 @@ class Align(Task):
         return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
 
     def forward(self, batch: Motions, share: float) -> Outcomes:
-        """The weighted loss, and its six parts before they are weighted."""
         return {name: values.mean() for name, values in self._losses(batch).items()}
 
     def _losses(self, batch: Motions) -> Outcomes:
@@ -101,7 +99,6 @@ class Align(Task):
         return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
 
     def outcome(self, batch: Motions) -> Outcomes:
-        """Of each set: the loss, and what becomes of it under eight motions; see `figures`."""
         chamfer, turns, axes, homes = [], [], [], []
         for k in range(batch.shift.shape[1]):
             points, rotation = batch.view(k), batch.rotation[:, k]
@@ -142,7 +139,6 @@ class Align(Task):
         return found
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Sets coloured by capsule as they are moved, in their canonical pose, and as they are drawn."""
         from torchcaps import viz
 
         place = device_of(self.model)
@@ -169,7 +165,6 @@ class Align(Task):
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The motion of each set to its canonical pose, its parts, and how well it is drawn; see `Aligned`."""
         aligned = self.model.align(pictures)
         distance, found = self._chamfer(aligned), []
         for i in range(len(pictures)):

@@ -116,17 +116,14 @@ class Classify(Task):
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     def settings(self) -> dict[str, Any]:
-        """The paper's weight of the reconstruction, with a margin loss and a decoder."""
         return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0}
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images of one class each."""
         return images.labels.dim() == cls.axes
 
     @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """For models made to tell classes apart, one or several."""
         return spec.task == "classify" and cls.takes(images)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
@@ -166,7 +163,6 @@ class Classify(Task):
         return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
         loss = self.losses[self.loss](scores, wanted, share, self.config.task)
@@ -185,31 +181,26 @@ class Classify(Task):
         return reconstruction_loss(drawing, batch.images)
 
     def outcome(self, batch: Batch) -> Outcomes:
-        """Activations, labels, and logits where there are any."""
         scores = self.scores(batch.images)
         found = {"activation": scores.activation.float(), "labels": batch.labels}
         return found if scores.logits is None else found | {"logits": scores.logits.float()}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss of the classes, as at the end of the training, and the accuracy."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         scores = Scores(activation, outcomes.get("logits"), None)
         loss = self.losses[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:
-        """Capsules that are dead or saturated, and a model that tells no classes apart."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
         return collapse_warnings(activation, labels, found)
 
     def stuck(self, losses: Outcomes) -> str | None:
-        """For capsules only: whether all of them are dead or saturated."""
         state = stuck(losses["activation"]) if self.spec.pose and not self.spec.logits else None
         return state and f"every class capsule was {state}"
 
     def check(self, images: ImageSet) -> Outcomes:
-        """Refuse a model with fewer outputs than there are classes."""
         found = super().check(images)
         outputs = found["activation"].shape[1]
         if outputs < images.num_classes:
@@ -217,17 +208,14 @@ class Classify(Task):
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Accuracy overall and by class, confusions, calibration."""
         return evaluate(self.model, images, progress=progress)
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Confusion matrix, accuracy by class, calibration, examples, and reconstructions."""
         assert isinstance(found, Evaluation)
         return classified(self.model, found, images)
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The class with the largest activation, and the activations of all, the largest first."""
         classes: tuple[str, ...] = self.model.classes
         rows = []
         for values in activations_of(self.model, pictures):

@@ -46,7 +46,6 @@ class Discover(Task):
     made_for = "a model of parts and objects"
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
-        """Images, changed at random in training, and noise for presences."""
         if not self.training:
             return Seen(images.float_images(indices), images.labels[indices])
         drawn, how = images.draw(indices, generator=generator), self.config.augmentation
@@ -56,7 +55,6 @@ class Discover(Task):
         return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
 
     def forward(self, batch: Seen, share: float) -> Outcomes:
-        """The loss by its parts, each of them before it is weighted."""
         noise: Any = batch[2:]
         found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
         with without_autocast(batch.images):
@@ -64,7 +62,6 @@ class Discover(Task):
         return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}
 
     def outcome(self, batch: Seen) -> Outcomes:
-        """For each image how unlikely its pixels and poses are, presences of its objects, and what they explain."""
         found: Explained = self.model.explain(batch.images)
         return {
             "pixels": -found.log_likelihood, "poses": -found.part_log_likelihood, "labels": batch.labels,
@@ -91,18 +88,15 @@ class Discover(Task):
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """The figures on test images, by the clusters that held-out images were divided into."""
         figures = self.eval().figures(self.outcomes(images, progress=progress))
         return Measured(figures, len(images), "accuracy_presence")
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Templates, images drawn by their parts, and what each object explains."""
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The cluster of each picture, the class that it was found to be, and the most present objects."""
         presences = self.model(pictures).float().cpu()
         clusters = nearest(presences, self.model.centres[1].cpu())
         found = []

@@ -118,12 +118,10 @@ class Segment(Task):
             self.rare = torch.where(count > 0, rare, 1.0).float().view(-1, 1, 1)
 
     def settings(self) -> dict[str, Any]:
-        """The authors' weight of the reconstruction, with a decoder."""
         return {"reconstruction": WEIGHT if self.spec.decoder else 0.0}
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images with masks."""
         return isinstance(images, MaskedSet)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
@@ -150,7 +148,6 @@ class Segment(Task):
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of the pixels, and the mean squared error of the reconstruction."""
         masks = batch.masks
         assert masks is not None
         if not self.weight:
@@ -178,20 +175,17 @@ class Segment(Task):
         return {"counts": counts, "right": right, "loss": self.lost(said, masks).expand(len(masks))}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, and mean figures of the classes."""
         found = self._found(outcomes, tuple(map(str, range(1 + outcomes["counts"].shape[2]))))
         loss = outcomes["loss"].double().mean().item()
         return {"loss": loss, "dice": found.dice, "iou": found.iou, "boundary": found.boundary}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:
-        """Classes that no mask to train with shows, and a model that finds nothing."""
         found = [f"no mask to train with shows the class {name!r}" for name in self.absent]
         if not PixelCounts(*outcomes["counts"].unbind(dim=1)).predicted.any():
             found.append("the model takes every pixel for background")
         return found
 
     def check(self, images: ImageSet) -> Outcomes:
-        """Refuse a model of another number of classes, or whose maps have another size than the images."""
         place = device_of(self.model)
         with evaluating(self):
             found = self.model(images.float_images([0]).to(place)).shape
@@ -204,11 +198,9 @@ class Segment(Task):
         return super().check(images)
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Dice, intersection over union and boundaries by class."""
         return self._found(self.outcomes(images, progress=progress), images.classes)
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Images under true and predicted masks, and the figures by class."""
         from torchcaps.viz.tiles import masks
 
         assert isinstance(images, MaskedSet)
@@ -252,7 +244,6 @@ class Segment(Task):
         return rows
 
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Share of the pixels of each class, and images with the masks that the model finds over them."""
         said = self.said(images).share
         found, count = _classes(said).cpu(), 1 + said.shape[1]
         shares = torch.stack([(found == k).flatten(1).float().mean(dim=1) for k in range(count)], dim=1)

@@ -58,7 +58,6 @@ class Transform(Task):
         self.how = replace(how, shift=0, degrees=0.0, zoom=0.0, shear=0.0)  # of an image, before there are two views
 
     def settings(self) -> dict[str, Any]:
-        """Poses that are moved by shifts see nothing but shifts."""
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
@@ -72,31 +71,25 @@ class Transform(Task):
         return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
 
     def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
-        """The squared error of the drawn target, summed over its pixels."""
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
     def outcome(self, batch: TransformedPairs) -> Outcomes:
-        """Poses and presences of both views, and errors; see `compared`."""
         return {name: values.float() for name, values in compared(self.model, batch).items()}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, and the correlation of estimated and true transformations: a mean over their numbers."""
         together = correlation(outcomes["true"], predicted(outcomes))
         return {"loss": outcomes["error"].double().mean().item(), "correlation": together.nan_to_num().mean().item()}
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """What poses say of known transformations, and errors of drawings, on one pair made of each image."""
         return measured(self.outcomes(images, progress=progress))
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Estimated against true transformations, drawings, and what generation units draw."""
         assert isinstance(found, TransformingEvaluation)
         return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The most present capsules of each picture, with their presences and poses."""
         poses, presences = self.model.capsules(pictures)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):

@@ -44,17 +44,14 @@ class TreeEvaluation(Evaluation):
     hierarchy: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """As of an evaluation, with the figures of the tree."""
         return super().to_dict() | self.hierarchy
 
     @property
     def summary(self) -> str:
-        """One line."""
         shown = ", ".join(f"{name.replace('_', ' ')} {self.hierarchy[name]:.4f}" for name in SHOWN)
         return f"{shown}, {self.num_samples} images"
 
     def table(self) -> list[tuple[str, ...]]:
-        """That of the finest classes, below a row for each level."""
         heads, *rows = super().table()
         right = (self.paths == self.truth).sum(dim=0).tolist()
         pairs = enumerate(zip(self.tree.sizes, right, strict=True), start=1)
@@ -96,16 +93,13 @@ class Tree(Classify):
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images of one class each, whose classes make a tree."""
         return super().takes(images) and label_tree(images.classes) is not None
 
     @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """For models made to tell classes apart, of all levels or of the finest."""
         return spec.task in ("classify", cls.name) and cls.takes(images)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of all levels and of each; under its own name that of the finest, which is what is validated."""
         if not self.knows_levels:
             return super().forward(batch, share)
         activations, paths = self._activations(batch.images), self.ancestors[batch.labels]
@@ -135,7 +129,6 @@ class Tree(Classify):
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 
     def outcome(self, batch: Batch) -> Outcomes:
-        """As of a classifier of the finest classes; and "paths" `[batch, levels]`, what is said on every level."""
         if not self.knows_levels:
             found = super().outcome(batch)
             check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
@@ -144,25 +137,21 @@ class Tree(Classify):
         return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss and the accuracy of the finest classes, and figures of the tree."""
         found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return super().figures(outcomes) | {name: found[name] for name in SHOWN}
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Accuracy of every level, how levels agree, and of the finest classes what a classifier has."""
         outcomes = self.outcomes(images, progress=progress)
         finest, paths = score(outcomes["activation"], images.labels, images.classes), outcomes["paths"]
         hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """The levels, confusions between the groups of each, and what is shown of a classifier."""
         assert isinstance(found, TreeEvaluation)
         return [*_levels(found), *super().exhibits(found, images)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """As of a classifier of the finest classes; and what is said on every level, coarse to fine."""
         batch = Batch(pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device))
         rows = []
         for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):

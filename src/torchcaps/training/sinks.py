@@ -74,7 +74,6 @@ class InFolder(InMemory):
         }  # fmt: skip
 
     def restore(self, trainer: Trainer) -> Progress:
-        """Take up the newest whole checkpoint; every process gets the first one's."""
         model, optimiser, ranks = trainer.task.model, trainer.optimiser, trainer.ranks
         progress, text = trainer.progress, ""
         if self.main:
@@ -93,27 +92,22 @@ class InFolder(InMemory):
         return progress
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add a line to the metrics."""
         if self.main:
             self.run.append(row)
 
     def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
-        """Write the model where it is the best so far, or every epoch's is kept."""
         for path, wanted in ((self.run.model, best), (self.run.epoch_model(epoch), self.keep_epochs)):
             if wanted and self.main:
                 save_tensors(path, model.state_dict(), self.about)
 
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint."""
         if self.main:
             about = self.run.unchanging(trainer.config) | self.data
             save_state(self.run.last, trainer.task.model, trainer.optimiser, trainer.progress, about)
 
     def clear(self) -> None:
-        """Forget the metrics."""
         if self.main:
             self.run.rewind(-1)
 
     def left(self) -> str:
-        """Which file is the last good state, and what to do."""
         return diverged(self.run.last)
