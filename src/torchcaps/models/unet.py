@@ -12,30 +12,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
-from torchcaps.models._base import PlainNetwork
+from torchcaps.models._base import Images, PlainNetwork
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import ModelSpec
 
-Images = Float[Tensor, "batch channels height width"]
 Scores = Float[Tensor, "batch classes height width"]
 
 
 class UNet(PlainNetwork):
     """Two convolutions a level, halved by the maximum and doubled by a transposed convolution, with skips.
 
+    Zeros are added to images up to a multiple of `2 ** (levels - 1)`. Outputs are probabilities of each class by
+    itself, `[batch, num_classes - 1, height, width]`. Where all are below 0.5 there is background.
+
     Args:
         num_classes: at least 2, the first of which is the background, which has no output.
-        in_chans, img_size: see `create_model`.
         channels: of the first level; each level below has twice as many.
         levels: at least 1; the map is halved between them.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1], to which zeros are added up to a multiple of
-        `2 ** (levels - 1)`; output: probabilities `[batch, num_classes - 1, height, width]`, of each class by itself.
-        Where all are below 0.5 there is background.
-
-    Raises:
-        ValueError: for fewer than two classes, or sizes below one.
     """
 
     def __init__(
@@ -86,7 +79,6 @@ def _passport(parameters: int, published: str) -> Passport:
 
 # The network that SegCaps was compared with.
 enlist("unet", UNet, _passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
-
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
 enlist("unet_matched", UNet, _passport(1_474_061, "none; it has as many parameters as SegCaps"), channels=28, levels=4)

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import Aligned
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, mapped, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 
 WEIGHTS = {
     "equivariance": 5.0, "localisation": 1.0, "equilibrium": 1e-3, "invariance": 1.0, "canonical": 1.0, "chamfer": 1.0,
@@ -33,13 +33,7 @@ UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
 
 
 class Motions(NamedTuple):
-    """Sets of points and rigid motions of each: `x -> rotation x + shift`.
-
-    Attributes:
-        points: `[batch, dim, points, 1]`.
-        rotation: `[batch, views, dim, dim]`.
-        shift: `[batch, views, dim]`.
-    """
+    """Sets of points and rigid motions of each: `x -> rotation x + shift`."""
 
     points: Float[Tensor, "batch dim points 1"]
     rotation: Float[Tensor, "batch views dim dim"]
@@ -124,8 +118,7 @@ class Align(Task):
         rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
         174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
         the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
-        mean. `axes_` are the same of alignment by principal axes.
-        """
+        mean. `axes_` are the same of alignment by principal axes."""
         mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
         found = {
             "loss": mean["loss"], "explained": 1 - mean["chamfer"] / (2 * mean["size"]), "chamfer": mean["chamfer"],
@@ -141,23 +134,21 @@ class Align(Task):
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
         from torchcaps import viz
 
-        place = device_of(self.model)
-        some = torch.arange(min(SHAPES, len(images)), device=images.images.device)
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
         with evaluating(self):
-            batch = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            batch = self.first(images, SHAPES)
             for view in range(SHOWN_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
                 drawn = self.model.draw(*self.model.described(aligned))
                 capsule = aligned.attention.argmax(dim=2)
                 parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
-                for i in range(len(some)):
+                for i in range(len(points)):
                     rows[0].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
                     rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
                     rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
         about = (
-            f"{len(some)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
+            f"{len(points)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
             "should be the same for all motions, and parts should keep their colours. Of three coordinates two show."
         )
         alt = "Sets of points coloured by capsule, as they are moved, in the canonical pose, and as they are drawn."
@@ -179,19 +170,14 @@ class Align(Task):
 
 
 def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
-    """Five losses of each set, `[batch]`: without the Chamfer distance of its drawing.
+    """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing; `both` is of the sets after
+    their first motions, then after their second ones.
 
-    Args:
-        both: of the sets after their first motions, then after their second ones.
-        batch: the motions.
-
-    Returns:
-        "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
-        capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
-        capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
-        distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
-        are of one view, and means of both.
-    """
+    "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
+    capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
+    capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
+    distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
+    are of one view, and means of both."""
     count = len(batch.points)
     a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
     with without_autocast(batch.points):
@@ -219,8 +205,7 @@ def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tenso
     """Lengths in [0, 1] from the mean rotation of each set: of each, and of the sets together.
 
     The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
-    unit vectors. Together, each set counts with the rotation that is nearest to its mean.
-    """
+    unit vectors. Together, each set counts with the rotation that is nearest to its mean."""
     u, lengths, v = torch.linalg.svd(turns.double())
     sign = torch.ones_like(lengths)
     sign[:, -1] = torch.linalg.det(u @ v)

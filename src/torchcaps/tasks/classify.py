@@ -16,7 +16,7 @@ from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TaskSettings, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.tasks.collapse import collapse_warnings, stuck
 from torchcaps.tasks.exhibits import classified
 from torchcaps.types import Capsules, ModelSpec
@@ -29,17 +29,11 @@ SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the 
 
 
 class Scores(NamedTuple):
-    """What a model says of a batch.
+    """What a model says of a batch."""
 
-    Attributes:
-        activation: of the classes, `[batch, classes]`: lengths or probabilities in [0, 1].
-        logits: what probabilities are made of, `[batch, classes]`; None for a model without.
-        capsules: of the classes; None for a model without poses.
-    """
-
-    activation: Float[Tensor, "batch classes"]
-    logits: Float[Tensor, "batch classes"] | None
-    capsules: Capsules | None
+    activation: Float[Tensor, "batch classes"]  # lengths or probabilities in [0, 1]
+    logits: Float[Tensor, "batch classes"] | None  # what probabilities are made of; None for a model without
+    capsules: Capsules | None  # of the classes; None for a model without poses
 
 
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
@@ -96,8 +90,7 @@ class Classify(Task):
     """One class an image.
 
     With a decoder and a margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
-    one is (arXiv 1710.09829, section 4.1).
-    """
+    one is (arXiv 1710.09829, section 4.1)."""
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     offers = frozenset({"classes", "decode", "routing", "sweep"})
@@ -130,15 +123,15 @@ class Classify(Task):
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
             return Batch(images.float_images(indices), images.labels[indices.to(images.labels.device)])
-        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
+        drawn = images.draw(indices, generator=generator)
         layers = drawn.images
         if drawn.singles is not None:
             layers = torch.cat([layers, drawn.singles.flatten(1, 2)], dim=1)
-        layers = changed(layers, how, self.config.data.crop, generator)
+        layers = self.changed(layers, generator)
         if drawn.singles is None:
-            return Batch(lit(layers, how, generator), drawn.labels)
+            return Batch(self.lit(layers, generator), drawn.labels)
         image, *singles = layers.chunk(1 + drawn.singles.shape[1], dim=1)
-        return Batch(lit(image, how, generator), drawn.labels, torch.stack(singles, dim=1))
+        return Batch(self.lit(image, generator), drawn.labels, torch.stack(singles, dim=1))
 
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
@@ -166,19 +159,16 @@ class Classify(Task):
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
         loss = self.losses[self.loss](scores, wanted, share, self.config.task)
-        parts = {self.loss: loss}
-        total = loss
+        found = {"loss": loss, self.loss: loss}
         if self.weight and scores.capsules is not None:
-            parts["reconstruction"] = self.drawn(scores.capsules, batch)
-            weight = self.weight * PAPER_PIXELS / batch.images[0].numel()
-            total = loss + weight * parts["reconstruction"]
-        share_right = right(scores.activation, batch.labels).double().mean()
-        return {"loss": total, **parts, "accuracy": share_right, "activation": scores.activation.detach()}
+            found["reconstruction"] = self.drawn(scores.capsules, batch)
+            found["loss"] = loss + self.weight * PAPER_PIXELS / batch.images[0].numel() * found["reconstruction"]
+        found["accuracy"] = right(scores.activation, batch.labels).double().mean()
+        return found | {"activation": scores.activation.detach()}
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Summed squared error of what the labelled capsules draw, mean over the batch."""
-        drawing = self.model.reconstruct(capsules, batch.labels)
-        return reconstruction_loss(drawing, batch.images)
+        return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
     def outcome(self, batch: Batch) -> Outcomes:
         scores = self.scores(batch.images)

@@ -22,8 +22,7 @@ def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight
 def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
     """ "dead" when every length is below 0.05, "saturated" when their mean is above 0.9, else None.
 
-    No network that tells classes apart is either: it makes one class long and the others short.
-    """
+    No network that tells classes apart is either: it makes one class long and the others short."""
     if activation.max() < DEAD:
         return "dead"
     return "saturated" if activation.mean() > SATURATED else None

@@ -25,7 +25,7 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.squash import full_precision
 from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.types import declares
 
 PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -38,23 +38,17 @@ Scores = Float[Tensor, "batch classes height width"]
 
 
 class Said(NamedTuple):
-    """What a model says of the classes of each pixel, the background left out.
+    """What a model says of the classes of each pixel, the background left out."""
 
-    Attributes:
-        share: in [0, 1]: lengths, or sigmoids of logits.
-        logits: None for a model of lengths.
-    """
-
-    share: Scores
-    logits: Scores | None
+    share: Scores  # in [0, 1]: lengths, or sigmoids of logits
+    logits: Scores | None  # None for a model of lengths
 
 
 def cross_entropy(said: Said, target: Scores, weight: Tensor) -> Tensor:
     """Cross-entropy of one class a pixel, by odds `p / (1 - p)`, those of the background being 1.
 
     Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes that look alike would
-    all stay below one half, and a network would find nothing.
-    """
+    all stay below one half, and a network would find nothing."""
     logits = said.logits
     if logits is None:
         p = said.share.clamp(1e-7, 1 - 1e-7)
@@ -73,8 +67,7 @@ def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
 def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
 
-    In training the batch is that of all processes; else each of them has batches of its own.
-    """
+    In training the batch is that of all processes; else each of them has batches of its own."""
     sums = torch.stack([each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)])
     both, found, true = summed(sums) if sums.requires_grad else sums
     lost = 1 - (2 * both + SMOOTH) / (found + true + SMOOTH)
@@ -130,14 +123,14 @@ class Segment(Task):
         if not self.training:
             index = indices.to(images.masks.device)
             return Batch(images.float_images(index), images.labels[index], masks=images.masks[index].long())
-        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
+        drawn = images.draw(indices, generator=generator)
         assert drawn.masks is not None
         targets = _targets(drawn.masks, images.num_classes - 1)
         channels = drawn.images.shape[1]
-        moved = changed(torch.cat([drawn.images, targets], dim=1), how, self.config.data.crop, generator)
+        moved = self.changed(torch.cat([drawn.images, targets], dim=1), generator)
         image, target = moved[:, :channels], moved[:, channels:]
         ground = 1 - target.sum(dim=1, keepdim=True)
-        return Batch(lit(image, how, generator), drawn.labels, masks=torch.cat([ground, target], dim=1).argmax(dim=1))
+        return Batch(self.lit(image, generator), drawn.labels, masks=torch.cat([ground, target], dim=1).argmax(dim=1))
 
     def said(self, images: Tensor) -> Said:
         """What the model says of images, in full precision."""
@@ -224,8 +217,7 @@ class Segment(Task):
 
         The label is the class with the most pixels, and the background where no class is found.
         An image is brought to the model's size as its training images were. A model that was trained on windows of
-        its images looks at every image in windows, which overlap; memory does not grow with their number.
-        """
+        its images looks at every image in windows, which overlap; memory does not grow with their number."""
         classes: tuple[str, ...] = self.model.classes
         rows = []
         for file, name in zip(files, names, strict=True):

@@ -15,13 +15,13 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import check_known, check_range, check_shape
-from torchcaps.evaluation.forward import Progress, device_of, evaluating
+from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
 
 Images = Float[Tensor, "batch channels height width"]
@@ -50,7 +50,7 @@ class Transform(Task):
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
-        how = self.config.augmentation
+        how = self.how
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
                 raise ValueError(f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}")
@@ -66,7 +66,7 @@ class Transform(Task):
             drawn = self._views(len(images), images.img_size, Generator().manual_seed(SEED))
             return _pairs(images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn))
         originals = images.draw(indices, generator=generator).images
-        originals = lit(changed(originals, self.how, self.config.data.crop, generator), self.how, generator)
+        originals = self.lit(self.changed(originals, generator), generator)
         height, width = originals.shape[2:]
         return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
 
@@ -120,10 +120,8 @@ class Transform(Task):
     def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
         from torchcaps import viz
 
-        place = device_of(self.model)
-        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
         with evaluating(self):
-            pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            pairs = self.first(images, SHOWN)
             drawn = self.model(pairs.source, pairs.transformation)
         errors = {
             "the drawing": found.error, "the input as it is": found.copy_error,
@@ -164,7 +162,7 @@ def transformed_pairs(
     """Two random views of each image, and the transformation from the first to the second.
 
     Args:
-        images: `[batch, channels, height, width]` in [0, 1].
+        images: in [0, 1].
         pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the centre, then a shift.
         shift: largest shift of a view in pixels per axis; two views differ by up to twice as much.
         degrees: largest rotation of an affine view either way.

@@ -31,17 +31,11 @@ Paths = Int64[Tensor, "n levels"]  # of each image a class of every level, coars
 
 @dataclass(frozen=True, eq=False)
 class TreeEvaluation(Evaluation):
-    """What a model made of a data set with a label tree; what `Evaluation` has is of the finest classes.
-
-    Attributes:
-        tree: the levels and their classes.
-        paths: `[n, levels]` classes that the model says, level by level; they need not belong to one another.
-        hierarchy: see `path_figures`.
-    """
+    """What a model made of a data set with a label tree; what `Evaluation` has is of the finest classes."""
 
     tree: LabelTree
-    paths: Paths
-    hierarchy: dict[str, float]
+    paths: Paths  # classes that the model says, level by level; they need not belong to one another
+    hierarchy: dict[str, float]  # see `path_figures`
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | self.hierarchy
@@ -69,8 +63,7 @@ class TreeEvaluation(Evaluation):
 class Tree(Classify):
     """Every level of a label tree; the loss is that of each level, weighted.
 
-    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest.
-    """
+    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest."""
 
     score = "exact_match"  # of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike
     losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)
@@ -120,8 +113,7 @@ class Tree(Classify):
     def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
 
-        The authors take those of the batch before, which a run that goes on would have to remember.
-        """
+        The authors take those of the batch before, which a run that goes on would have to remember."""
         accuracy = None
         if self.loss == DYNAMIC:
             *hits, total = summed(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
@@ -170,8 +162,7 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
     """What the loss of each level counts; the sum is 1.
 
     `1 - n_l / sum n`, normalised: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
-    in [0, 1]: `1 - accuracy_l * initial_l`, normalised.
-    """
+    in [0, 1]: `1 - accuracy_l * initial_l`, normalised."""
     total = sum(sizes)
     start = _normalised([1 - count / total for count in sizes])
     if accuracy is None:
@@ -185,8 +176,7 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     `level_1_accuracy`, ..., of each level, coarse to fine; `hierarchical_accuracy`, their harmonic mean; `exact_match`,
     the share of images that are right on every level; `consistency`, of those whose classes are each the parent of the
     next, which needs no truth. `hierarchical_precision`, `_recall` and `_f1` compare sets, an image at a time: the
-    classes that are said, with all of their ancestors, against the true path.
-    """
+    classes that are said, with all of their ancestors, against the true path."""
     right, depth = paths == truth, len(tree.sizes)
     accuracy = right.double().mean(dim=0).tolist()
     lineage = [paths[:, -1:]]  # of each level, fine to coarse: the class that is said, and ancestors of those below

@@ -20,9 +20,7 @@ MOST = 1 << 28  # numbers in a file: 1 GiB
 
 
 def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
-    """Write the model file of published weights, which `torchcaps.load` takes.
-
-    Its classes are named by their numbers.
+    """Write the model file of published weights, which `torchcaps.load` takes. Its classes are named by their numbers.
 
     Args:
         path: an HDF5 file of Keras' `save_weights`, or a `state_dict` that PyTorch has saved.
