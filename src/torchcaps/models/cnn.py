@@ -14,7 +14,7 @@ from torch import nn
 
 from torchcaps.errors import check_range
 from torchcaps.models._base import Classes, Images, PlainNetwork
-from torchcaps.models._registry import Passport, create_model, enlist, register_model
+from torchcaps.models._registry import Passport, create_model, enlist, register_model, variant
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
@@ -98,8 +98,8 @@ def matched_cnn(
         CNN: its count of parameters is within 5 % of the model's; equal arguments give equal widths.
 
     Raises:
-        ValueError: for an unknown name, a CNN, or a model too small to be matched. TypeError: for sizes or options
-            that go with a model, not with a name.
+        ValueError: for an unknown name, a CNN, or a model too small to be matched.
+        TypeError: for sizes or options that go with a model, not with a name.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size} | model_options
     if isinstance(model, str):
@@ -114,11 +114,9 @@ def matched_cnn(
         raise ValueError("model: expected a capsule network, got a CNN")
     sized: Any = model
     sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)
-    first, second, hidden = matched_widths(target, *sizes)
-    cnn = CNN(
-        *sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout,
-        several=several, standardised=standardised,
-    )  # fmt: skip
+    *channels, hidden = matched_widths(target, *sizes)
+    layers: dict[str, Any] = {"channels": tuple(channels), "kernels": (5, 5), "pool": True, "hidden": (hidden,)}
+    cnn = CNN(*sizes, **layers, dropout=dropout, several=several, standardised=standardised)
     found = parameter_count(cnn)
     if abs(found - target) > TOLERANCE * target:
         raise ValueError(f"model: no CNN has about as many parameters as this one, {target}; the nearest has {found}")
@@ -139,26 +137,23 @@ def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple
     return first, second, max(1, round((target - count(first, second, 0)) / per_unit))
 
 
-DYNAMIC = "Dynamic Routing Between Capsules"
-MATRIX = "Matrix capsules with EM routing"
-
-
 # The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units.
 enlist("cnn_baseline", CNN, Passport(
-    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10, parameters=35_445_522,
-    published="MNIST test error 0.39 % (the paper's baseline)",
+    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=35_445_522, published="MNIST test error 0.39 % (the paper's baseline)",
 ))  # fmt: skip
 
 # The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units.
-enlist("cnn_multimnist", CNN, Passport(
-    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10, parameters=24_563_978,
+variant(
+    "cnn_multimnist", "cnn_baseline", img_size=(36, 36), parameters=24_563_978, channels=(512, 256), kernels=(9, 5),
+    pool=True, hidden=(1024,), dropout=0.0, several=True,
     published="MultiMNIST test error 8.1 % (the paper's baseline)",
-), channels=(512, 256), kernels=(9, 5), pool=True, hidden=(1024,), dropout=0.0, several=True)  # fmt: skip
+)  # fmt: skip
 
 # The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout.
 enlist("cnn_smallnorb", CNN, Passport(
-    title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
-    published="smallNORB test error 5.2 % (the paper's baseline)",
+    title="Matrix capsules with EM routing", year=2018, arxiv="", img_size=(32, 32), in_chans=2,
+    num_classes=5, parameters=4_253_349, published="smallNORB test error 5.2 % (the paper's baseline)",
 ), channels=(32, 64), kernels=(5, 5), pool=True, hidden=(1024,))  # fmt: skip
 
 

@@ -86,13 +86,11 @@ class ClassIndependentDecoder(nn.Module):
         )
         widths = [*DRAWN[: doublings + 2], channels]
         strides = [1, *[2] * doublings, 1]
-        self.layers = nn.Sequential(
-            *(
-                nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
-                for (below, above), stride in zip(pairwise(widths), strides, strict=True)
-            ),
-            nn.Sigmoid(),
+        larger = (
+            nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
+            for (below, above), stride in zip(pairwise(widths), strides, strict=True)
         )
+        self.layers = nn.Sequential(*larger, nn.Sigmoid())
 
     def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Images:
         pose = masked.sum(dim=1).to(self.linear.weight.dtype)

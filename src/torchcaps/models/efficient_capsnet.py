@@ -60,9 +60,11 @@ class EfficientCapsNet(DrawingModel):
         channels = [sizes[2] if len(sizes) > 2 else usual for sizes, usual in zip(stem, CHANNELS, strict=True)]
         if channels[-1] % PRIMARY_DIM:
             raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {channels[-1]}")
+        check_range("slope", slope, low=0, high=1)
         layers = list[nn.Module]()
         for below, above, sizes in zip((in_chans, *channels), channels, windows, strict=False):
-            between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
+            relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
+            between = [relu, _norm(norm, above, epsilon, momentum)]
             layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
@@ -91,11 +93,6 @@ def _he(convolution: nn.Conv2d) -> nn.Conv2d:
     std = (2 / convolution.weight[0].numel()) ** 0.5 / UNTRUNCATED
     nn.init.trunc_normal_(convolution.weight, std=std, a=-2 * std, b=2 * std)
     return convolution
-
-
-def _activation(slope: float) -> nn.Module:
-    check_range("slope", slope, low=0, high=1)
-    return nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
 
 
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:

@@ -97,13 +97,12 @@ class MatrixRouting(_Convolved):
         super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts)
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
+        sizes = ((1, parts), (parts, num_classes))  # all children below share their matrices
+        kinds = (LayerSizes(below, POSE**2, above, POSE**2) for below, above in sizes)
+        votes = (MatrixVotes(kind, init_std=1 / POSE, identity=False) for kind in kinds)
         self.part_capsules, self.class_capsules = (
-            RoutedLayer(
-                MatrixVotes(LayerSizes(below, POSE**2, above, POSE**2), init_std=1 / POSE, identity=False),
-                "heinsen_2019", iterations=iterations,
-            )
-            for below, above in ((1, parts), (parts, num_classes))  # all children below share their matrices
-        )  # fmt: skip
+            RoutedLayer(each, "heinsen_2019", iterations=iterations) for each in votes
+        )
         router: Any = self.class_capsules.router
         for beta in (router.beta_use, router.beta_ignore):
             nn.init.normal_(beta, std=0.01)  # from zeros, as published, the first step reaches nothing below

@@ -136,15 +136,10 @@ def _kind(module: nn.Module) -> str:
         kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
         name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
-        name += f", {routing_in_words(module.router)}"
+        name += f", {module.router.describe()} routing"
+        iterations = getattr(module.router, "iterations", None)
+        name += "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
     return name
-
-
-def routing_in_words(router: Router) -> str:
-    """`dynamic routing, 3 iterations`, or the name of a function."""
-    iterations = getattr(router, "iterations", None)
-    count = "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
-    return f"{router.describe()} routing{count}"
 
 
 def facts_of(model: Any) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
@@ -102,19 +102,15 @@ def _joined(one: Capsules, other: Capsules) -> Capsules:
     return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
 
 
-def _passport(parameters: int, published: str) -> Passport:
-    return Passport(
-        title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
-        num_classes=2, parameters=parameters, published=published,
-    )  # fmt: skip
-
-
 # SegCaps R3: three iterations in every layer.
-enlist("segcaps", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
+enlist("segcaps", SegCaps, Passport(
+    title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
+    num_classes=2, parameters=1_425_649, published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",
+))  # fmt: skip
 
 # SegCaps R1: equal couplings where the size of the map stays.
-enlist("segcaps_r1", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"), same_size=1)
+variant("segcaps_r1", "segcaps", published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)", same_size=1)
 
 
 # Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
-enlist("segcaps_small", SegCaps, _passport(363_609, "none; a network of its own, half as wide"), dim=8)
+variant("segcaps_small", "segcaps", parameters=363_609, published="none; a network of its own, half as wide", dim=8)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, PlainNetwork
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.types import ModelSpec
 
 Scores = Float[Tensor, "batch classes height width"]
@@ -70,15 +70,15 @@ def _two(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
 
 
-def _passport(parameters: int, published: str) -> Passport:
-    return Passport(
-        title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
-        img_size=(512, 512), in_chans=1, num_classes=2, parameters=parameters, published=published,
-    )  # fmt: skip
-
-
 # The network that SegCaps was compared with.
-enlist("unet", UNet, _passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
+enlist("unet", UNet, Passport(
+    title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
+    img_size=(512, 512), in_chans=1, num_classes=2, parameters=31_030_593,
+    published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
+))  # fmt: skip
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
-enlist("unet_matched", UNet, _passport(1_474_061, "none; it has as many parameters as SegCaps"), channels=28, levels=4)
+variant(
+    "unet_matched", "unet", parameters=1_474_061, published="none; it has as many parameters as SegCaps", channels=28,
+    levels=4,
+)  # fmt: skip

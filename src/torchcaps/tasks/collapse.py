@@ -31,13 +31,9 @@ def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
 def collapse_warnings(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
 ) -> list[str]:
-    """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
+    """What is wrong with these class-capsule lengths on held-out images, one sentence each; empty when nothing is.
 
-    Args:
-        activation: `[n, classes]` lengths in [0, 1] on held-out images.
-        labels: `[n]`, or `[n, k]` where each image shows k classes.
-        margin: their mean margin loss.
-    """
+    Labels are `[n, k]` where each image shows k classes; `margin` is the mean margin loss."""
     classes = activation.shape[1]
     state = stuck(activation)
     if state is not None:

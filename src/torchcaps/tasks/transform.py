@@ -63,12 +63,13 @@ class Transform(Task):
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
         """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
         if not self.training:
-            drawn = self._views(len(images), images.img_size, Generator().manual_seed(SEED))
+            drawn = _random_views(len(images), images.img_size, generator=Generator().manual_seed(SEED), **self.ranges)
             return _pairs(images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn))
         originals = images.draw(indices, generator=generator).images
         originals = self.lit(self.changed(originals, generator), generator)
         height, width = originals.shape[2:]
-        return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
+        views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)
+        return _pairs(originals, self.pose, *views)
 
     def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
@@ -97,9 +98,6 @@ class Transform(Task):
             capsules = [{"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()} for k in order]
             found.append({"capsule": first, "presence": float(presence[first]), "capsules": capsules})
         return found
-
-    def _views(self, count: int, img_size: tuple[int, int], generator: Generator) -> tuple[Matrices, Matrices]:
-        return _random_views(count, img_size, generator=generator, **self.ranges)
 
     def _poses(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
@@ -142,16 +140,14 @@ class Transform(Task):
 
         strokes = self.model.strokes().cpu()
         often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
+        title = "what the generation units of the capsules most often present draw"
+        figure = viz.generation_weights(strokes[often, :MOST_UNITS], title=title)
         return Exhibit(
             "generation", "The capsules",
             f"{found.alive} of {len(found.presence)} capsules are present in more than one image of a hundred. "
             f"Presence changes by {found.presence_change:.3f} on average when the image is transformed; it ought to "
             "stay. Below, a row for each of those most often present: what its generation units draw.",
-            viz.generation_weights(
-                strokes[often, :MOST_UNITS],
-                title="what the generation units of the capsules most often present draw",
-            ),
-            "What the generation units of the capsules most often present draw, a row a capsule.",
+            figure, "What the generation units of the capsules most often present draw, a row a capsule.",
         )  # fmt: skip
 
 
@@ -170,11 +166,8 @@ def transformed_pairs(
         shear: largest shear of its rows either way: pixels to the side for each pixel down.
         generator: where the views are drawn from; it may be on the CPU for images elsewhere.
 
-    Returns:
-        TransformedPairs: each view is sampled once, from the original; zero fills what comes from outside.
-
-    Raises:
-        ValueError: for images of other axes, an unknown pose, or a range below 0.
+    Each view is sampled once, from the original; zero fills what comes from outside. ValueError for images of other
+    axes, an unknown pose, or a range below 0.
     """
     check_shape("images", images, AXES)
     for name, value in (("shift", shift), ("degrees", degrees), ("shear", shear)):

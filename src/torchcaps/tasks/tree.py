@@ -95,7 +95,8 @@ class Tree(Classify):
     def forward(self, batch: Batch, share: float) -> Outcomes:
         if not self.knows_levels:
             return super().forward(batch, share)
-        activations, paths = self._activations(batch.images), self.ancestors[batch.labels]
+        activations = [capsules.activation for capsules in self.model.levels(batch.images)]
+        paths = self.ancestors[batch.labels]
         loss, how = self.losses[self.loss], self.config.task
         pairs = zip(activations, paths.unbind(dim=1), strict=True)
         losses = [loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs]
@@ -105,10 +106,6 @@ class Tree(Classify):
             "loss": (self._weights(right) * torch.stack(losses)).sum(), self.loss: losses[-1], **parts,
             "accuracy": right[:, -1].double().mean(), "activation": activations[-1].detach(),
         }  # fmt: skip
-
-    def _activations(self, images: Tensor) -> list[Float[Tensor, "batch classes"]]:
-        """Of every level, coarse to fine."""
-        return [capsules.activation for capsules in self.model.levels(images)]
 
     def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
@@ -125,7 +122,7 @@ class Tree(Classify):
             found = super().outcome(batch)
             check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
             return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
-        activations = self._activations(batch.images)
+        activations = [capsules.activation for capsules in self.model.levels(batch.images)]
         return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
@@ -163,11 +160,12 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
 
     `1 - n_l / sum n`, normalised: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
     in [0, 1]: `1 - accuracy_l * initial_l`, normalised."""
-    total = sum(sizes)
-    start = _normalised([1 - count / total for count in sizes])
+    weights = [1 - count / sum(sizes) for count in sizes]
+    start = [weight / sum(weights) for weight in weights]
     if accuracy is None:
         return start
-    return _normalised([1 - right * weight for right, weight in zip(accuracy, start, strict=True)])
+    weights = [1 - right * weight for right, weight in zip(accuracy, start, strict=True)]
+    return [weight / sum(weights) for weight in weights]
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
@@ -199,10 +197,6 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     }  # fmt: skip
 
 
-def _normalised(weights: Sequence[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
-
-
 def _levels(found: TreeEvaluation) -> list[Exhibit]:
     """A table of the figures, and a picture of the confusions between the groups of every level but the last."""
     from torchcaps import viz
@@ -217,11 +211,10 @@ def _levels(found: TreeEvaluation) -> list[Exhibit]:
     for level, names in enumerate(found.tree.levels[:-1]):
         pairs = found.truth[:, level] * len(names) + found.paths[:, level]
         counts = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
-        shown.append(
-            Exhibit(
-                f"level-{level + 1}", f"Groups of level {level + 1}",
-                "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, viz.names.drawable(names)), f"Confusion matrix of {len(names)} groups.",
-            )
-        )  # fmt: skip
+        what, alt = (
+            "Rows are true groups, columns what they were taken for.",
+            f"Confusion matrix of {len(names)} groups.",
+        )
+        figure = viz.confusion_matrix(counts, viz.names.drawable(names))
+        shown.append(Exhibit(f"level-{level + 1}", f"Groups of level {level + 1}", what, figure, alt))
     return shown
