@@ -116,7 +116,8 @@ class DrawingModel(ImageModel):
 
 
 class LogitModel(ImageModel):
-    """Base of networks whose probabilities are made of logits, which the cross-entropy starts from."""
+    """Base of networks whose outputs are probabilities, which sum to one unless there is a sigmoid for each: they are
+    made of logits, which the cross-entropy starts from."""
 
     several = False  # a sigmoid for each class in place of one softmax
 

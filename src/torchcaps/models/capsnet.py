@@ -54,9 +54,8 @@ class CapsNet(DrawingModel):
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
-        self.primary = PrimaryCaps(
-            channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
-        )
+        kernel: dict[str, Any] = {"kernel_size": KERNEL, "stride": STRIDE}
+        self.primary = PrimaryCaps(channels, primary_types, primary_dim, grouping=grouping, **kernel)
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS

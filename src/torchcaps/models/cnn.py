@@ -86,16 +86,14 @@ def matched_cnn(
     """A CNN with as many parameters as a capsule network, for the same images and classes.
 
     Two 5x5 convolutions with pooling and one hidden layer, shaped like the smallNORB baseline (32 and 64 channels, 1024
-    units): as wide as fits, and then a hidden layer that takes up the rest. A decoder counts with the capsule network;
-    `decoder=False` leaves it out.
+    units): as wide as fits, and then a hidden layer that takes up the rest. Its count of parameters is within 5 % of
+    the model's; equal arguments give equal widths. A decoder counts with the capsule network; `decoder=False` leaves it
+    out.
 
     Args:
         model: a capsule network, or the name of one.
         num_classes, in_chans, img_size, model_options: with a name; see `create_model`.
         dropout, several, standardised: see `CNN`.
-
-    Returns:
-        CNN: its count of parameters is within 5 % of the model's; equal arguments give equal widths.
 
     Raises:
         ValueError: for an unknown name, a CNN, or a model too small to be matched.

@@ -81,9 +81,8 @@ class ClassIndependentDecoder(nn.Module):
         doublings = next((k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k), MOST_DOUBLINGS)
         start = [-(-side >> doublings) for side in self.size]
         self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
-        self.norm = nn.Sequential(
-            nn.ReLU(), nn.Unflatten(1, (DRAWN[0], *start)), nn.BatchNorm2d(DRAWN[0], momentum=0.2)
-        )
+        first = nn.Unflatten(1, (DRAWN[0], *start))
+        self.norm = nn.Sequential(nn.ReLU(), first, nn.BatchNorm2d(DRAWN[0], momentum=0.2))
         widths = [*DRAWN[: doublings + 2], channels]
         strides = [1, *[2] * doublings, 1]
         larger = (

@@ -65,7 +65,10 @@ class EfficientCapsNet(DrawingModel):
         for below, above, sizes in zip((in_chans, *channels), channels, windows, strict=False):
             relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
             between = [relu, _norm(norm, above, epsilon, momentum)]
-            layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
+            conv = nn.Conv2d(below, above, *sizes)
+            std = (2 / (below * sizes[0] ** 2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
+            nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+            layers += [conv, *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(channels[-1], (height, width))
@@ -86,13 +89,6 @@ class EfficientCapsNet(DrawingModel):
         features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
-
-
-def _he(convolution: nn.Conv2d) -> nn.Conv2d:
-    """With weights as Keras' "he_normal" draws them."""
-    std = (2 / convolution.weight[0].numel()) ** 0.5 / UNTRUNCATED
-    nn.init.trunc_normal_(convolution.weight, std=std, a=-2 * std, b=2 * std)
-    return convolution
 
 
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:

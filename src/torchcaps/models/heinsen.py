@@ -53,8 +53,6 @@ class _Convolved(LogitModel):
 class ConvRouting(_Convolved):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
-    Outputs are probabilities, which sum to one.
-
     Args:
         channels: of each 3x3 convolution, and the dimensions of a vector.
         strides: of each convolution.
@@ -81,7 +79,7 @@ class ConvRouting(_Convolved):
 class MatrixRouting(_Convolved):
     """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
 
-    The activation of a class is a sigmoid of a logit, which the cross-entropy starts from.
+    The activation of a class is a sigmoid of its logit: they do not sum to one.
 
     Args:
         channels: of each 3x3 convolution.

@@ -53,7 +53,6 @@ class HVC(LogitModel):
     """Convolutions 3x3; homogeneous capsules after some of them; the branches' lengths are normed, weighted and summed.
 
     A capsule is the vector of channels at one position; the pose of a class capsule is that of all branches in a row.
-    Outputs are probabilities, which sum to one.
 
     Args:
         convolutions: how many; the first has 32 channels, each other one 16 more than the one before.

@@ -31,8 +31,6 @@ SMALLEST = 13  # pixels that leave one position for the last map
 class InvertedAttentionCaps(LogitModel):
     """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
 
-    Its outputs are probabilities, which sum to one.
-
     Args:
         backbone: "resnet", fifteen convolutions, or "simple", a single one with stride 2.
         types: capsule types of the primary and of both convolutional layers.

@@ -6,6 +6,7 @@ paper in: sizes follow the images; weights, costs and inverse temperatures start
 """
 
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torchcaps.functional import receptive_centres
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.models._base import ImageModel, Images
+from torchcaps.models._base import ImageModel, Images, side_after
 from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
@@ -59,7 +60,8 @@ class MatrixCaps(ImageModel):
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
         kinds = (primary_types, *types)
-        counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(*self.img_size), strict=True)]
+        maps = [prod(side_after(side, LAYERS[:k]) for side in self.img_size) for k in (1, 2, 3)]
+        counts = [n * places for n, places in zip(kinds, maps, strict=True)]
         first, second, last = (
             temperature(gain, below / above, iterations, pose_size) | options
             for below, above in pairwise([*counts, num_classes])
@@ -77,12 +79,6 @@ class MatrixCaps(ImageModel):
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them
-
-
-def _maps(height: int, width: int) -> list[tuple[int, int]]:
-    """Rows and columns of the maps of capsules, from the primary ones on."""
-    positions = ([len(receptive_centres(side, LAYERS[:k])) for k in (1, 2, 3)] for side in (height, width))
-    return list(zip(*positions, strict=True))
 
 
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:

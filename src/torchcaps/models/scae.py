@@ -11,7 +11,7 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -255,9 +255,8 @@ class SCAE(ImageModel):
         self.spec = replace(self.spec, smallest=smallest)
         check_range("pixel_scale", pixel_scale, low=1e-3)
         self.num_parts, self.num_objects = parts, objects
-        self.part_capsules = PartCapsules(
-            in_chans, self.img_size, parts, channels=channels, strides=strides, pixel_scale=pixel_scale
-        )
+        how: dict[str, Any] = {"channels": channels, "strides": strides, "pixel_scale": pixel_scale}
+        self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
         self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
         for name, value in (weights or {}).items():
             check_known("weight", name, WEIGHTS)

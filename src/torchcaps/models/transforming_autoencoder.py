@@ -94,15 +94,12 @@ class TransformingAutoencoder(ImageModel):
         self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
-        count, image = self.num_capsules, times(self.in_chans, *self.img_size)
-        recognised, generated = (
-            capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
-            for name in ("recognise", "generate")
-        )
+        count, image, units = self.num_capsules, times(self.in_chans, *self.img_size), "sigmoid units"
+        words = {n: capsules_in_words((count, w.shape[2])).replace("dims", "units") for n, w in self.weight.items()}
         stages = {
-            "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
+            "recognise": (units, words["recognise"]), "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
-            "generate": ("sigmoid units", generated),
+            "generate": (units, words["generate"]),
             "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
         return [Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]

@@ -4,6 +4,7 @@ Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks f
 MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the size of the map, no batch norm.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, PlainNetwork
 from torchcaps.models._registry import Passport, enlist, variant
-from torchcaps.types import ModelSpec
 
 Scores = Float[Tensor, "batch classes height width"]
 
@@ -39,9 +39,7 @@ class UNet(PlainNetwork):
         check_positive(channels=channels, levels=levels)
         check_range("num_classes", num_classes, low=2)
         self.step = 2 ** (levels - 1)
-        self.spec = ModelSpec(
-            activation="probability", logits=True, pixels=True, task="segment", loss="weighted_cross_entropy"
-        )
+        self.spec = replace(self.spec, pixels=True, several=False, task="segment", loss="weighted_cross_entropy")
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))
         upwards = list(pairwise(widths[::-1]))

@@ -71,10 +71,13 @@ class Align(Task):
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
         """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
+        points = images.float_images(indices)
         if self.training:
-            return _moved(images.float_images(indices), *random_motions(len(indices), 2, images.in_chans, generator))
-        drawn = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
-        return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
+            drawn = random_motions(len(indices), 2, images.in_chans, generator)
+        else:
+            every = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
+            drawn = (every[0][indices.cpu()], every[1][indices.cpu()])
+        return Motions(points, *(each.to(points) for each in drawn))
 
     def forward(self, batch: Motions, share: float) -> Outcomes:
         return {name: values.mean() for name, values in self._losses(batch).items()}
@@ -233,7 +236,3 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         rotation = torch.eye(3, device=place) + 2 * (w[..., None, None] * cross + cross @ cross)
     shift = SHIFT * (2 * torch.rand(count, views, dim, generator=generator, device=place) - 1)
     return rotation, shift
-
-
-def _moved(points: Tensor, rotation: Tensor, shift: Tensor) -> Motions:
-    return Motions(points, rotation.to(points), shift.to(points))

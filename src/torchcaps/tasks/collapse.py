@@ -38,7 +38,7 @@ def collapse_warnings(
     state = stuck(activation)
     if state is not None:
         return [f"every class capsule is {state}: {ADVICE[state]}"]
-    if labels.dim() == 1 and _uninformed(activation, labels, margin):
+    if labels.dim() == 1 and abs(margin - plateau(classes)) < 0.03 * plateau(classes) and _blind(activation, labels):
         return [
             f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
             f"constant length): check that labels fit the images, then {ADVICE['saturated']}"
@@ -46,13 +46,11 @@ def collapse_warnings(
     return _silent_classes(activation, labels.flatten())
 
 
-def _uninformed(activation: Tensor, labels: Tensor, margin: float) -> bool:
-    """Whether loss and accuracy are those of one constant length."""
-    classes = activation.shape[1]
-    chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
+def _blind(activation: Tensor, labels: Tensor) -> bool:
+    """Whether the accuracy is that of one constant length."""
+    chance = torch.bincount(labels).max().item() / len(labels)
     accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
-    at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
-    return at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes
+    return accuracy < chance + 0.5 * (1 - chance) / activation.shape[1]
 
 
 def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:

@@ -117,14 +117,12 @@ class Segment(Task):
     def takes(cls, images: ImageSet) -> bool:
         return isinstance(images, MaskedSet)
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+    def batch(self, images: Any, indices: Tensor, generator: Generator) -> Batch:
         """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
-        assert isinstance(images, MaskedSet)
         if not self.training:
             index = indices.to(images.masks.device)
             return Batch(images.float_images(index), images.labels[index], masks=images.masks[index].long())
         drawn = images.draw(indices, generator=generator)
-        assert drawn.masks is not None
         targets = _targets(drawn.masks, images.num_classes - 1)
         channels = drawn.images.shape[1]
         moved = self.changed(torch.cat([drawn.images, targets], dim=1), generator)
@@ -141,8 +139,7 @@ class Segment(Task):
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        masks = batch.masks
-        assert masks is not None
+        masks: Any = batch.masks
         if not self.weight:
             loss = self.lost(self.said(batch.images), masks)
             return {"loss": loss, self.loss: loss}
@@ -160,8 +157,8 @@ class Segment(Task):
 
     def outcome(self, batch: Batch) -> Outcomes:
         """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss of the batch."""
-        masks, said = batch.masks, self.said(batch.images)
-        assert masks is not None
+        masks: Any = batch.masks
+        said = self.said(batch.images)
         predicted = _classes(said.share)
         counts = torch.stack(pixel_counts(predicted, masks, 1 + said.share.shape[1]), dim=1)
         right = (predicted == masks).flatten(1).double().mean(dim=1)
@@ -193,10 +190,9 @@ class Segment(Task):
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         return self._found(self.outcomes(images, progress=progress), images.classes)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def exhibits(self, found: Found, images: Any) -> list[Exhibit]:
         from torchcaps.viz.tiles import masks
 
-        assert isinstance(images, MaskedSet)
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
         with evaluating(self):
             shares = [self.said(images.float_images([k]).to(device_of(self.model))).share for k in some.tolist()]

@@ -21,9 +21,8 @@ class Several(Classify):
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
         if self.spec.logits and not self.spec.several:
-            raise ValueError(
-                "model: images that show several classes need a network built with the option several=true"
-            )
+            needed = "a network built with the option several=true"
+            raise ValueError(f"model: images that show several classes need {needed}")
         return super().forward(batch, share)
 
     def probabilities(self, logits: Tensor) -> Tensor:

@@ -85,8 +85,7 @@ class Transform(Task):
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         return measured(self.outcomes(images, progress=progress))
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        assert isinstance(found, TransformingEvaluation)
+    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
         return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
@@ -177,10 +176,8 @@ def transformed_pairs(
     if pose == "translation":
         degrees = zoom = shear = 0.0
     height, width = images.shape[2:]
-    views = _random_views(
-        len(images), (height, width), shift=shift, degrees=degrees, zoom=zoom, shear=shear, generator=generator
-    )
-    return _pairs(images, pose, *views)
+    ranges: dict[str, Any] = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
+    return _pairs(images, pose, *_random_views(len(images), (height, width), generator=generator, **ranges))
 
 
 def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:

@@ -135,8 +135,7 @@ class Tree(Classify):
         hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        assert isinstance(found, TreeEvaluation)
+    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
         return [*_levels(found), *super().exhibits(found, images)]
 
     @torch.inference_mode()

@@ -179,9 +179,8 @@ def describe_model(
     name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str = "classify"
 ) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
-    return {
-        "model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict(), "task": task,
-    }  # fmt: skip
+    model = {"model": name, "options": options, "task": task}
+    return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:

@@ -89,14 +89,13 @@ def _known() -> Mapping[str, Recipe | Path]:
 def load_recipe(name_or_path: str) -> Recipe:
     """Read a recipe by name, or from a `.toml` file. Raises UnknownNameError for a name that is no recipe; RunError for
     a file that cannot be read as one."""
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
+    found: Recipe | Path = Path(name_or_path)
+    if not name_or_path.endswith(".toml"):
         found = plugins.find("recipe", name_or_path, _known())
-        if isinstance(found, Recipe):
-            return found
-        path = found
-    with _refusing(path):
-        return _recipe(path.stem, tomllib.loads(read_text(path)))
+    if isinstance(found, Recipe):
+        return found
+    with _refusing(found):
+        return _recipe(found.stem, tomllib.loads(read_text(found)))
 
 
 @contextmanager
