@@ -48,7 +48,7 @@ class ImageModel(nn.Module, ABC):
     """
 
     num_classes: int
-    standardised = False  # give every image mean 0 and standard deviation 1 first
+    standardised = False  # give every image mean 0 and standard deviation 1 first, as for smallNORB
 
     def __init__(
         self, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str] = (1, "models"), **sizes: int
@@ -138,8 +138,7 @@ class LogitModel(ImageModel):
 class PlainNetwork(LogitModel):
     """Base of networks without capsules: images to probabilities `[batch, num_classes]`, which sum to one unless an
     image may show `several` classes: then there is a sigmoid for each. See `ImageModel` for other arguments, and
-    `logits` for what probabilities are made of. `standardised` gives every image mean 0 and standard deviation 1 first,
-    as for smallNORB."""
+    `logits` for what probabilities are made of."""
 
     def __init__(
         self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,

@@ -32,8 +32,7 @@ class CapsNet(DrawingModel):
 
     Args:
         channels: of the first convolution.
-        primary_types: types of primary capsules per pixel.
-        primary_dim: their dimensions.
+        primary_types, primary_dim: types of primary capsules per pixel, and their dimensions.
         class_dim: dimensions of a class capsule, and of those between.
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.

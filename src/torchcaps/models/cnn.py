@@ -95,9 +95,7 @@ def matched_cnn(
         num_classes, in_chans, img_size, model_options: with a name; see `create_model`.
         dropout, several, standardised: see `CNN`.
 
-    Raises:
-        ValueError: for an unknown name, a CNN, or a model too small to be matched.
-        TypeError: for sizes or options that go with a model, not with a name.
+    ValueError for an unknown name, a CNN, or a model too small to be matched; TypeError for sizes with a model.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size} | model_options
     if isinstance(model, str):

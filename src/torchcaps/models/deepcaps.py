@@ -110,7 +110,6 @@ class DeepCaps(DrawingModel):
         iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal couplings.
         local: in the last cell let the parents of one position alone compete, and squash each parent by itself. The
             authors' code has all positions compete for a child type, and squashes a parent type's whole map at once.
-        decoder: whether to build the decoder.
     """
 
     def __init__(

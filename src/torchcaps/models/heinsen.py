@@ -54,8 +54,7 @@ class ConvRouting(_Convolved):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
     Args:
-        channels: of each 3x3 convolution, and the dimensions of a vector.
-        strides: of each convolution.
+        channels, strides: of each 3x3 convolution; vectors have as many dimensions as channels.
         hidden: capsules of the layers before the classes.
         iterations: of the routing; 1 has equal shares.
     """
@@ -82,8 +81,7 @@ class MatrixRouting(_Convolved):
     The activation of a class is a sigmoid of its logit: they do not sum to one.
 
     Args:
-        channels: of each 3x3 convolution.
-        strides: of each convolution.
+        channels, strides: of each 3x3 convolution.
         parts: capsules at each position, and in the layer before the classes.
         iterations: of the routing; 1 has equal shares.
     """

@@ -39,7 +39,6 @@ class MatrixCaps(ImageModel):
             factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
         layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them: `pose_size` is 4 and
             `iterations` 3 unless given, and there may be `bias` and `impl`.
     """

@@ -36,7 +36,6 @@ class SegCaps(DrawingModel):
         dim: dimensions of the capsules of the largest map; those below have twice and four times as many.
         iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
         same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
-        decoder: whether to build the decoder.
     """
 
     def __init__(

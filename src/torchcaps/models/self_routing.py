@@ -57,9 +57,8 @@ class PlainHeadNetwork(PlainNetwork):
     """The backbone with a head without capsules: the average of the map, or a convolution and all of its map.
 
     Args:
-        several, standardised: see `PlainNetwork`.
+        several, standardised, backbone: see `PlainNetwork` and `SRCapsNet`.
         head: "average" or "linear".
-        backbone: see `SRCapsNet`.
     """
 
     def __init__(
@@ -109,7 +108,6 @@ class SRCapsNet(ImageModel):
         dim: of a pose; for "em" a square number.
         uniform: the ablation: every coupling equal. Self-routed classes are what is chosen and stay so, so that it
             takes two layers; with "dynamic" and "em" it holds for all layers.
-        standardised: give every image mean 0 and standard deviation 1 first.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ class TransformingAutoencoder(ImageModel):
 
     Args:
         capsules: their number; 30 in the paper's experiment with shifted digits.
-        recognition: sigmoid units that recognise, per capsule; 10 there.
-        generation: sigmoid units that draw, per capsule; 20 there.
+        recognition, generation: sigmoid units that recognise and that draw, per capsule; 10 and 20 there.
         pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
             which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognised, and the last row is (0, 0, 1).

@@ -50,7 +50,7 @@ class VBCaps(ImageModel):
     In training, outputs depend on the other images of the batch: every layer is batch-normalised.
 
     Args:
-        num_classes, channels, primary_types, types, convention, standardised: see `MatrixCaps`. `types=()` leaves both
+        num_classes, channels, primary_types, types, convention: see `MatrixCaps`. `types=()` leaves both
             layers out: then primary capsules come from a 3 x 3 convolution of stride 2, and each has a matrix of its
             own for every class.
         convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The

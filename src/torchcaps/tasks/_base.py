@@ -168,8 +168,7 @@ class Task(nn.Module):
     ) -> Outcomes:
         """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
-        # A few images are looked at by every process.
-        ranks = Ranks() if alone or total < joined().world else joined()
+        ranks = Ranks() if alone or total < joined().world else joined()  # a few are looked at by every process
         rows = torch.arange(total)[ranks.rows(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
@@ -284,16 +283,14 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
 def predict(
     model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH, output: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """What a trained model says of image files, and of all images in folders; several processes share the work.
+    """What a trained model says of image files, and of all images in folders: a dictionary each, ready for JSON, of its
+    "path" and what `Task.predict` gives. Several processes share the work.
 
     Args:
         model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and, if it is not what the model
             declares, `.task`.
         paths: image files and folders, of which `batch_size` are read at a time.
         output: a folder, made where it is missing, for what the task draws of each image, such as masks.
-
-    Returns:
-        One dictionary an image, ready for JSON: its "path", and what `Task.predict` of its task gives.
 
     Raises:
         DataError: for a path that is absent, holds no image, or cannot be read as one.

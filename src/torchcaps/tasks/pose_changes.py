@@ -152,16 +152,16 @@ def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
     r, b = of_each.nan_to_num(), slopes.nan_to_num()  # of capsules that do not move: their part is 0
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
     together, line = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
-    errors = {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
     r2 = (part * r.square()).sum(dim=0)
     by_name = {"correlation": together, "slope": line, "mean_r2": r2, "slope_spread": spread}
     named: dict[str, Any] = {key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()}
+    named |= {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
     return TransformingEvaluation(
         names=names, true=true.float(), predicted=estimated.float(), cross_correlation=_crossing(true, estimated),
         capsule_correlation=of_each.float(), capsule_slope=slopes.float(), presence=presence.float(), **named,
         mean_correlation=float((part * r).sum(dim=0).mean()),
         presence_change=float((known["after_presence"] - known["before_presence"]).abs().mean()),
-        mean_error=float((target - target.mean(dim=0)).square().mean()), **errors,
+        mean_error=float((target - target.mean(dim=0)).square().mean()),
     )  # fmt: skip
 
 

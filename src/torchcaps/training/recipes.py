@@ -113,7 +113,7 @@ def _refusing(where: object) -> Iterator[None]:
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     config = TrainConfig.from_dict(content["run"])
     given = content.get("rows", [{"name": config.model.name}])
-    keys = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))
+    keys: Any = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))
     rows = tuple(Row(row["name"], *(kind(row.get(key, ())) for key, kind in keys)) for row in given)
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
     for row in rows:
