@@ -72,9 +72,11 @@ class Measured:
         return f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
 
     def to_dict(self) -> dict[str, Any]:
+        """The figures, ready for JSON."""
         return {**self.figures, "num_samples": self.num_samples}
 
     def table(self) -> list[tuple[str, ...]]:
+        """A line for each figure."""
         return [("figure", "value"), *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items())]
 
 
@@ -93,7 +95,7 @@ class Task(nn.Module):
     # loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}  # of settings that a run leaves open, beside those of every task
-    offers: ClassVar[frozenset[str]] = frozenset()  # of "classes", "decode", "routing", "sweep": to ask
+    offers: ClassVar[frozenset[str]] = frozenset()  # to ask of it: "classes", "decode", "routing", "sweep"
     labelled: ClassVar[bool] = True  # whether labels have a part in it
     pixels: ClassVar[bool] = False  # whether its models say something of each pixel
     at_once: int = BATCH  # images in a pass of the model that are not trained with
