@@ -14,6 +14,9 @@ from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_sta
 from torchcaps.nn import mask_capsules
 from torchcaps.types import Capsules, ModelSpec
 
+Images = Float[Tensor, "batch channels height width"]
+Classes = Float[Tensor, "batch classes"]
+
 
 def side_after(side: int, layers: Sequence[tuple[int, int]]) -> int:
     """Rows or columns of the map that layers of these (kernel, stride), without padding, make of an image's."""
@@ -30,20 +33,22 @@ def side_before(side: int, layers: Sequence[tuple[int, int]]) -> int:
 
 
 class ImageModel(nn.Module, ABC):
-    """Base of models that take images `[batch, in_chans, height, width]` of one size.
+    """Base of models: images `[batch, in_chans, height, width]` of one size, in [0, 1], to activations of class
+    capsules `[batch, num_classes]` in [0, 1], which are no logits and, unless a model says so, do not sum to one.
 
     Args:
+        num_classes: one of `sizes`, where a model has classes; it becomes an attribute.
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
         smallest: side of the smallest image in pixels, and what needs it, in the plural.
-        sizes: other numbers by name; `num_classes` becomes an attribute.
+        sizes: other numbers by name.
 
     Raises:
-        ValueError: for images that are too small, and for channels or another number below one.
+        ValueError: for images that are too small, a size below one, or another argument that a model cannot take.
     """
 
     num_classes: int
-    standardised = False  # give every image mean 0 and standard deviation 1 first
+    standardised = False  # give every image mean 0 and standard deviation 1 first, as for smallNORB
 
     def __init__(
         self, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str] = (1, "models"), **sizes: int
@@ -59,10 +64,10 @@ class ImageModel(nn.Module, ABC):
             self.num_classes = sizes["num_classes"]
 
     @abstractmethod
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+    def capsules(self, images: Images) -> Capsules:
         """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Images) -> Classes:
         """Activations of the class capsules, in [0, 1]; not logits."""
         return self.capsules(images).activation
 
@@ -88,9 +93,8 @@ class ImageModel(nn.Module, ABC):
         stages = [Stage("images", "", times(self.in_chans, *self.img_size), 0), *self.notebook_stages(), total]
         rows = [(*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages]
         what = (type(self).__doc__ or "").strip().split("\n")[0]
-        return card(
-            type(self).__name__, what, facts(facts_of(self)), table(("stage", "", "output", "parameters"), rows)
-        )
+        shown = table(("stage", "", "output", "parameters"), rows)
+        return card(type(self).__name__, what, facts(facts_of(self)), shown)
 
 
 class DrawingModel(ImageModel):
@@ -98,13 +102,10 @@ class DrawingModel(ImageModel):
 
     decoder: nn.Module | None
 
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
+    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None) -> Images:
         """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
 
-        ValueError if the model was built without a decoder.
-        """
+        ValueError if the model was built without a decoder."""
         if self.decoder is None:
             raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
         return self.decoder(self.masked(capsules, labels))
@@ -115,32 +116,29 @@ class DrawingModel(ImageModel):
 
 
 class LogitModel(ImageModel):
-    """Base of networks whose probabilities are made of logits, which the cross-entropy starts from."""
+    """Base of networks whose outputs are probabilities, which sum to one unless there is a sigmoid for each: they are
+    made of logits, which the cross-entropy starts from."""
 
     several = False  # a sigmoid for each class in place of one softmax
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(self, images: Images) -> Classes:
         """What the probabilities are made of, and the cross-entropy starts from: any numbers."""
         return self.logits_of(self.capsules(images))
 
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+    def logits_of(self, capsules: Capsules) -> Classes:
         """The logits that class capsules stand for, unless a network makes them of something else."""
         raise NotImplementedError(f"{type(self).__name__} makes no logits of capsules")
 
-    def probabilities(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+    def probabilities(self, logits: Classes) -> Classes:
         """Softmax over classes, or a sigmoid for each; half precision gives float32."""
         logits = full_precision(logits)
         return logits.sigmoid() if self.several else logits.softmax(dim=1)
 
 
 class PlainNetwork(LogitModel):
-    """Base of networks without capsules: logits of the classes, and what is made of them.
-
-    Args:
-        num_classes, in_chans, img_size, smallest: see `ImageModel`.
-        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
-    """
+    """Base of networks without capsules: images to probabilities `[batch, num_classes]`, which sum to one unless an
+    image may show `several` classes: then there is a sigmoid for each. See `ImageModel` for other arguments, and
+    `logits` for what probabilities are made of."""
 
     def __init__(
         self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,
@@ -151,17 +149,14 @@ class PlainNetwork(LogitModel):
         self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest[0])
 
     @abstractmethod
-    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def scores(self, x: Images) -> Classes:
         """Logits of images that are checked and, if asked, standardised."""
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax (or the sigmoids) are taken of: any numbers."""
+    def logits(self, images: Images) -> Classes:
         return self.scores(self._seen(images))
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Probabilities of the classes, in [0, 1]; not logits."""
+    def forward(self, images: Images) -> Classes:
         return self.probabilities(self.logits(images))
 
     def capsules(self, images: Tensor) -> NoReturn:
-        """ValueError: there are no capsules in this network."""
         raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")

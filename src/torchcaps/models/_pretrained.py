@@ -31,9 +31,7 @@ def weights_file(name: str = SHOWN) -> Path:
 
 def weights_passport(name: str) -> dict[str, Any]:
     """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "licence", "torch".
-
-    ValueError if none come with the package.
-    """
+    ValueError if none come with the package."""
     return dict(_described(weights_file(name))["weights"])
 
 
@@ -43,8 +41,7 @@ def pretrained_model(
     """A model with the weights of the package, and with `.preprocess`; for other classes their layers start anew.
 
     `given` are sizes that were asked for, or None; `options` take the place of those that the weights were trained
-    with. ValueError: there are no weights, or sizes or options are none that they fit.
-    """
+    with. ValueError: there are no weights, or sizes or options are none that they fit."""
     file = weights_file(name)
     about = _described(file)
     preprocess = Preprocess.from_dict(about["preprocess"])

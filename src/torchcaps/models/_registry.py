@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -19,29 +19,17 @@ Builder = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Passport:
-    """Where a model comes from and what was published of it.
+    """Where a model comes from, the sizes it was published for, and what was published of it."""
 
-    Attributes:
-        title: the paper's title.
-        year: of publication.
-        arxiv: identifier, or empty.
-        img_size: (height, width) it was published for.
-        in_chans: channels it was published for.
-        num_classes: classes it was published for; 0 where labels have no part in it, and it is not told of classes.
-        parameters: published count at those sizes.
-        published: the paper's own figure, in words.
-        named: its builder takes the names of the classes, as `classes`: what it builds depends on their label tree.
-    """
-
-    title: str
+    title: str  # of the paper
     year: int
-    arxiv: str
-    img_size: tuple[int, int]
+    arxiv: str  # identifier, or empty
+    img_size: tuple[int, int]  # (height, width)
     in_chans: int
-    num_classes: int
-    parameters: int
-    published: str
-    named: bool = False
+    num_classes: int  # 0 where labels have no part in it, and it is not told of classes
+    parameters: int  # at those sizes
+    published: str  # the paper's own figure, in words
+    named: bool = False  # its builder takes the names of the classes, as `classes`, for their label tree
 
 
 _MODELS: dict[str, tuple[Builder, Passport]] = {}
@@ -62,13 +50,16 @@ def enlist(name: str, builder: Builder, passport: Passport, **options: Any) -> N
     _MODELS[name] = (partial(builder, **options), passport)
 
 
-def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
-    """Names of the models that match a wildcard.
+def variant(name: str, of: str, **changes: Any) -> None:
+    """Make a model known that differs from another by what its passport says, and by options of its builder."""
+    builder, passport = _MODELS[of]
+    facts = {key: changes.pop(key) for key in vars(passport) if key in changes}
+    enlist(name, builder, replace(passport, **facts), **changes)
 
-    Args:
-        filter: such as "caps*".
-        pretrained: only models whose weights come with the package.
-    """
+
+def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
+    """Names of the models that match a wildcard such as "caps*"; with `pretrained`, of those whose weights come with
+    the package."""
     names = [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
     return [name for name in names if (FOLDER / f"{name}.safetensors").is_file()] if pretrained else names
 
@@ -82,14 +73,12 @@ def create_model(
     name: str, pretrained: bool = False, num_classes: int | None = None, in_chans: int | None = None,
     img_size: int | tuple[int, int] | None = None, generator: torch.Generator | None = None, **options: Any,
 ) -> nn.Module:  # fmt: skip
-    """Build a model by name. Sizes not given are those it was published for.
+    """Build a model by name (see `list_models()`). Sizes not given are those it was published for.
 
     Args:
-        name: see `list_models()`.
         pretrained: take the weights that come with the package, and the options that they were trained with; see
             `weights_passport`. With another `num_classes`, the layers that depend on it start anew.
-        num_classes: at least 1.
-        in_chans: channels of the images.
+        num_classes, in_chans: at least 1.
         img_size: height and width in pixels, or one number for both.
         generator: draws the weights, the same for equal seeds whatever other threads draw; None is torch's own.
         options: the model's own; see its class.

@@ -27,16 +27,13 @@ class AffineCaps(CapsuleLinear):
     """`v_k = squash(c sum_n W_k u_n)`: children that share a matrix are summed first, and then there is one product.
 
     Other arguments are those of `CapsuleLinear`, with routing by agreement of the votes `c K W_k u_n`. One iteration
-    of it is the equation, and makes no votes.
+    of it is the equation, and makes no votes. `weight` is `[own, K, out_dim, in_dim]`.
 
     Args:
         in_capsules, out_capsules: N and K.
         own: children with matrices of their own, which the others repeat in turn: 1, the types of a position, or None
             for all N.
         constant: c, 1 / K being equal couplings.
-
-    Shapes:
-        input and output as of `CapsuleLinear`; `weight` is `[own, K, out_dim, in_dim]`.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class AffineCaps(CapsuleLinear):
         self.in_capsules, self.constant = in_capsules, c
 
     def ask(self, children: Capsules | Tensor) -> Votes:
-        """The votes `c K W_k u_n`."""
         if isinstance(children, Tensor):
             children = Capsules(children, safe_norm(children))
         return super().ask(children._replace(pose=children.pose * (self.constant * self.out_capsules)))
@@ -75,18 +71,14 @@ class AffineCaps(CapsuleLinear):
 class AffCapsNet(CapsNet):
     """Convolution -> primary capsules -> their sum -> one matrix for each class -> decoder.
 
-    Other arguments, and shapes, are those of `CapsNet`.
-
     Args:
+        sizes, options: see `CapsNet`.
         primary_types: types of primary capsules per pixel.
         share: which primary capsules have a matrix for each class in common: "all", those of one type ("position"), or
             "none", as in CapsNet.
         routing_iters: 1 is no routing: constant couplings.
         constant: what the sum of the votes of N primary capsules is multiplied by. "1/K" is equal couplings to K
             classes, "1/N" is the mean; with "1/sqrt(N)" lengths depend least on the size of the images.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, or an unknown share or constant.
     """
 
     layer = AffineCaps

@@ -9,7 +9,6 @@ Letters: b batch, n points, d coordinates, k capsules, c channels of a descripto
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -29,25 +28,15 @@ EPS = 1e-3  # of weights that a mean is divided by, and of variances
 
 
 class Aligned(NamedTuple):
-    """Sets of points, taken apart and put upright.
+    """Sets of points, taken apart and put upright."""
 
-    Attributes:
-        attention: `[batch, points, capsules]`, of sum 1 over capsules.
-        keypoints: `[batch, capsules, dim]`, the mean place of each capsule's points, as the points are.
-        descriptors: `[batch, capsules, channels]`.
-        canonical: `[batch, capsules, dim]`, where the keypoints belong in the canonical pose.
-        rotation: `[batch, dim, dim]`, from the pose of the points to the canonical one.
-        translation: `[batch, dim]`, after the rotation.
-        upright: `[batch, points, dim]`, the points in the canonical pose.
-    """
-
-    attention: Float[Tensor, "batch points capsules"]
-    keypoints: Float[Tensor, "batch capsules dim"]
+    attention: Float[Tensor, "batch points capsules"]  # of sum 1 over capsules
+    keypoints: Float[Tensor, "batch capsules dim"]  # the mean place of each capsule's points, as the points are
     descriptors: Float[Tensor, "batch capsules channels"]
-    canonical: Float[Tensor, "batch capsules dim"]
-    rotation: Float[Tensor, "batch dim dim"]
-    translation: Float[Tensor, "batch dim"]
-    upright: Float[Tensor, "batch points dim"]
+    canonical: Float[Tensor, "batch capsules dim"]  # where the keypoints belong in the canonical pose
+    rotation: Float[Tensor, "batch dim dim"]  # from the pose of the points to the canonical one
+    translation: Float[Tensor, "batch dim"]  # after the rotation
+    upright: Float[Tensor, "batch points dim"]  # the points in the canonical pose
 
 
 def attended(attention: nn.Linear, x: Tensor) -> Tensor:
@@ -70,8 +59,7 @@ class ContextNorm(nn.Module):
 
     `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
     variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
-    channels.
-    """
+    channels."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -98,7 +86,6 @@ class PointLayer(nn.Module):
         self.context, self.norm = ContextNorm(channels, groups), nn.BatchNorm1d(channels)
 
     def forward(self, x: Float[Tensor, "batch points inputs"]) -> Float[Tensor, "batch points channels"]:
-        """Features of each point, 0 or more."""
         x = self.context(self.linear(x))
         return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
 
@@ -107,8 +94,7 @@ class PointEncoder(nn.Module):
     """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
 
     There are as many groups as capsules. Attention is there in any case, as in the authors' code; `attends` says
-    whether it is used.
-    """
+    whether it is used."""
 
     def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:
         super().__init__()
@@ -119,7 +105,6 @@ class PointEncoder(nn.Module):
         self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
 
     def forward(self, points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points channels"]:
-        """Features of each point."""
         x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
@@ -138,7 +123,9 @@ def _decoder(inputs: int, widths: Sequence[int], dim: int) -> nn.Sequential:
 class CanonicalCapsules(ImageModel):
     """Capsules of a set of points, the canonical pose that they tell, and a drawing of the set in that pose.
 
-    A set comes as an image one pixel wide, whose channels are the coordinates.
+    A set, around 0 and about 1 in size, comes as an image one pixel wide, whose channels are the coordinates:
+    `[batch, dim, points, 1]`. The drawing, in the canonical pose, is `[batch, dim, m, 1]`; m is the largest multiple of
+    the number of capsules that is at most the number of points.
 
     Args:
         in_chans: coordinates of a point, 2 or 3.
@@ -149,13 +136,6 @@ class CanonicalCapsules(ImageModel):
         decoder: widths of the hidden layers that draw a capsule.
         canonical: whether points are turned to the canonical pose before they are drawn; without it, the drawing has
             to follow every pose. For comparison.
-
-    Shapes:
-        points `[batch, dim, points, 1]`, around 0 and about 1 in size, to the drawing `[batch, dim, m, 1]` in the
-        canonical pose; m is the largest multiple of the number of capsules that is at most the number of points.
-
-    Raises:
-        ValueError: for sizes below one, other than 2 or 3 coordinates, or fewer points than capsules.
     """
 
     spec = ModelSpec(pose=True, activation="probability", task="align", loss="weighted")
@@ -207,8 +187,7 @@ class CanonicalCapsules(ImageModel):
 
     def capsules(self, images: Float[Tensor, "batch dim points 1"]) -> Capsules:
         """Poses `[batch, capsules, dim + channels]`, keypoints in the canonical pose and descriptors, and the share of
-        the points that each has, in [0, 1].
-        """
+        the points that each has, in [0, 1]."""
         aligned = self.align(images)
         return Capsules(torch.cat(self.described(aligned), dim=2), aligned.attention.mean(dim=1))
 
@@ -224,7 +203,6 @@ class CanonicalCapsules(ImageModel):
         return self.decode(self.capsules(images))
 
     def notebook_stages(self) -> list[Stage]:
-        """The stages in their order."""
         k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
         stages = {
             "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
@@ -245,7 +223,7 @@ enlist("canonical_capsules", CanonicalCapsules, Passport(
 ))  # fmt: skip
 
 # Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU.
-enlist("canonical_capsules_small", CanonicalCapsules, replace(
-    model_passport("canonical_capsules"), img_size=(256, 1), in_chans=2, parameters=68_320,
-    published="nothing of this size",
-), capsules=5, channels=32, grid=4, decoder=(64, 32))  # fmt: skip
+variant(
+    "canonical_capsules_small", "canonical_capsules", img_size=(256, 1), in_chans=2, parameters=68_320,
+    published="nothing of this size", capsules=5, channels=32, grid=4, decoder=(64, 32),
+)  # fmt: skip

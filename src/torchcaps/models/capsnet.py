@@ -6,17 +6,15 @@ CapsuleLinear).
 """
 
 from copy import deepcopy
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
@@ -30,11 +28,11 @@ MOST_WITHOUT_BIAS = 10  # classes, as published
 class CapsNet(DrawingModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
+    Its outputs are lengths of class capsules, in [0, 1).
+
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: of the first convolution.
-        primary_types: types of primary capsules per pixel.
-        primary_dim: their dimensions.
+        primary_types, primary_dim: types of primary capsules per pixel, and their dimensions.
         class_dim: dimensions of a class capsule, and of those between.
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.
@@ -42,13 +40,6 @@ class CapsNet(DrawingModel):
         layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of the authors' code, is
             there by default from eleven classes on: the many absent classes push every length to zero before the right
             ones rise, and without a bias nothing wakes them again. `impl` goes to all layers; see `set_impl`.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
-        in [0, 1). They are lengths, not logits, and do not sum to one.
-
-    Raises:
-        ValueError: for images that are too small, or sizes below one.
     """
 
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
@@ -62,9 +53,8 @@ class CapsNet(DrawingModel):
         super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
-        self.primary = PrimaryCaps(
-            channels, primary_types, primary_dim, kernel_size=KERNEL, stride=STRIDE, grouping=grouping
-        )
+        kernel: dict[str, Any] = {"kernel_size": KERNEL, "stride": STRIDE}
+        self.primary = PrimaryCaps(channels, primary_types, primary_dim, grouping=grouping, **kernel)
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
@@ -81,8 +71,7 @@ class CapsNet(DrawingModel):
             loss="margin",
         )  # fmt: skip
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
+    def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)
@@ -95,9 +84,8 @@ enlist("capsnet", CapsNet, Passport(
     num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
 ))  # fmt: skip
 
-
 # A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder.
-enlist("capsnet_small", CapsNet, replace(
-    model_passport("capsnet"), parameters=1_280_720,
+variant(
+    "capsnet_small", "capsnet", parameters=1_280_720, channels=64, primary_types=8, decoder=(256, 512),
     published="none: a small form, whose weights come with the package",
-), channels=64, primary_types=8, decoder=(256, 512))  # fmt: skip
+)  # fmt: skip

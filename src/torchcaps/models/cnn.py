@@ -10,12 +10,11 @@ from bisect import bisect_right
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_range
-from torchcaps.models._base import PlainNetwork
-from torchcaps.models._registry import Passport, create_model, enlist, register_model
+from torchcaps.models._base import Classes, Images, PlainNetwork
+from torchcaps.models._registry import Passport, create_model, enlist, register_model, variant
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
@@ -26,21 +25,12 @@ class CNN(PlainNetwork):
     """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`.
+        several, standardised: see `PlainNetwork`.
         channels: of each convolution, stride 1.
         kernels: odd sizes of each.
         pool: max pooling of 2x2 after each convolution.
         hidden: widths of the fully connected layers with ReLU.
         dropout: share of the last hidden layer that is left out in training, in [0, 1).
-        several: an image may show several classes: a sigmoid for each of them in place of one softmax.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]` in
-        [0, 1], which sum to one unless `several`. For the logits see `logits`.
-
-    Raises:
-        ValueError: for images that pooling leaves nothing of, sizes below one, or an even kernel.
     """
 
     def __init__(
@@ -50,10 +40,8 @@ class CNN(PlainNetwork):
     ) -> None:  # fmt: skip
         _check_layers(channels, kernels, hidden, dropout)
         poolings = len(channels) if pool else 0
-        super().__init__(
-            num_classes, in_chans, img_size, (2**poolings, f"{poolings} poolings"), several=several,
-            standardised=standardised,
-        )  # fmt: skip
+        needs = (2**poolings, f"{poolings} poolings")
+        super().__init__(num_classes, in_chans, img_size, needs, several=several, standardised=standardised)
         rows, columns = (side // 2**poolings for side in self.img_size)
         layers: list[nn.Module] = []
         for below, above, kernel in zip((in_chans, *channels), channels, kernels, strict=False):
@@ -68,8 +56,7 @@ class CNN(PlainNetwork):
         self.dropout = nn.Dropout(dropout)
         self.classes_layer = nn.Linear(widths[-1], num_classes)
 
-    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
+    def scores(self, x: Images) -> Classes:
         features = self.convolutions(x).flatten(1)
         return self.classes_layer(self.dropout(self.hidden(features)))
 
@@ -99,25 +86,16 @@ def matched_cnn(
     """A CNN with as many parameters as a capsule network, for the same images and classes.
 
     Two 5x5 convolutions with pooling and one hidden layer, shaped like the smallNORB baseline (32 and 64 channels, 1024
-    units): as wide as fits, and then a hidden layer that takes up the rest. A decoder counts with the capsule network;
-    `decoder=False` leaves it out.
+    units): as wide as fits, and then a hidden layer that takes up the rest. Its count of parameters is within 5 % of
+    the model's; equal arguments give equal widths. A decoder counts with the capsule network; `decoder=False` leaves it
+    out.
 
     Args:
         model: a capsule network, or the name of one.
-        num_classes: with a name: at least 1. Sizes not given are those the named model was published for.
-        in_chans: with a name: channels of the images.
-        img_size: with a name: height and width in pixels, or one number for both.
-        dropout: of the hidden layer, in training.
-        several: see `CNN`.
-        standardised: see `CNN`.
-        model_options: with a name: its own, such as `decoder=False`.
+        num_classes, in_chans, img_size, model_options: with a name; see `create_model`.
+        dropout, several, standardised: see `CNN`.
 
-    Returns:
-        CNN: its count of parameters is within 5 % of the model's; equal arguments give equal widths.
-
-    Raises:
-        ValueError: for an unknown name, a CNN, or a model too small to be matched. TypeError: for sizes or options
-            that go with a model, not with a name.
+    ValueError for an unknown name, a CNN, or a model too small to be matched; TypeError for sizes with a model.
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size} | model_options
     if isinstance(model, str):
@@ -132,11 +110,9 @@ def matched_cnn(
         raise ValueError("model: expected a capsule network, got a CNN")
     sized: Any = model
     sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)
-    first, second, hidden = matched_widths(target, *sizes)
-    cnn = CNN(
-        *sizes, channels=(first, second), kernels=(5, 5), pool=True, hidden=(hidden,), dropout=dropout,
-        several=several, standardised=standardised,
-    )  # fmt: skip
+    *channels, hidden = matched_widths(target, *sizes)
+    layers: dict[str, Any] = {"channels": tuple(channels), "kernels": (5, 5), "pool": True, "hidden": (hidden,)}
+    cnn = CNN(*sizes, **layers, dropout=dropout, several=several, standardised=standardised)
     found = parameter_count(cnn)
     if abs(found - target) > TOLERANCE * target:
         raise ValueError(f"model: no CNN has about as many parameters as this one, {target}; the nearest has {found}")
@@ -157,28 +133,23 @@ def matched_widths(target: int, num_classes: int, in_chans: int, img_size: tuple
     return first, second, max(1, round((target - count(first, second, 0)) / per_unit))
 
 
-DYNAMIC = "Dynamic Routing Between Capsules"
-MATRIX = "Matrix capsules with EM routing"
-
-
 # The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units.
 enlist("cnn_baseline", CNN, Passport(
-    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1, num_classes=10, parameters=35_445_522,
-    published="MNIST test error 0.39 % (the paper's baseline)",
+    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
+    num_classes=10, parameters=35_445_522, published="MNIST test error 0.39 % (the paper's baseline)",
 ))  # fmt: skip
 
-
 # The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units.
-enlist("cnn_multimnist", CNN, Passport(
-    title=DYNAMIC, year=2017, arxiv="1710.09829", img_size=(36, 36), in_chans=1, num_classes=10, parameters=24_563_978,
+variant(
+    "cnn_multimnist", "cnn_baseline", img_size=(36, 36), parameters=24_563_978, channels=(512, 256), kernels=(9, 5),
+    pool=True, hidden=(1024,), dropout=0.0, several=True,
     published="MultiMNIST test error 8.1 % (the paper's baseline)",
-), channels=(512, 256), kernels=(9, 5), pool=True, hidden=(1024,), dropout=0.0, several=True)  # fmt: skip
-
+)  # fmt: skip
 
 # The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout.
 enlist("cnn_smallnorb", CNN, Passport(
-    title=MATRIX, year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5, parameters=4_253_349,
-    published="smallNORB test error 5.2 % (the paper's baseline)",
+    title="Matrix capsules with EM routing", year=2018, arxiv="", img_size=(32, 32), in_chans=2,
+    num_classes=5, parameters=4_253_349, published="smallNORB test error 5.2 % (the paper's baseline)",
 ), channels=(32, 64), kernels=(5, 5), pool=True, hidden=(1024,))  # fmt: skip
 
 

@@ -7,7 +7,6 @@ axes before the routed skip, where the code mixes them; weights of the class cap
 (see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -16,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional import squash
-from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -32,8 +31,7 @@ LARGEST_START, MOST_DOUBLINGS = 8, len(DRAWN) - 2
 class ConvCapsules(nn.Conv2d):
     """A convolution without bias whose channels at one pixel are grouped into capsules and squashed: one routing pass.
 
-    Where the map below has capsules, its channels are types times dimensions.
-    """
+    Where the map below has capsules, its channels are types times dimensions."""
 
     def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
         super().__init__(in_channels, types * dim, 3, stride, padding=1, bias=False)
@@ -41,7 +39,6 @@ class ConvCapsules(nn.Conv2d):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
-        """Capsules as channels, type by type."""
         s = super().forward(x.to(self.weight.dtype))
         return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
 
@@ -70,7 +67,6 @@ class CapsuleCell(nn.Module):
         self.skip = ConvCapsules(types * dim, types, dim) if skip is None else skip
 
     def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
-        """Capsules as channels; a sum of two, they may be longer than 1."""
         x = self.first(x)
         skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
         return self.third(self.second(x)) + skip
@@ -85,21 +81,17 @@ class ClassIndependentDecoder(nn.Module):
         doublings = next((k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k), MOST_DOUBLINGS)
         start = [-(-side >> doublings) for side in self.size]
         self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
-        self.norm = nn.Sequential(
-            nn.ReLU(), nn.Unflatten(1, (DRAWN[0], *start)), nn.BatchNorm2d(DRAWN[0], momentum=0.2)
-        )
+        first = nn.Unflatten(1, (DRAWN[0], *start))
+        self.norm = nn.Sequential(nn.ReLU(), first, nn.BatchNorm2d(DRAWN[0], momentum=0.2))
         widths = [*DRAWN[: doublings + 2], channels]
         strides = [1, *[2] * doublings, 1]
-        self.layers = nn.Sequential(
-            *(
-                nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
-                for (below, above), stride in zip(pairwise(widths), strides, strict=True)
-            ),
-            nn.Sigmoid(),
+        larger = (
+            nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
+            for (below, above), stride in zip(pairwise(widths), strides, strict=True)
         )
+        self.layers = nn.Sequential(*larger, nn.Sigmoid())
 
-    def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Float[Tensor, "batch channels height width"]:
-        """Draw the capsule that the mask left."""
+    def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Images:
         pose = masked.sum(dim=1).to(self.linear.weight.dtype)
         drawn = self.layers(self.norm(self.linear(pose)))
         return drawn[:, :, : self.size[0], : self.size[1]]
@@ -108,8 +100,9 @@ class ClassIndependentDecoder(nn.Module):
 class DeepCaps(DrawingModel):
     """Convolution -> four cells of capsule layers with skips -> class capsules -> class-independent decoder.
 
+    Its outputs are lengths of class capsules, in [0, 1).
+
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 16 pixels each.
         channels: of the first convolution.
         types: capsule types in every cell.
         dims: dimensions of the capsules of each of the four cells; the last two are alike.
@@ -117,14 +110,6 @@ class DeepCaps(DrawingModel):
         iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal couplings.
         local: in the last cell let the parents of one position alone compete, and squash each parent by itself. The
             authors' code has all positions compete for a child type, and squashes a parent type's whole map at once.
-        decoder: whether to build the decoder.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
-        in [0, 1). They are lengths, not logits, and do not sum to one.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, or dimensions that do not fit.
     """
 
     def __init__(
@@ -148,8 +133,7 @@ class DeepCaps(DrawingModel):
         self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
         self.spec = ModelSpec(pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin")
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]` in [0, 1)."""
+    def capsules(self, images: Images) -> Capsules:
         maps = [self.stem(self._seen(images))]  # [batch, 128, 64, 64], for 64x64 images
         for cell in self.cells:
             maps.append(cell(maps[-1]))  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
@@ -163,9 +147,8 @@ enlist("deepcaps", DeepCaps, Passport(
     num_classes=10, parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
 ))  # fmt: skip
 
-
 # A quarter of its width, and images that are not enlarged: for two CPU cores.
-enlist("deepcaps_small", DeepCaps, replace(
-    model_passport("deepcaps"), img_size=(32, 32), parameters=906_115,
+variant(
+    "deepcaps_small", "deepcaps", img_size=(32, 32), parameters=906_115, channels=32, types=8,
     published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
-), channels=32, types=8)  # fmt: skip
+)  # fmt: skip

@@ -7,16 +7,14 @@ of what the decoder of smallNORB draws, as much is kept as an image has; running
 (theirs need hundreds of steps to forget how they began).
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import DrawingModel, side_after, side_before
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import DrawingModel, Images, side_after, side_before
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
@@ -35,7 +33,6 @@ class EfficientCapsNet(DrawingModel):
     """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`.
         stem: (kernel, stride) of each of the four convolutions, which have no padding, or (kernel, stride, channels);
             the last channels are a multiple of 8.
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
@@ -47,13 +44,6 @@ class EfficientCapsNet(DrawingModel):
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False none.
         layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless given.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: class-capsule lengths `[batch, num_classes]`
-        in [0, 1]. They are lengths, not logits, and do not sum to one.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, or an unknown norm or decoder.
     """
 
     def __init__(
@@ -70,10 +60,15 @@ class EfficientCapsNet(DrawingModel):
         channels = [sizes[2] if len(sizes) > 2 else usual for sizes, usual in zip(stem, CHANNELS, strict=True)]
         if channels[-1] % PRIMARY_DIM:
             raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {channels[-1]}")
+        check_range("slope", slope, low=0, high=1)
         layers = list[nn.Module]()
         for below, above, sizes in zip((in_chans, *channels), channels, windows, strict=False):
-            between = [_activation(slope), _norm(norm, above, epsilon, momentum)]
-            layers += [_he(nn.Conv2d(below, above, *sizes)), *(reversed(between) if norm_first else between)]
+            relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
+            between = [relu, _norm(norm, above, epsilon, momentum)]
+            conv = nn.Conv2d(below, above, *sizes)
+            std = (2 / (below * sizes[0] ** 2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
+            nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+            layers += [conv, *(reversed(between) if norm_first else between)]
         self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(channels[-1], (height, width))
@@ -90,23 +85,10 @@ class EfficientCapsNet(DrawingModel):
             if isinstance(module, nn.Conv2d) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
+    def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
-
-
-def _he(convolution: nn.Conv2d) -> nn.Conv2d:
-    """With weights as Keras' "he_normal" draws them."""
-    std = (2 / convolution.weight[0].numel()) ** 0.5 / UNTRUNCATED
-    nn.init.trunc_normal_(convolution.weight, std=std, a=-2 * std, b=2 * std)
-    return convolution
-
-
-def _activation(slope: float) -> nn.Module:
-    check_range("slope", slope, low=0, high=1)
-    return nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
 
 
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
@@ -135,16 +117,15 @@ enlist("efficient_capsnet", EfficientCapsNet, Passport(
     published="MNIST test error 0.26 %; 0.16 % with an ensemble",
 ))  # fmt: skip
 
-
 # The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder.
-enlist("efficient_capsnet_smallnorb", EfficientCapsNet, replace(
-    model_passport("efficient_capsnet"), img_size=(48, 48), in_chans=2, num_classes=5, parameters=381_234,
-    published="151 thousand parameters without the decoder (table 4)",
-), stem=SMALLNORB, norm="instance", slope=0.3, decoder="upsampling")  # fmt: skip
-
+variant(
+    "efficient_capsnet_smallnorb", "efficient_capsnet", img_size=(48, 48), in_chans=2, num_classes=5,
+    parameters=381_234, published="151 thousand parameters without the decoder (table 4)",
+    stem=SMALLNORB, norm="instance", slope=0.3, decoder="upsampling",
+)  # fmt: skip
 
 # The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder.
-enlist("efficient_capsnet_multimnist", EfficientCapsNet, replace(
-    model_passport("efficient_capsnet"), img_size=(36, 36), parameters=2_090_800,
-    published="154 thousand parameters without the decoder; its errors count each digit for a half",
-), stem=MULTIMNIST, edge=1)  # fmt: skip
+variant(
+    "efficient_capsnet_multimnist", "efficient_capsnet", img_size=(36, 36), parameters=2_090_800, stem=MULTIMNIST,
+    edge=1, published="154 thousand parameters without the decoder; its errors count each digit for a half",
+)  # fmt: skip

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import LogitModel, side_before
+from torchcaps.models._base import Classes, Images, LogitModel, side_before
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -42,7 +42,7 @@ class _Convolved(LogitModel):
             layers += [nn.BatchNorm2d(below), conv, nn.SiLU()]
         self.convolutions = nn.Sequential(*layers)
 
-    def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch c rows columns"]:
+    def features(self, images: Images) -> Float[Tensor, "batch c rows columns"]:
         """The map that is routed."""
         images = self._seen(images)
         rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
@@ -54,19 +54,9 @@ class ConvRouting(_Convolved):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
     Args:
-        num_classes: class capsules, each a single number.
-        in_chans, img_size: see `create_model`; at least 9 pixels each with three convolutions.
-        channels: of each 3x3 convolution, and the dimensions of a vector.
-        strides: of each convolution.
+        channels, strides: of each 3x3 convolution; vectors have as many dimensions as channels.
         hidden: capsules of the layers before the classes.
         iterations: of the routing; 1 has equal shares.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]`; output: probabilities `[batch, num_classes]` in [0, 1], which
-        sum to one.
-
-    Raises:
-        ValueError: for images that are too small, or sizes or iterations below one.
     """
 
     def __init__(
@@ -76,32 +66,24 @@ class ConvRouting(_Convolved):
         super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides)
         self.head = RoutingHead(channels, num_classes, hidden=hidden, iterations=iterations)
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+    def capsules(self, images: Images) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes."""
         logits = self.head(self.features(images).flatten(2).transpose(1, 2))  # 100 vectors, for 28x28 images
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """The poses."""
+    def logits_of(self, capsules: Capsules) -> Classes:
         return capsules.pose.squeeze(-1)
 
 
 class MatrixRouting(_Convolved):
     """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
 
+    The activation of a class is a sigmoid of its logit: they do not sum to one.
+
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 29 pixels each with the six convolutions of 2019.
-        channels: of each 3x3 convolution.
-        strides: of each convolution.
+        channels, strides: of each 3x3 convolution.
         parts: capsules at each position, and in the layer before the classes.
         iterations: of the routing; 1 has equal shares.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]`; output: activations `[batch, num_classes]` in [0, 1], each a
-        sigmoid of a logit that the cross-entropy starts from. They do not sum to one.
-
-    Raises:
-        ValueError: for images that are too small, or sizes or iterations below one.
     """
 
     def __init__(
@@ -111,26 +93,23 @@ class MatrixRouting(_Convolved):
         super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts)
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
+        sizes = ((1, parts), (parts, num_classes))  # all children below share their matrices
+        kinds = (LayerSizes(below, POSE**2, above, POSE**2) for below, above in sizes)
+        votes = (MatrixVotes(kind, init_std=1 / POSE, identity=False) for kind in kinds)
         self.part_capsules, self.class_capsules = (
-            RoutedLayer(
-                MatrixVotes(LayerSizes(below, POSE**2, above, POSE**2), init_std=1 / POSE, identity=False),
-                "heinsen_2019", iterations=iterations,
-            )
-            for below, above in ((1, parts), (parts, num_classes))  # all children below share their matrices
-        )  # fmt: skip
-
+            RoutedLayer(each, "heinsen_2019", iterations=iterations) for each in votes
+        )
         router: Any = self.class_capsules.router
         for beta in (router.beta_use, router.beta_ignore):
             nn.init.normal_(beta, std=0.01)  # from zeros, as published, the first step reaches nothing below
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
+    def capsules(self, images: Images) -> Capsules:
         x = self.features(images)  # 9x9, for 96x96 images
         pose = full_precision(self.pose(x)).permute(0, 2, 3, 1).unflatten(-1, (-1, POSE**2))
         score = full_precision(self.score(x)).permute(0, 2, 3, 1)
         return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
+    def logits_of(self, capsules: Capsules) -> Classes:
         """The net benefit of each class: what its activation is a sigmoid of, between -13.8 and 13.8."""
         return capsules.activation.logit(CERTAIN)
 
@@ -141,7 +120,6 @@ enlist("heinsen", ConvRouting, Passport(
     num_classes=10, parameters=163_025,
     published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
 ))  # fmt: skip
-
 
 # The network of 2019 for smallNORB: 272 thousand parameters.
 enlist("heinsen_2019", MatrixRouting, Passport(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import LogitModel
+from torchcaps.models._base import Classes, Images, LogitModel
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import Capsules, ModelSpec
 
@@ -37,10 +37,7 @@ class ShiftNorm(nn.BatchNorm1d):
 class HomogeneousCaps(nn.Module):
     """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only dimension d of the children n.
 
-    Shapes:
-        input `[batch, dim, children]`; output `[batch, dim, parents]`, at least 0. `weight` is
-        `[parents, children, dim]`. The statistics of a dimension are those of the batch and of all parents.
-    """
+    `weight` is `[parents, children, dim]`. The statistics of a dimension are those of the batch and of all parents."""
 
     def __init__(self, children: int, dim: int, parents: int, *, momentum: float = 0.1) -> None:
         super().__init__()
@@ -49,33 +46,21 @@ class HomogeneousCaps(nn.Module):
         nn.init.normal_(self.weight, std=STD)
 
     def forward(self, x: Float[Tensor, "batch dim children"]) -> Float[Tensor, "batch dim parents"]:
-        """Parents: dim products of a `[batch, children]` and a `[children, parents]` matrix."""
         return torch.relu(self.norm(torch.einsum("bdn,knd->bdk", x, self.weight)))
 
 
 class HVC(LogitModel):
     """Convolutions 3x3; homogeneous capsules after some of them; the branches' lengths are normed, weighted and summed.
 
-    A capsule is the vector of channels at one position.
+    A capsule is the vector of channels at one position; the pose of a class capsule is that of all branches in a row.
 
     Args:
-        num_classes: K, class capsules of each branch.
-        in_chans, img_size: see `create_model`.
         convolutions: how many; the first has 32 channels, each other one 16 more than the one before.
         branches: the convolutions, counted from 1, after which there are class capsules. For smallNORB the authors take
             11 convolutions and branches 5, 8, 11.
         merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random" numbers (their standard
             deviation is 0.05). The batch norm after them cancels all but their sign, almost.
         momentum: share of each batch in the running statistics that evaluation uses; 0.0003 in the authors' code.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]`, which
-        sum to one. For the merged lengths that they are made of see `logits`. The pose of a class capsule is that of
-        all branches in a row.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, branches where there is no convolution, or an
-            unknown merge.
     """
 
     def __init__(
@@ -108,7 +93,7 @@ class HVC(LogitModel):
         self.norm = ShiftNorm(len(branches), momentum)
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
 
-    def parents(self, images: Float[Tensor, "batch channels height width"]) -> list[Float[Tensor, "batch dim classes"]]:
+    def parents(self, images: Images) -> list[Float[Tensor, "batch dim classes"]]:
         """The class capsules of each branch."""
         found: list[Tensor] = []
         x = 2 * self._seen(images) - 1
@@ -118,18 +103,16 @@ class HVC(LogitModel):
                 found.append(self.class_capsules[len(found)](x.flatten(2)))
         return found
 
-    def merged(self, parents: list[Float[Tensor, "batch dim classes"]]) -> Float[Tensor, "batch classes"]:
+    def merged(self, parents: list[Float[Tensor, "batch dim classes"]]) -> Classes:
         """The sum over branches of the normed lengths: any numbers."""
         lengths = torch.stack([safe_norm(y, dim=1) for y in parents], dim=1)  # [batch, branches, classes]
         weighted = lengths if self.weights is None else lengths * self.weights.unsqueeze(1)
         return self.norm(weighted.to(self.norm.bias.dtype)).sum(dim=1)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """What the softmax is taken of, and the cross-entropy."""
+    def logits(self, images: Images) -> Classes:
         return self.merged(self.parents(images))
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 336]` at the published size, and the classes' probabilities."""
+    def capsules(self, images: Images) -> Capsules:
         parents = self.parents(images)
         pose = full_precision(torch.cat(parents, dim=1)).transpose(1, 2)
         return Capsules(pose, self.probabilities(self.merged(parents)))

@@ -5,20 +5,18 @@ Routing", ICLR 2020, arXiv 2002.04764, figure 3 and appendix. Differs from the a
 images; windows are laid out as their corrected fork does it; images are not standardised first.
 """
 
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_known
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import LogitModel
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import Classes, Images, LogitModel
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
@@ -34,7 +32,6 @@ class InvertedAttentionCaps(LogitModel):
     """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 13 pixels each.
         backbone: "resnet", fifteen convolutions, or "simple", a single one with stride 2.
         types: capsule types of the primary and of both convolutional layers.
         pose_size: r; poses are r x r matrices. 4 for CIFAR-10, 6 for CIFAR-100.
@@ -42,13 +39,6 @@ class InvertedAttentionCaps(LogitModel):
         iterations: of the routing, in every layer; the first has equal couplings, so that 1 is no attention.
         sequential: route each layer to its last iteration before the next begins. By default all layers route together:
             in each iteration every layer takes the poses that all had in the one before.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]`; output: probabilities `[batch, num_classes]` in [0, 1], which
-        sum to one.
-
-    Raises:
-        ValueError: for images that are too small, sizes or iterations below one, or another backbone.
     """
 
     spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
@@ -79,16 +69,14 @@ class InvertedAttentionCaps(LogitModel):
         )
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, r * r]`, and the probabilities of the classes."""
+    def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.backbone(self._seen(images)))  # [batch, types * r * r, 16, 16], for 32x32 images
         pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
         pose = full_precision(pose)
         classes = self.capsule_layers(Capsules(pose, torch.ones_like(pose[..., 0])))  # 7x7, then 5x5, then none
         return Capsules(classes.pose, self.probabilities(self.logits_of(classes)))
 
-    def logits_of(self, capsules: Capsules) -> Float[Tensor, "batch classes"]:
-        """What the probabilities are made of: any numbers, of each class capsule's pose by the same weights."""
+    def logits_of(self, capsules: Capsules) -> Classes:
         return full_precision(self.classes_layer(capsules.pose.to(self.classes_layer.weight.dtype))).squeeze(-1)
 
 
@@ -116,8 +104,8 @@ enlist("inverted_attention", InvertedAttentionCaps, Passport(
     published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
 ))  # fmt: skip
 
-
 # This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32.
-enlist("inverted_attention_small", InvertedAttentionCaps, replace(
-    model_passport("inverted_attention"), parameters=70_545, published="none of this size",
-), backbone="simple", types=8)  # fmt: skip
+variant(
+    "inverted_attention_small", "inverted_attention", parameters=70_545, published="none of this size",
+    backbone="simple", types=8,
+)  # fmt: skip

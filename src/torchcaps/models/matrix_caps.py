@@ -5,19 +5,18 @@ paper in: sizes follow the images; weights, costs and inverse temperatures start
 `MatrixCaps`), as the paper gives none. The network ends at its class capsules: it has no decoder.
 """
 
-from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.functional import receptive_centres
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import ImageModel, Images, side_after
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
@@ -33,7 +32,6 @@ class MatrixCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
-        in_chans, img_size: see `create_model`; at least 17 pixels each.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers.
@@ -41,16 +39,8 @@ class MatrixCaps(ImageModel):
             factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
         convention: which parents compete for a child in a convolution; see `Windows.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
         layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them: `pose_size` is 4 and
             `iterations` 3 unless given, and there may be `bias` and `impl`.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
-        `[batch, num_classes]` in [0, 1]. They are not logits, and do not sum to one.
-
-    Raises:
-        ValueError: for images that are too small, or sizes below one.
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
@@ -69,7 +59,8 @@ class MatrixCaps(ImageModel):
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
         kinds = (primary_types, *types)
-        counts = [n * rows * columns for n, (rows, columns) in zip(kinds, _maps(*self.img_size), strict=True)]
+        maps = [prod(side_after(side, LAYERS[:k]) for side in self.img_size) for k in (1, 2, 3)]
+        counts = [n * places for n, places in zip(kinds, maps, strict=True)]
         first, second, last = (
             temperature(gain, below / above, iterations, pose_size) | options
             for below, above in pairwise([*counts, num_classes])
@@ -82,25 +73,17 @@ class MatrixCaps(ImageModel):
         places = (centres[0], centres[1]) if coordinates else None
         self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **last)
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, P * P]`, activation `[batch, num_classes]` in [0, 1]."""
+    def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them
 
 
-def _maps(height: int, width: int) -> list[tuple[int, int]]:
-    """Rows and columns of the maps of capsules, from the primary ones on."""
-    positions = ([len(receptive_centres(side, LAYERS[:k])) for k in (1, 2, 3)] for side in (height, width))
-    return list(zip(*positions, strict=True))
-
-
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:
     """Options of a router for which a parent with its even share of `children`, half of them active, has this gain.
 
-    `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2.
-    """
+    `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2."""
     data = children * CHILD_ACTIVATION
     rise = temperatures(iterations, 1.0)[-1]
     return {"inverse_temperature": gain / (data * pose_size**2 * rise), "beta_a": gain * LOG_DEVIATION}
@@ -112,8 +95,8 @@ enlist("matrix_caps", MatrixCaps, Passport(
     parameters=316_650, published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
 ))  # fmt: skip
 
-
 # The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters.
-enlist("matrix_caps_small", MatrixCaps, replace(
-    model_passport("matrix_caps"), parameters=68_618, published="smallNORB test error 2.2 %",
-), channels=64, primary_types=8, types=(16, 16))  # fmt: skip
+variant(
+    "matrix_caps_small", "matrix_caps", parameters=68_618, published="smallNORB test error 2.2 %", channels=64,
+    primary_types=8, types=(16, 16),
+)  # fmt: skip

@@ -36,9 +36,8 @@ def card(title: str, about: str, *parts: str) -> str:
 
 def facts(lines: Sequence[tuple[str, str]]) -> str:
     """Names and values, plain text, as lines."""
-    return "".join(
-        f'<div><span style="opacity:0.7">{plain(name)}:</span> {plain(value)}</div>' for name, value in lines
-    )
+    line = '<div><span style="opacity:0.7">{}:</span> {}</div>'
+    return "".join(line.format(plain(name), plain(value)) for name, value in lines)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -71,25 +70,19 @@ def capsules_in_words(shape: Sequence[int]) -> str:
 
 
 def measured_stages(model: Any) -> list[Stage]:
-    """What each stage of a classifier gives for one image, measured by one forward pass.
+    """What each stage of a classifier gives for one image, measured by one forward pass through a copy without weights.
 
-    The pass runs through a copy without weights: the model, its mode, its hooks and random numbers are not touched. Of
-    a router, which may be the user's own, the shapes are those that it has to give. A chain is listed one by one.
-    """
+    The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the user's own, the
+    shapes are those that it has to give. A chain is listed one by one."""
     bare = _without_weights(model)
     shapes: dict[str, str] = {}
     for name, module in _stages(bare):
         module.register_forward_hook(lambda *seen, name=name: shapes.update({name: _in_words(seen[2])}))
     images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=next(bare.parameters()).dtype)
     with torch.no_grad():
-        if spec_of(bare).decoder:
-            bare.reconstruct(bare.capsules(images))
-        else:
-            bare(images)
-    return [
-        Stage(name, _kind(module), shapes[name], sum(p.numel() for p in module.parameters()))
-        for name, module in _stages(model)
-    ]
+        _ = bare.reconstruct(bare.capsules(images)) if spec_of(bare).decoder else bare(images)
+    counts = {name: sum(p.numel() for p in module.parameters()) for name, module in _stages(model)}
+    return [Stage(name, _kind(module), shapes[name], counts[name]) for name, module in _stages(model)]
 
 
 class _Shapes(Router):
@@ -143,15 +136,10 @@ def _kind(module: nn.Module) -> str:
         kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
         name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
-        name += f", {routing_in_words(module.router)}"
+        name += f", {module.router.describe()} routing"
+        iterations = getattr(module.router, "iterations", None)
+        name += "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
     return name
-
-
-def routing_in_words(router: Router) -> str:
-    """`dynamic routing, 3 iterations`, or the name of a function."""
-    iterations = getattr(router, "iterations", None)
-    count = "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
-    return f"{router.describe()} routing{count}"
 
 
 def facts_of(model: Any) -> list[tuple[str, str]]:

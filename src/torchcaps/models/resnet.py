@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.models._base import PlainNetwork
+from torchcaps.models._base import Classes, Images, PlainNetwork
 from torchcaps.models._registry import Passport, enlist
 
 Shortcut = Literal["A", "B"]
@@ -26,8 +26,7 @@ class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with batch norm, the first with the stride, added to what came.
 
     The shortcut is what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
-    parameters; "B" is a 1x1 convolution with batch norm.
-    """
+    parameters; "B" is a 1x1 convolution with batch norm."""
 
     def __init__(self, below: int, above: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -38,7 +37,6 @@ class ResidualBlock(nn.Module):
         self.projection = convolution(below, above, stride, kernel=1, relu=False) if changes else None
 
     def forward(self, x: Float[Tensor, "batch below rows columns"]) -> Float[Tensor, "batch above rows2 columns2"]:
-        """The features of the next block."""
         if self.projection is not None:
             straight = self.projection(x)
         else:
@@ -66,18 +64,9 @@ class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each.
+        several, standardised: see `PlainNetwork`.
         width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
         shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
-        several: see `CNN`.
-        standardised: see `CNN`.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: probabilities `[batch, num_classes]` in
-        [0, 1], which sum to one unless `several`. For the logits see `logits`.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, or another shortcut.
     """
 
     def __init__(
@@ -90,8 +79,7 @@ class ResNet(PlainNetwork):
         self.classes_layer = nn.Linear(4 * width, num_classes)
         nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
 
-    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
+    def scores(self, x: Images) -> Classes:
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
 
 

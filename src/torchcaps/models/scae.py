@@ -11,7 +11,7 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torchcaps.errors import check_known, check_range
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel, side_after, side_before
+from torchcaps.models._base import ImageModel, Images, side_after, side_before
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.types import Capsules, ModelSpec
 
@@ -36,7 +36,6 @@ WEIGHTS = {
     "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
 }  # fmt: skip
 COLOUR_UNITS, BLOCKS, SET_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 128, 32
-TWO_PI = 2 * math.pi
 
 
 class Noise(NamedTuple):
@@ -56,21 +55,13 @@ class Parts(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """Object capsules, and what each of them says of each part.
+    """Object capsules, and what each of them says of each part."""
 
-    Attributes:
-        pose: `[b, k, 6]`, of the object as the viewer sees it.
-        vote: `[b, k, m, 6]`, the pose that the part should have.
-        spread: `[b, k, m]`, standard deviation of that.
-        log_weight: `[b, k, m]`, log a_km: the presence of the object, times that of the part in it.
-        dynamic: `[b, k, m, 6]`, by how much the part's place in the object differs from the learned one.
-    """
-
-    pose: Float[Tensor, "batch objects 6"]
-    vote: Float[Tensor, "batch objects parts 6"]
-    spread: Float[Tensor, "batch objects parts"]
-    log_weight: Float[Tensor, "batch objects parts"]
-    dynamic: Float[Tensor, "batch objects parts 6"]
+    pose: Float[Tensor, "batch objects 6"]  # of the object as the viewer sees it
+    vote: Float[Tensor, "batch objects parts 6"]  # the pose that the part should have
+    spread: Float[Tensor, "batch objects parts"]  # standard deviation of that
+    log_weight: Float[Tensor, "batch objects parts"]  # log a_km: presence of the object, times the part's in it
+    dynamic: Float[Tensor, "batch objects parts 6"]  # by how much the part's place differs from the learned one
 
     @property
     def presence(self) -> Float[Tensor, "batch objects"]:
@@ -79,23 +70,16 @@ class Objects(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """An image, taken apart.
-
-    Attributes:
-        drawn: `[b, m + 1, c, h, w]` in [0, 1]: what each part, and last the background, draws at each pixel.
-        share: `[b, m + 1, 1, h, w]`, logits: how much each of them has to say there.
-        log_likelihood: `[b]`, of the pixels.
-        part_log_likelihood: `[b]`, of the poses of the parts, weighted by their presence.
-        posterior: `[b, m, k + 1]`: which object explains a part, the last one being none of them.
-    """
+    """An image, taken apart. Of the m + 1 parts that draw, the last is the background; of the k + 1 objects that
+    explain a part, the last is none."""
 
     parts: Parts
     objects: Objects
-    drawn: Float[Tensor, "batch parts channels height width"]
-    share: Float[Tensor, "batch parts 1 height width"]
-    log_likelihood: Float[Tensor, " batch"]
-    part_log_likelihood: Float[Tensor, " batch"]
-    posterior: Float[Tensor, "batch parts objects"]
+    drawn: Float[Tensor, "batch parts channels height width"]  # what each part draws at each pixel, in [0, 1]
+    share: Float[Tensor, "batch parts 1 height width"]  # logits: how much each of them has to say there
+    log_likelihood: Float[Tensor, " batch"]  # of the pixels
+    part_log_likelihood: Float[Tensor, " batch"]  # of the poses of the parts, weighted by their presence
+    posterior: Float[Tensor, "batch parts objects"]  # which object explains a part
 
 
 class PartCapsules(nn.Module):
@@ -128,7 +112,6 @@ class PartCapsules(nn.Module):
         return (GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
-        """The parts that attention over places finds."""
         told = self.tell(self.see(images) + self.place).flatten(2).unflatten(1, (len(self.template), -1))
         told = full_precision(told)  # [b, m, numbers, places]
         attention = told[:, :, -1:].softmax(dim=-1)
@@ -157,13 +140,7 @@ class PartCapsules(nn.Module):
         off = full_precision(images).unsqueeze(1) - drawn
         both = torch.addcmul(share, off, off, value=-0.5 / self.pixel_scale**2)  # one pass over the largest tensor
         pixels = both.logsumexp(dim=1) - share.logsumexp(dim=1)
-        return (pixels - math.log(self.pixel_scale) - 0.5 * math.log(TWO_PI)).flatten(1).sum(dim=1)
-
-
-def log_normal(x: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
-    """The log density of a normal distribution, elementwise."""
-    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
-    return -0.5 * ((x - mean) / scale).square() - log_scale - 0.5 * math.log(TWO_PI)
+        return (pixels - math.log(self.pixel_scale) - 0.5 * math.log(2 * math.pi)).flatten(1).sum(dim=1)
 
 
 class _Block(nn.Module):
@@ -210,7 +187,6 @@ class ObjectCapsules(nn.Module):
         self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
 
     def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
-        """Objects of a set: `[b, m, numbers]` with logits of presence `[b, m]`."""
         x = self.embed(members.to(self.embed.weight.dtype))
         for block in self.blocks:
             x = block(x, logit)
@@ -227,9 +203,8 @@ class ObjectCapsules(nn.Module):
             x = torch.einsum("bki,kio->bko", x, full_precision(self.weight[3]))
             m = self.parts
             dynamic = x[..., : m * POSE].unflatten(-1, (m, POSE))
-            pose, present, part, spread = (x[..., m * POSE :] + full_precision(self.rest)).split(
-                [POSE, 1, m, m], dim=-1
-            )
+            rest = x[..., m * POSE :] + full_precision(self.rest)
+            pose, present, part, spread = rest.split([POSE, 1, m, m], dim=-1)
             if noise is not None:
                 present, part = present + noise.objects.unsqueeze(-1), part + noise.votes
             pose = affine_pose(pose)
@@ -242,7 +217,9 @@ def pose_likelihood(
     pose: Float[Tensor, "batch parts 6"], objects: Objects
 ) -> tuple[Float[Tensor, "batch parts"], Float[Tensor, "batch parts objects"]]:
     """`log p(part)` by the votes of all objects, and the posterior of the objects, the last of which is "none"."""
-    each = log_normal(pose.unsqueeze(1), objects.vote, objects.spread.unsqueeze(-1)).sum(dim=-1)
+    spread = objects.spread.unsqueeze(-1)
+    off = (pose.unsqueeze(1) - objects.vote) / spread
+    each = (-0.5 * off.square() - spread.log() - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
     logits = F.pad((objects.log_weight + each).mT, (0, 1), value=NOBODY)  # [b, m, k + 1]
     return logits.logsumexp(dim=-1), logits.softmax(dim=-1)
 
@@ -250,8 +227,9 @@ def pose_likelihood(
 class SCAE(ImageModel):
     """Part capsules that draw an image, and object capsules that explain where the parts are.
 
+    Its outputs are presences of objects, `[batch, objects]` in [0, 1].
+
     Args:
-        in_chans, img_size: see `create_model`.
         parts: part capsules; 40 in the paper's experiment with MNIST.
         objects: object capsules; 32 there.
         clusters: that images are divided into by their objects, after the training; as many as there are classes.
@@ -260,12 +238,6 @@ class SCAE(ImageModel):
         units: of the learned seeds that look for objects; 256 there.
         pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
         weights: of parts of the loss, those that differ from `WEIGHTS`.
-
-    Shapes:
-        images `[batch, in_chans, height, width]` in [0, 1] to presences of objects, `[batch, objects]` in [0, 1].
-
-    Raises:
-        ValueError: for sizes below one, and images that the convolutions leave nothing of.
     """
 
     spec = ModelSpec(pose=True, activation="probability", task="discover", loss="likelihood")
@@ -283,9 +255,8 @@ class SCAE(ImageModel):
         self.spec = replace(self.spec, smallest=smallest)
         check_range("pixel_scale", pixel_scale, low=1e-3)
         self.num_parts, self.num_objects = parts, objects
-        self.part_capsules = PartCapsules(
-            in_chans, self.img_size, parts, channels=channels, strides=strides, pixel_scale=pixel_scale
-        )
+        how: dict[str, Any] = {"channels": channels, "strides": strides, "pixel_scale": pixel_scale}
+        self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
         self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
         for name, value in (weights or {}).items():
             check_known("weight", name, WEIGHTS)
@@ -294,7 +265,7 @@ class SCAE(ImageModel):
         self.register_buffer("centres", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
-    def explain(self, images: Float[Tensor, "batch channels height width"], noise: Noise | None = None) -> Explained:
+    def explain(self, images: Images, noise: Noise | None = None) -> Explained:
         """Parts and objects of the images, what they draw, and how likely that makes what is seen."""
         self._check(images)
         parts = self.part_capsules(images, None if noise is None else noise.parts)
@@ -306,8 +277,7 @@ class SCAE(ImageModel):
             told = (parts.logit.detach().sigmoid() * each).sum(dim=1)
         return Explained(parts, objects, drawn, share, seen, told, posterior)
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Object capsules: pose `[batch, objects, 6]`, presence `[batch, objects]` in [0, 1]."""
+    def capsules(self, images: Images) -> Capsules:
         self._check(images)
         objects = self._objects(self.part_capsules(images, None), None)
         return Capsules(objects.pose, objects.presence)
@@ -326,10 +296,8 @@ class SCAE(ImageModel):
         logit = logit.detach()
         templates = self.templates().flatten(1).expand(len(pose), -1, -1)
         absent = (-logit).sigmoid().unsqueeze(-1)
-        objects: Objects = self.object_capsules(
-            torch.cat([pose.detach(), absent, feature, templates], -1), logit, noise
-        )
-        return objects
+        members = torch.cat([pose.detach(), absent, feature, templates], -1)
+        return self.object_capsules(members, logit, noise)
 
 
 # The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.

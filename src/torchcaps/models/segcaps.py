@@ -17,33 +17,25 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import DrawingModel
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
 STEP = 8  # the map is halved three times
-Images = Float[Tensor, "batch channels height width"]
 
 
 class SegCaps(DrawingModel):
     """Convolution -> capsules whose map is halved three times and doubled three times, with skips -> one per class.
 
+    Outputs are lengths of class capsules at each pixel, `[batch, num_classes - 1, height, width]` in [0, 1), not
+    logits, which do not sum to one. Where all are below 0.5 there is background.
+
     Args:
         num_classes: at least 2, the first of which is the background, which has no capsule.
-        in_chans, img_size: see `create_model`.
         dim: dimensions of the capsules of the largest map; those below have twice and four times as many.
         iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
         same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
-        decoder: whether to build the decoder.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: lengths of class capsules at each pixel
-        `[batch, num_classes - 1, height, width]` in [0, 1), not logits, which do not sum to one. Where all are below
-        0.5 there is background.
-
-    Raises:
-        ValueError: for fewer than two classes, or sizes below one.
     """
 
     def __init__(
@@ -93,7 +85,6 @@ class SegCaps(DrawingModel):
         return Capsules(pose[:, :height, :width], length[:, :height, :width])
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes height width"]:
-        """Lengths of the class capsules at each pixel, in [0, 1); not logits."""
         return self.capsules(images).activation.movedim(-1, 1)
 
     def masked(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None) -> Tensor:
@@ -110,20 +101,15 @@ def _joined(one: Capsules, other: Capsules) -> Capsules:
     return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
 
 
-def _passport(parameters: int, published: str) -> Passport:
-    return Passport(
-        title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
-        num_classes=2, parameters=parameters, published=published,
-    )  # fmt: skip
-
-
 # SegCaps R3: three iterations in every layer.
-enlist("segcaps", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)"))
-
+enlist("segcaps", SegCaps, Passport(
+    title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
+    num_classes=2, parameters=1_425_649, published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",
+))  # fmt: skip
 
 # SegCaps R1: equal couplings where the size of the map stays.
-enlist("segcaps_r1", SegCaps, _passport(1_425_649, "LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)"), same_size=1)
+variant("segcaps_r1", "segcaps", published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)", same_size=1)
 
 
 # Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
-enlist("segcaps_small", SegCaps, _passport(363_609, "none; a network of its own, half as wide"), dim=8)
+variant("segcaps_small", "segcaps", parameters=363_609, published="none; a network of its own, half as wide", dim=8)

@@ -11,13 +11,12 @@ from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.models._base import ImageModel, PlainNetwork
+from torchcaps.models._base import Classes, ImageModel, Images, PlainNetwork
 from torchcaps.models._registry import Passport, register_model
 from torchcaps.models.matrix_caps import temperature
 from torchcaps.models.resnet import convolution, residual_trunk
@@ -58,9 +57,8 @@ class PlainHeadNetwork(PlainNetwork):
     """The backbone with a head without capsules: the average of the map, or a convolution and all of its map.
 
     Args:
-        num_classes, in_chans, img_size, several, standardised: see `CNN`.
+        several, standardised, backbone: see `PlainNetwork` and `SRCapsNet`.
         head: "average" or "linear".
-        backbone: see `SRCapsNet`.
     """
 
     def __init__(
@@ -75,8 +73,7 @@ class PlainHeadNetwork(PlainNetwork):
             channels = TYPES * DIM * _halved(self.img_size, halvings)
         self.classes_layer = nn.Linear(channels, num_classes)
 
-    def scores(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images that are checked and, if asked, standardised."""
+    def scores(self, x: Images) -> Classes:
         features = self.trunk(x)
         return self.classes_layer(features.mean(dim=(2, 3)) if self.head is None else self.head(features).flatten(1))
 
@@ -84,9 +81,7 @@ class PlainHeadNetwork(PlainNetwork):
 class BranchedPrimaryCaps(nn.Module):
     """3x3 convolutions with batch norm, one for poses and one for activations, which are apart from each other.
 
-    There is none for activations with `squashed`: poses are squashed, and their lengths are it. Shapes are those of
-    `PrimaryCaps`.
-    """
+    There is none for activations with `squashed`: poses are squashed, and their lengths are it."""
 
     def __init__(self, channels: int, types: int, dim: int, *, squashed: bool) -> None:
         super().__init__()
@@ -94,8 +89,7 @@ class BranchedPrimaryCaps(nn.Module):
         self.pose = convolution(channels, types * dim, relu=False)
         self.activation = None if squashed else convolution(channels, types, relu=False)
 
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Primary capsules of a feature map."""
+    def forward(self, x: Images) -> Capsules:
         pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, -1))
         if self.activation is None:
             return Capsules(*squash_with_length(pose))
@@ -107,24 +101,13 @@ class SRCapsNet(ImageModel):
     """Backbone -> primary capsules -> (depth 2: a convolution of capsules) -> class capsules, by one routing.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`; at least 5 pixels each, and twice as many for each further
-            convolution of stride 2.
-        routing: "self_routing", "dynamic" or "em".
+        routing: "self_routing", whose activations are shares that sum to one, "dynamic" or "em".
         depth: layers of routed capsules, 1 or 2.
         backbone: "resnet20", or the "convnet" of six convolutions that the paper has for smallNORB.
         types: capsules at each place.
         dim: of a pose; for "em" a square number.
         uniform: the ablation: every coupling equal. Self-routed classes are what is chosen and stay so, so that it
             takes two layers; with "dynamic" and "em" it holds for all layers.
-        standardised: give every image mean 0 and standard deviation 1 first.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: activations of the class capsules
-        `[batch, num_classes]` in [0, 1]. Those of "self_routing" are shares that sum to one.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, another routing or backbone, or `uniform` with one
-            layer of self-routing.
     """
 
     def __init__(
@@ -134,13 +117,11 @@ class SRCapsNet(ImageModel):
     ) -> None:  # fmt: skip
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
-            raise ValueError(
-                "uniform: expected depth 2, for the couplings of self-routed classes are the answer itself"
-            )
+            why = "the couplings of self-routed classes are the answer itself"
+            raise ValueError(f"uniform: expected depth 2, for {why}")
         layers, channels, halvings = trunk(backbone, in_chans)
-        super().__init__(
-            in_chans, img_size, _needs(halvings + depth - 1), num_classes=num_classes, types=types, dim=dim
-        )
+        needs = _needs(halvings + depth - 1)
+        super().__init__(in_chans, img_size, needs, num_classes=num_classes, types=types, dim=dim)
         self.standardised, self.trunk = standardised, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None
@@ -153,27 +134,19 @@ class SRCapsNet(ImageModel):
         for layer in (self.conv_capsules, self.class_capsules) if uniform else ():
             if layer is not None and (routing != "self_routing" or layer is self.conv_capsules):
                 layer.router = layer.router.uniform()
-        self.spec = ModelSpec(
-            pose=True, activation=self.class_capsules.router.activation, loss="likelihood",
-            smallest=_needs(halvings + depth - 1)[0],
-        )  # fmt: skip
+        activation = self.class_capsules.router.activation
+        self.spec = ModelSpec(pose=True, activation=activation, loss="likelihood", smallest=needs[0])
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]."""
-        capsules = self.primary(
-            self.trunk(self._seen(images))
-        )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+    def capsules(self, images: Images) -> Capsules:
+        features = self.trunk(self._seen(images))
+        capsules = self.primary(features)  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
         if self.conv_capsules is not None:
             capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
-            if self.norm is not None:
-                capsules = capsules._replace(pose=self._normed(capsules.pose, self.norm))
+            if self.norm is not None:  # each number of a pose, over the batch and the map
+                pose, kind = capsules.pose, self.norm.weight.dtype
+                normed = full_precision(self.norm(pose.flatten(3).permute(0, 3, 1, 2).to(kind)))
+                capsules = capsules._replace(pose=normed.permute(0, 2, 3, 1).unflatten(3, pose.shape[3:]))
         return self.class_capsules(capsules)
-
-    @staticmethod
-    def _normed(pose: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        """Poses `[batch, rows, columns, types, dim]`, each number normed over the batch and the map."""
-        flat = pose.flatten(3).permute(0, 3, 1, 2).to(norm.weight.dtype)
-        return full_precision(norm(flat)).permute(0, 2, 3, 1).unflatten(3, pose.shape[3:])
 
 
 def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, primary: bool) -> RoutedLayer:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import ImageModel, Images
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
@@ -27,18 +27,12 @@ _SLOPE = 1 / 3  # per pixel, of their inputs
 
 
 class TransformedPairs(NamedTuple):
-    """Images, what was done to them, and the outcome.
+    """Images in [0, 1], the same transformed, and how: by shifts (to the right, downwards) in pixels `[batch, 2]`,
+    or by matrices `[batch, 3, 3]` that map coordinates (x, y, 1) of the source to those of the target. Their origin is
+    the centre of the image, and their unit half of its longer side."""
 
-    Attributes:
-        source: `[batch, channels, height, width]` in [0, 1].
-        target: the same images transformed.
-        transformation: `[batch, 2]` shifts (to the right, downwards) in pixels, or `[batch, 3, 3]` matrices that map
-            coordinates (x, y, 1) of the source to those of the target. Their origin is the centre of the image, and
-            their unit half of its longer side.
-    """
-
-    source: Float[Tensor, "batch channels height width"]
-    target: Float[Tensor, "batch channels height width"]
+    source: Images
+    target: Images
     transformation: Float[Tensor, " batch *numbers"]
 
 
@@ -50,21 +44,12 @@ class TransformingAutoencoder(ImageModel):
     contributions. All five have biases.
 
     Args:
-        in_chans, img_size: see `create_model`.
         capsules: their number; 30 in the paper's experiment with shifted digits.
-        recognition: sigmoid units that recognise, per capsule; 10 there.
-        generation: sigmoid units that draw, per capsule; 20 there.
+        recognition, generation: sigmoid units that recognise and that draw, per capsule; 10 and 20 there.
         pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
             which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognised, and the last row is (0, 0, 1).
-        bounded: the image is the sigmoid of the sum, in (0, 1).
-
-    Shapes:
-        images `[batch, in_chans, height, width]` in [0, 1] and transformations (see `TransformedPairs`; without them,
-        nothing is moved) to images of the same shape, around [0, 1]: sums, which nothing bounds unless `bounded`.
-
-    Raises:
-        ValueError: for sizes below one, an unknown pose, or `constrained` without affine poses.
+        bounded: the image is the sigmoid of the sum, in (0, 1); else it is around [0, 1], and nothing bounds it.
     """
 
     spec = ModelSpec(pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction")
@@ -108,21 +93,17 @@ class TransformingAutoencoder(ImageModel):
         self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
-        """The five stages of all capsules, for the table that a notebook shows."""
-        count, image = self.num_capsules, times(self.in_chans, *self.img_size)
-        recognised, generated = (
-            capsules_in_words((count, self.weight[name].shape[2])).replace("dims", "units")
-            for name in ("recognise", "generate")
-        )
+        count, image, units = self.num_capsules, times(self.in_chans, *self.img_size), "sigmoid units"
+        words = {n: capsules_in_words((count, w.shape[2])).replace("dims", "units") for n, w in self.weight.items()}
         stages = {
-            "recognise": ("sigmoid units", recognised), "gate": ("sigmoid units", f"{count} presences"),
+            "recognise": (units, words["recognise"]), "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
-            "generate": ("sigmoid units", generated),
+            "generate": (units, words["generate"]),
             "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
         }  # fmt: skip
         return [Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
+    def capsules(self, images: Images) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
         self._check(images)
         x = images.flatten(1)
@@ -136,12 +117,7 @@ class TransformingAutoencoder(ImageModel):
         return Capsules(pose, presence.squeeze(-1))
 
     def move(self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]) -> Capsules:
-        """The same capsules with their poses transformed: `pose + shift`, or `T A`; presences stay.
-
-        Args:
-            capsules: of images, as `capsules` gives them.
-            transformation: `[batch, 2]` shifts in pixels, or `[batch, 3, 3]` matrices; see `TransformedPairs`.
-        """
+        """The same capsules with their poses transformed: `pose + shift`, or `T A`; see `TransformedPairs`."""
         pose, presence = capsules
         if self.pose == "translation":
             check_shape("transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2)
@@ -151,18 +127,11 @@ class TransformingAutoencoder(ImageModel):
             matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)
 
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch channels height width"]:
-        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`.
-
-        Args:
-            capsules: as `capsules` or `move` gives them.
-            labels: `[batch]` numbers of capsules: only what that one of each image draws; None is all of them.
-        """
+    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
+        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`. With
+        `labels` `[batch]`, numbers of capsules, only what that one of each image draws."""
         pose, presence = capsules
-        axes = ("batch", "capsules", "dim")
-        check_shape("capsules", pose, axes, capsules=self.num_capsules, dim=self.pose_dim)
+        check_shape("capsules", pose, ("batch", "capsules", "dim"), capsules=self.num_capsules, dim=self.pose_dim)
         if labels is not None:
             check_shape("labels", labels, ("batch",), batch=len(pose))
             presence = torch.zeros_like(presence).scatter(1, labels[:, None], presence.gather(1, labels[:, None]))
@@ -170,13 +139,9 @@ class TransformingAutoencoder(ImageModel):
             g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
             base = presence @ self.bias["draw"]
         drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
-        drawn = drawn.sigmoid() if self.bounded else drawn
-        return drawn.unflatten(1, (self.in_chans, *self.img_size))
+        return (drawn.sigmoid() if self.bounded else drawn).unflatten(1, (self.in_chans, *self.img_size))
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"],
-        transformation: Float[Tensor, " batch *numbers"] | None = None,
-    ) -> Float[Tensor, "batch channels height width"]:  # fmt: skip
+    def forward(self, images: Images, transformation: Float[Tensor, " batch *numbers"] | None = None) -> Images:
         """What the images look like after the transformation (None: as they are), as drawn by the capsules."""
         capsules = self.capsules(images)
         return self.reconstruct(capsules if transformation is None else self.move(capsules, transformation))

@@ -18,7 +18,7 @@ from torchcaps.data import label_tree
 from torchcaps.errors import check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import ImageModel, Images
 from torchcaps.models._registry import Passport, enlist
 from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
@@ -31,25 +31,14 @@ OFF_TREE = 0.01  # eps: prior weight of a class under another parent's than its 
 
 
 def tree_prior(parents: Sequence[int], above: int, free: int) -> Float[Tensor, "children classes"]:
-    """Log priors of the couplings of a level: `log(eps + T[p, k])` for parents p above, 0 for primary capsules.
-
-    Args:
-        parents: of each class k of this level, its parent p; `T[p, k]` is 1 for these pairs and 0 for others.
-        above: classes of the level above.
-        free: primary capsules, whose rows come first.
-    """
+    """Log priors of the couplings of a level: `log(eps + T[p, k])` for parents p among `above` classes of the level
+    above, and before them 0 for `free` primary capsules. `T[p, k]` is 1 where p is the one of `parents` for class k."""
     taxonomy = nn.functional.one_hot(torch.tensor(parents), above).T.float()
     return torch.cat([torch.zeros(free, len(parents)), (OFF_TREE + taxonomy).log()])
 
 
 class PriorRouting(Router):
-    """`functional.dynamic_routing` from log priors, `[children, parents]`.
-
-    Args:
-        prior: see there.
-        iterations: from 1 to 100.
-        drawn: the prior was drawn at random, and is kept with the weights.
-    """
+    """`functional.dynamic_routing` from log priors, `[children, parents]`, kept with the weights where `drawn`."""
 
     exchangeable, any_size = False, True
     prior: Tensor
@@ -60,7 +49,6 @@ class PriorRouting(Router):
         self.register_buffer("prior", prior, persistent=drawn)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """The logits of a child start from its prior."""
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 
 
@@ -68,22 +56,16 @@ class TreeCapsNet(ImageModel):
     """Convolutions -> primary capsules -> capsules of the coarsest classes -> ... -> capsules of the finest.
 
     Every level but the first routes the primary capsules, two of them as one, and the capsules of the level above.
+    Outputs are lengths, in [0, 1), of the capsules of the finest level; for all levels see `levels`.
 
     Args:
-        num_classes, in_chans, img_size: see `create_model`; the classes are of the finest level.
+        num_classes: of the finest level.
         classes: their names, whose paths make the tree (see `data.label_tree`); without a tree there is one level.
         tree: "labels" has a parent above start with its own children; "shuffled" with as many random classes instead,
             which is the control; "none" treats it like a primary capsule; "flat" leaves out all levels but the finest.
         channels: of the convolutions, each with stride 2; the last a multiple of 16.
         class_dim: dimensions of the capsules of a class, on every level; with a tree, those of two primary capsules.
         iterations: of each routing.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1]; output: lengths `[batch, num_classes]` of the
-        capsules of the finest level, in [0, 1). For all levels see `levels`.
-
-    Raises:
-        ValueError: for images that are too small, sizes that do not fit, or names that are not one for each class.
     """
 
     def __init__(
@@ -128,12 +110,9 @@ class TreeCapsNet(ImageModel):
             routing = PriorRouting(prior, iterations, drawn=kind == "shuffled")
         return CapsuleLinear(free + above, 2 * DIM, count, dim, routing, bias=bias, **options)
 
-    def levels(self, images: Float[Tensor, "batch channels height width"]) -> list[Capsules]:
-        """The capsules of the classes of every level, coarse to fine.
-
-        Each has pose `[batch, classes of the level, class_dim]` and activation `[batch, classes of the level]`, a
-        length in [0, 1).
-        """
+    def levels(self, images: Images) -> list[Capsules]:
+        """The capsules of the classes of every level, coarse to fine: pose `[batch, classes of the level, class_dim]`,
+        and as activation the length of that, in [0, 1)."""
         x = self._seen(images)
         for index, convolution in enumerate(self.convolutions):
             x = convolution(torch.relu(x) if index else x)
@@ -144,8 +123,7 @@ class TreeCapsNet(ImageModel):
             found.append(layer(torch.cat([primary.unflatten(1, (-1, 2)).flatten(2), found[-1].pose], dim=1)))
         return found
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Capsules of the finest classes: pose `[batch, num_classes, class_dim]`, activation `[batch, num_classes]`."""
+    def capsules(self, images: Images) -> Capsules:
         return self.levels(images)[-1]
 
 

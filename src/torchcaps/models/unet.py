@@ -4,6 +4,7 @@ Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks f
 MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the size of the map, no batch norm.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -12,30 +13,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
-from torchcaps.models._base import PlainNetwork
-from torchcaps.models._registry import Passport, enlist
-from torchcaps.types import ModelSpec
+from torchcaps.models._base import Images, PlainNetwork
+from torchcaps.models._registry import Passport, enlist, variant
 
-Images = Float[Tensor, "batch channels height width"]
 Scores = Float[Tensor, "batch classes height width"]
 
 
 class UNet(PlainNetwork):
     """Two convolutions a level, halved by the maximum and doubled by a transposed convolution, with skips.
 
+    Zeros are added to images up to a multiple of `2 ** (levels - 1)`. Outputs are probabilities of each class by
+    itself, `[batch, num_classes - 1, height, width]`. Where all are below 0.5 there is background.
+
     Args:
         num_classes: at least 2, the first of which is the background, which has no output.
-        in_chans, img_size: see `create_model`.
         channels: of the first level; each level below has twice as many.
         levels: at least 1; the map is halved between them.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]` in [0, 1], to which zeros are added up to a multiple of
-        `2 ** (levels - 1)`; output: probabilities `[batch, num_classes - 1, height, width]`, of each class by itself.
-        Where all are below 0.5 there is background.
-
-    Raises:
-        ValueError: for fewer than two classes, or sizes below one.
     """
 
     def __init__(
@@ -46,9 +39,7 @@ class UNet(PlainNetwork):
         check_positive(channels=channels, levels=levels)
         check_range("num_classes", num_classes, low=2)
         self.step = 2 ** (levels - 1)
-        self.spec = ModelSpec(
-            activation="probability", logits=True, pixels=True, task="segment", loss="weighted_cross_entropy"
-        )
+        self.spec = replace(self.spec, pixels=True, several=False, task="segment", loss="weighted_cross_entropy")
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))
         upwards = list(pairwise(widths[::-1]))
@@ -60,7 +51,6 @@ class UNet(PlainNetwork):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def scores(self, x: Images) -> Scores:
-        """What the sigmoids of each pixel are taken of: any numbers."""
         height, width = self.img_size
         first, *others = self.down
         maps = [first(F.pad(x, (0, -width % self.step, 0, -height % self.step)))]
@@ -78,16 +68,15 @@ def _two(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
 
 
-def _passport(parameters: int, published: str) -> Passport:
-    return Passport(
-        title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
-        img_size=(512, 512), in_chans=1, num_classes=2, parameters=parameters, published=published,
-    )  # fmt: skip
-
-
 # The network that SegCaps was compared with.
-enlist("unet", UNet, _passport(31_030_593, "LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)"))
-
+enlist("unet", UNet, Passport(
+    title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
+    img_size=(512, 512), in_chans=1, num_classes=2, parameters=31_030_593,
+    published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
+))  # fmt: skip
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
-enlist("unet_matched", UNet, _passport(1_474_061, "none; it has as many parameters as SegCaps"), channels=28, levels=4)
+variant(
+    "unet_matched", "unet", parameters=1_474_061, published="none; it has as many parameters as SegCaps", channels=28,
+    levels=4,
+)  # fmt: skip

@@ -6,19 +6,17 @@ of a child from the first iteration on; the costs beta, which a batch norm after
 is the spread loss, where theirs is cross-entropy of activations.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_range
 from torchcaps.functional.fields import Convention, Everything
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel, side_after
-from torchcaps.models._registry import Passport, enlist, model_passport
+from torchcaps.models._base import ImageModel, Images, side_after
+from torchcaps.models._registry import Passport, enlist, variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -40,8 +38,7 @@ class NormalisedPrimaryCaps(nn.Module):
         for conv in (self.pose, self.activation):
             nn.init.xavier_uniform_(conv.weight)
 
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Primary capsules of a feature map."""
+    def forward(self, x: Images) -> Capsules:
         pose = self.pose_norm(self.pose(x).unflatten(1, (self.types, POSE**2)))
         activation = torch.sigmoid(full_precision(self.activation_norm(self.activation(x))))
         return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.permute(0, 2, 3, 1))
@@ -50,26 +47,15 @@ class NormalisedPrimaryCaps(nn.Module):
 class VBCaps(ImageModel):
     """Convolution -> primary capsules -> layers of convolutional capsules, or none -> class capsules.
 
+    In training, outputs depend on the other images of the batch: every layer is batch-normalised.
+
     Args:
-        num_classes: E, class capsules.
-        in_chans, img_size: see `create_model`; at least 17 pixels each.
-        channels: A, of the convolution.
-        primary_types: B, primary capsules per position.
-        types: (C, D), capsule types of the two convolutional layers. () leaves both out: then primary capsules come
-            from a 3 x 3 convolution of stride 2, and each has a matrix of its own for every class.
+        num_classes, channels, primary_types, types, convention: see `MatrixCaps`. `types=()` leaves both
+            layers out: then primary capsules come from a 3 x 3 convolution of stride 2, and each has a matrix of its
+            own for every class.
         convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
             sizes of the paper's networks are those of 3.
-        convention: which parents compete for a child in a convolution; see `Windows.share`.
-        standardised: give every image mean 0 and standard deviation 1 first, as for smallNORB.
         routing_options: of `nn.VariationalBayes`, in every layer, such as `iterations=1`, which is equal couplings.
-
-    Shapes:
-        input: images `[batch, in_chans, height, width]`; output: activations of the class capsules
-        `[batch, num_classes]` in [0, 1]. They are not logits, and do not sum to one. In training they depend on the
-        other images of the batch: every layer is batch-normalised.
-
-    Raises:
-        ValueError: for images that are too small, sizes below one, or another number of layers.
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
@@ -104,8 +90,7 @@ class VBCaps(ImageModel):
         routing |= {"centres": centres, "pose_size": POSE}
         self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
-    def capsules(self, images: Float[Tensor, "batch channels height width"]) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 16]`, activation `[batch, num_classes]` in [0, 1]."""
+    def capsules(self, images: Images) -> Capsules:
         x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)
@@ -122,10 +107,7 @@ def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
 
 
 def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
-    """The layer with Xavier's weights, for windows of so many places.
-
-    From identity matrices the network learns nothing in the time in which it learns from these.
-    """
+    """The layer with Xavier's weights, for windows of so many places: from identity matrices it learns much later."""
     children, parents = layer.weight.shape[:2]
     bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5
     nn.init.uniform_(layer.weight, -bound, bound)
@@ -138,8 +120,8 @@ enlist("vb_caps", VBCaps, Passport(
     num_classes=5, parameters=68_640, published="smallNORB test accuracy 98.7 %",
 ))  # fmt: skip
 
-
 # Two layers of capsules, primary ones and classes, in the authors' code "tiny".
-enlist("vb_caps_small", VBCaps, replace(
-    model_passport("vb_caps"), parameters=206_144, published="smallNORB test accuracy 97.1 %",
-), primary_types=16, types=())  # fmt: skip
+variant(
+    "vb_caps_small", "vb_caps", parameters=206_144, published="smallNORB test accuracy 97.1 %", primary_types=16,
+    types=(),
+)  # fmt: skip

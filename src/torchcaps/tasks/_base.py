@@ -21,7 +21,7 @@ from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, random_cro
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
-from torchcaps.settings import AugmentationSettings, TrainConfig
+from torchcaps.settings import TrainConfig
 from torchcaps.types import ModelSpec, declares, spec_of
 
 if TYPE_CHECKING:
@@ -37,33 +37,20 @@ _TASKS: dict[str, type[Task]] = {}
 
 
 class Exhibit(NamedTuple):
-    """Something to show of a trained model: a file of its plots, and a section of its report.
+    """Something to show of a trained model: a file of its plots, and a section of its report."""
 
-    Attributes:
-        key: letters and hyphens: its name as a file, and its address within a report.
-        title: a heading.
-        about: what is seen, in plain sentences.
-        figure: drawn by matplotlib; None for a table alone.
-        alt: what the figure shows, for those who do not see it.
-        heads: titles of a table's columns; empty without a table.
-        rows: its cells.
-    """
-
-    key: str
+    key: str  # letters and hyphens: its name as a file, and its address within a report
     title: str
-    about: str
-    figure: Figure | None = None
-    alt: str = ""
-    heads: tuple[str, ...] = ()
+    about: str  # what is seen, in plain sentences
+    figure: Figure | None = None  # None for a table alone
+    alt: str = ""  # what the figure shows, for those who do not see it
+    heads: tuple[str, ...] = ()  # of a table's columns; empty without a table
     rows: tuple[tuple[str, ...], ...] = ()
 
 
 class Found(Protocol):
-    """What a task measures on test images, once.
-
-    `to_dict` has the figures, ready for JSON, with "num_samples" among them; `table` the same for a person, the first
-    row being the heading; `summary` is one sentence.
-    """
+    """What a task measures on test images, once: one sentence; the figures, ready for JSON, with "num_samples" among
+    them; and the same for a person, the first row being the heading."""
 
     @property
     def summary(self) -> str: ...
@@ -73,17 +60,11 @@ class Found(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of a task that has no evaluation of its own.
-
-    Attributes:
-        figures: by name.
-        num_samples: images measured.
-        score: name of the figure that models are chosen by.
-    """
+    """Figures of a task that has no evaluation of its own."""
 
     figures: dict[str, float]
     num_samples: int
-    score: str
+    score: str  # name of the figure that models are chosen by
 
     @property
     def summary(self) -> str:
@@ -106,31 +87,20 @@ class Task(nn.Module):
         model: any module; what it declares is in `self.spec`.
         config: of the run; its task names this one or "auto".
         images: what it is for, to be refused here if they do not suit; None where there are none yet.
-
-    Attributes:
-        name: set when it is registered.
-        score: the name of the figure on held-out images by which the epoch is chosen; more is better.
-        losses: names that the setting `loss` may have; the first one is taken where neither run nor model says. A task
-            of one loss needs none: it is then called "loss".
-        defaults: of settings that a run leaves open, beside those of every task.
-        offers: what a person may ask of a trained model: "classes", "decode", "routing", "sweep".
-        labelled: whether labels have a part in it.
-        pixels: whether its models say something of each pixel.
-        at_once: images in a pass of the model that are not trained with.
-        clip: largest norm of the gradient where the run leaves it open; 0 is any.
-        made_for: in words, the models it takes, if they are only those that declare it.
     """
 
-    name: ClassVar[str]
-    score: ClassVar[str] = "accuracy"
+    name: ClassVar[str]  # set when it is registered
+    score: ClassVar[str] = "accuracy"  # the figure on held-out images by which the epoch is chosen; more is better
+    # Names that the setting `loss` may have; the first one is taken where neither run nor model says. A task of one
+    # loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    offers: ClassVar[frozenset[str]] = frozenset()
-    labelled: ClassVar[bool] = True
-    pixels: ClassVar[bool] = False
-    at_once: int = BATCH
-    clip: float = 1.0
-    made_for: ClassVar[str] = ""
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of settings that a run leaves open, beside those of every task
+    offers: ClassVar[frozenset[str]] = frozenset()  # to ask of it: "classes", "decode", "routing", "sweep"
+    labelled: ClassVar[bool] = True  # whether labels have a part in it
+    pixels: ClassVar[bool] = False  # whether its models say something of each pixel
+    at_once: int = BATCH  # images in a pass of the model that are not trained with
+    clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
+    made_for: ClassVar[str] = ""  # in words, the models it takes, if they are only those that declare it
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
@@ -150,6 +120,7 @@ class Task(nn.Module):
             raise UnknownNameError("loss", self.loss, known)
         filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
         self.config = filled.updated(task=self.name, loss=self.loss)
+        self.how = self.config.augmentation
 
     def settings(self) -> dict[str, Any]:
         """Defaults that depend on the model or the loss, of settings that the run leaves open."""
@@ -166,24 +137,15 @@ class Task(nn.Module):
         return spec.task == cls.name and cls.takes(images)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
-        """A batch: tensors of equal length on the set's device. Changed at random in training mode, else as they are.
-
-        Args:
-            images: the set.
-            indices: `[batch]` which images.
-            generator: all that is random comes from it.
-        """
+        """A batch of the images with these indices: tensors of equal length on the set's device. Changed at random, by
+        the generator, in training mode, else as they are."""
         raise NotImplementedError
 
     def forward(self, batch: Any, share: float) -> Outcomes:
         """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
 
-        What has an axis is not a loss: `[batch, ...]`, for `stuck`.
-
-        Args:
-            batch: as `batch` makes it.
-            share: of the training that is done, in [0, 1].
-        """
+        What has an axis is not a loss: `[batch, ...]`, for `stuck`. `share` is that of the training that is done, in
+        [0, 1]."""
         raise NotImplementedError
 
     def outcome(self, batch: Any) -> Outcomes:
@@ -200,9 +162,7 @@ class Task(nn.Module):
 
     def stuck(self, losses: Outcomes) -> str | None:
         """What is wrong with a network that does not learn, by what `forward` gave in an early step: it starts again.
-
-        Such as "every class capsule was dead"; None where nothing is.
-        """
+        Such as "every class capsule was dead"; None where nothing is."""
         return None
 
     def outcomes(
@@ -210,8 +170,7 @@ class Task(nn.Module):
     ) -> Outcomes:
         """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
-        # A few images are looked at by every process.
-        ranks = Ranks() if alone or total < joined().world else joined()
+        ranks = Ranks() if alone or total < joined().world else joined()  # a few are looked at by every process
         rows = torch.arange(total)[ranks.rows(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
@@ -222,6 +181,32 @@ class Task(nn.Module):
                 if progress is not None:
                     progress(int(indices[-1]) + 1, total)
         return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
+
+    def changed(self, images: Tensor, generator: Generator) -> Tensor:
+        """Images `[batch, channels, height, width]` moved, mirrored, turned, resized, cropped and erased at random."""
+        how, crop = self.how, self.config.data.crop
+        if how.shift:
+            images = shift(images, how.shift, generator=generator)
+        if how.flip:
+            images = flip(images, generator=generator)
+        if how.degrees or how.zoom or how.shear or how.squish:
+            zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
+            images = affine(
+                images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, squish=how.squish,
+                generator=generator,
+            )  # fmt: skip
+        images = images if crop is None else random_crop(images, crop, generator=generator)
+        return erase(images, how.erase, generator=generator) if how.erase else images
+
+    def lit(self, images: Tensor, generator: Generator) -> Tensor:
+        """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
+        images = relight(images, generator=generator) if self.how.relight else images
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def first(self, images: ImageSet, most: int) -> Any:
+        """The first images of a set as a batch, where the model is; call it in evaluation mode."""
+        some = torch.arange(min(most, len(images)), device=images.images.device)
+        return mapped(self.batch(images, some, Generator()), lambda x: x.to(device_of(self.model)))
 
     def check(self, images: ImageSet) -> Outcomes:
         """Let one image through, so that images that the model cannot take are refused before a training."""
@@ -238,39 +223,26 @@ class Task(nn.Module):
 
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
-
-        Raises:
-            ValueError: the task says nothing of single pictures.
-        """
+        ValueError: the task says nothing of single pictures."""
         raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
 
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels.
-
-        Returns:
-            The share of each class `[n, classes]`, and what was found drawn over them, `[n, 3, height, width]`.
-        """
+        """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels: the share of
+        each class `[n, classes]`, and what was found drawn over them, `[n, 3, height, width]`."""
         raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
 
     def predict_files(
         self, files: Sequence[Path], _names: Sequence[str], preprocess: Preprocess, output: Path | None
     ) -> list[dict[str, Any]]:
         """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
-
-        Raises:
-            ValueError: there is nothing to draw, and `output` is no None.
-        """
+        ValueError: there is nothing to draw, and `output` is no None."""
         if output is not None:
             raise ValueError(f"output: the task {self.name} draws nothing of single pictures")
         return self.predict(torch.stack([preprocess(file) for file in files]).to(device_of(self.model)))
 
 
 def register_task(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a task known as `name`.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Class decorator: makes a task known as `name`; ValueError if that is taken."""
 
     def register(cls: T) -> T:
         plugins.add("task", name, cls, _TASKS)
@@ -286,11 +258,7 @@ def list_tasks() -> list[str]:
 
 
 def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
-    """The task of a name; "auto" is the one that the model is made for and the images suit.
-
-    Raises:
-        UnknownNameError: (a ValueError) there is no such task.
-    """
+    """The task of a name, or UnknownNameError; "auto" is the one that the model is made for and the images suit."""
     if name != "auto":
         return plugins.find("task", name, _TASKS)
     spec = spec_of(model)
@@ -301,16 +269,9 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
 
 
 def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
-    """The task of a run around a model.
+    """The task of a run around a model, for images if there are any yet.
 
-    Args:
-        model: as the task takes it.
-        config: of the run.
-        images: what it is for; None where there are none yet.
-
-    Raises:
-        ValueError: for an unknown task or loss, or a model or images that the task does not take.
-    """
+    ValueError: for an unknown task or loss, or a model or images that the task does not take."""
     return task_class(config.task.name, model, images)(model, config, images)
 
 
@@ -321,43 +282,17 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
     return cast(B, kind(found) if kind is tuple else kind(*found))
 
 
-def changed(images: Tensor, how: AugmentationSettings, crop: int | None, generator: Generator) -> Tensor:
-    """Images `[batch, channels, height, width]` moved, mirrored, turned, resized, cropped and erased at random."""
-    if how.shift:
-        images = shift(images, how.shift, generator=generator)
-    if how.flip:
-        images = flip(images, generator=generator)
-    if how.degrees or how.zoom or how.shear or how.squish:
-        zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
-        images = affine(
-            images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, squish=how.squish,
-            generator=generator,
-        )  # fmt: skip
-    images = images if crop is None else random_crop(images, crop, generator=generator)
-    return erase(images, how.erase, generator=generator) if how.erase else images
-
-
-def lit(images: Tensor, how: AugmentationSettings, generator: Generator) -> Tensor:
-    """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
-    if how.relight:
-        images = relight(images, generator=generator)
-    return images.contiguous(memory_format=torch.channels_last)
-
-
 def predict(
     model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH, output: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """What a trained model says of image files, and of all images in folders; several processes share the work.
+    """What a trained model says of image files, and of all images in folders: a dictionary each, ready for JSON, of its
+    "path" and what `Task.predict` gives. Several processes share the work.
 
     Args:
         model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and, if it is not what the model
             declares, `.task`.
-        paths: image files and folders.
-        batch_size: images at a time.
+        paths: image files and folders, of which `batch_size` are read at a time.
         output: a folder, made where it is missing, for what the task draws of each image, such as masks.
-
-    Returns:
-        One dictionary an image, ready for JSON: its "path", and what `Task.predict` of its task gives.
 
     Raises:
         DataError: for a path that is absent, holds no image, or cannot be read as one.

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import Aligned
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, mapped, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 
 WEIGHTS = {
     "equivariance": 5.0, "localisation": 1.0, "equilibrium": 1e-3, "invariance": 1.0, "canonical": 1.0, "chamfer": 1.0,
@@ -33,13 +33,7 @@ UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
 
 
 class Motions(NamedTuple):
-    """Sets of points and rigid motions of each: `x -> rotation x + shift`.
-
-    Attributes:
-        points: `[batch, dim, points, 1]`.
-        rotation: `[batch, views, dim, dim]`.
-        shift: `[batch, views, dim]`.
-    """
+    """Sets of points and rigid motions of each: `x -> rotation x + shift`."""
 
     points: Float[Tensor, "batch dim points 1"]
     rotation: Float[Tensor, "batch views dim dim"]
@@ -73,18 +67,19 @@ class Align(Task):
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Sets of points."""
         return images.kind == "points"
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
         """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
+        points = images.float_images(indices)
         if self.training:
-            return _moved(images.float_images(indices), *random_motions(len(indices), 2, images.in_chans, generator))
-        drawn = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
-        return _moved(images.float_images(indices), *(each[indices.cpu()] for each in drawn))
+            drawn = random_motions(len(indices), 2, images.in_chans, generator)
+        else:
+            every = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
+            drawn = (every[0][indices.cpu()], every[1][indices.cpu()])
+        return Motions(points, *(each.to(points) for each in drawn))
 
     def forward(self, batch: Motions, share: float) -> Outcomes:
-        """The weighted loss, and its six parts before they are weighted."""
         return {name: values.mean() for name, values in self._losses(batch).items()}
 
     def _losses(self, batch: Motions) -> Outcomes:
@@ -101,7 +96,6 @@ class Align(Task):
         return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
 
     def outcome(self, batch: Motions) -> Outcomes:
-        """Of each set: the loss, and what becomes of it under eight motions; see `figures`."""
         chamfer, turns, axes, homes = [], [], [], []
         for k in range(batch.shift.shape[1]):
             points, rotation = batch.view(k), batch.rotation[:, k]
@@ -127,8 +121,7 @@ class Align(Task):
         rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
         174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
         the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
-        mean. `axes_` are the same of alignment by principal axes.
-        """
+        mean. `axes_` are the same of alignment by principal axes."""
         mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
         found = {
             "loss": mean["loss"], "explained": 1 - mean["chamfer"] / (2 * mean["size"]), "chamfer": mean["chamfer"],
@@ -142,26 +135,23 @@ class Align(Task):
         return found
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Sets coloured by capsule as they are moved, in their canonical pose, and as they are drawn."""
         from torchcaps import viz
 
-        place = device_of(self.model)
-        some = torch.arange(min(SHAPES, len(images)), device=images.images.device)
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
         with evaluating(self):
-            batch = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            batch = self.first(images, SHAPES)
             for view in range(SHOWN_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
                 drawn = self.model.draw(*self.model.described(aligned))
                 capsule = aligned.attention.argmax(dim=2)
                 parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
-                for i in range(len(some)):
+                for i in range(len(points)):
                     rows[0].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
                     rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
                     rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
         about = (
-            f"{len(some)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
+            f"{len(points)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
             "should be the same for all motions, and parts should keep their colours. Of three coordinates two show."
         )
         alt = "Sets of points coloured by capsule, as they are moved, in the canonical pose, and as they are drawn."
@@ -169,7 +159,6 @@ class Align(Task):
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The motion of each set to its canonical pose, its parts, and how well it is drawn; see `Aligned`."""
         aligned = self.model.align(pictures)
         distance, found = self._chamfer(aligned), []
         for i in range(len(pictures)):
@@ -184,19 +173,14 @@ class Align(Task):
 
 
 def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
-    """Five losses of each set, `[batch]`: without the Chamfer distance of its drawing.
+    """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing; `both` is of the sets after
+    their first motions, then after their second ones.
 
-    Args:
-        both: of the sets after their first motions, then after their second ones.
-        batch: the motions.
-
-    Returns:
-        "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
-        capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
-        capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
-        distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
-        are of one view, and means of both.
-    """
+    "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
+    capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
+    capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
+    distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
+    are of one view, and means of both."""
     count = len(batch.points)
     a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
     with without_autocast(batch.points):
@@ -224,8 +208,7 @@ def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tenso
     """Lengths in [0, 1] from the mean rotation of each set: of each, and of the sets together.
 
     The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
-    unit vectors. Together, each set counts with the rotation that is nearest to its mean.
-    """
+    unit vectors. Together, each set counts with the rotation that is nearest to its mean."""
     u, lengths, v = torch.linalg.svd(turns.double())
     sign = torch.ones_like(lengths)
     sign[:, -1] = torch.linalg.det(u @ v)
@@ -253,7 +236,3 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         rotation = torch.eye(3, device=place) + 2 * (w[..., None, None] * cross + cross @ cross)
     shift = SHIFT * (2 * torch.rand(count, views, dim, generator=generator, device=place) - 1)
     return rotation, shift
-
-
-def _moved(points: Tensor, rotation: Tensor, shift: Tensor) -> Motions:
-    return Motions(points, rotation.to(points), shift.to(points))

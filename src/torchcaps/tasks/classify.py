@@ -11,12 +11,12 @@ from torch import Generator, Tensor, nn
 from torchcaps import plugins
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, multi_hot
-from torchcaps.evaluation import Evaluation, evaluate
+from torchcaps.evaluation import evaluate
 from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TaskSettings, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.tasks.collapse import collapse_warnings, stuck
 from torchcaps.tasks.exhibits import classified
 from torchcaps.types import Capsules, ModelSpec
@@ -29,17 +29,11 @@ SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the 
 
 
 class Scores(NamedTuple):
-    """What a model says of a batch.
+    """What a model says of a batch."""
 
-    Attributes:
-        activation: of the classes, `[batch, classes]`: lengths or probabilities in [0, 1].
-        logits: what probabilities are made of, `[batch, classes]`; None for a model without.
-        capsules: of the classes; None for a model without poses.
-    """
-
-    activation: Float[Tensor, "batch classes"]
-    logits: Float[Tensor, "batch classes"] | None
-    capsules: Capsules | None
+    activation: Float[Tensor, "batch classes"]  # lengths or probabilities in [0, 1]
+    logits: Float[Tensor, "batch classes"] | None  # what probabilities are made of; None for a model without
+    capsules: Capsules | None  # of the classes; None for a model without poses
 
 
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
@@ -96,8 +90,7 @@ class Classify(Task):
     """One class an image.
 
     With a decoder and a margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
-    one is (arXiv 1710.09829, section 4.1).
-    """
+    one is (arXiv 1710.09829, section 4.1)."""
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     offers = frozenset({"classes", "decode", "routing", "sweep"})
@@ -116,32 +109,29 @@ class Classify(Task):
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     def settings(self) -> dict[str, Any]:
-        """The paper's weight of the reconstruction, with a margin loss and a decoder."""
         return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0}
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images of one class each."""
         return images.labels.dim() == cls.axes
 
     @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """For models made to tell classes apart, one or several."""
         return spec.task == "classify" and cls.takes(images)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
             return Batch(images.float_images(indices), images.labels[indices.to(images.labels.device)])
-        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
+        drawn = images.draw(indices, generator=generator)
         layers = drawn.images
         if drawn.singles is not None:
             layers = torch.cat([layers, drawn.singles.flatten(1, 2)], dim=1)
-        layers = changed(layers, how, self.config.data.crop, generator)
+        layers = self.changed(layers, generator)
         if drawn.singles is None:
-            return Batch(lit(layers, how, generator), drawn.labels)
+            return Batch(self.lit(layers, generator), drawn.labels)
         image, *singles = layers.chunk(1 + drawn.singles.shape[1], dim=1)
-        return Batch(lit(image, how, generator), drawn.labels, torch.stack(singles, dim=1))
+        return Batch(self.lit(image, generator), drawn.labels, torch.stack(singles, dim=1))
 
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
@@ -166,50 +156,41 @@ class Classify(Task):
         return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of the classes, of the reconstruction, and the accuracy; "activation" `[batch, classes]`."""
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
         loss = self.losses[self.loss](scores, wanted, share, self.config.task)
-        parts = {self.loss: loss}
-        total = loss
+        found = {"loss": loss, self.loss: loss}
         if self.weight and scores.capsules is not None:
-            parts["reconstruction"] = self.drawn(scores.capsules, batch)
-            weight = self.weight * PAPER_PIXELS / batch.images[0].numel()
-            total = loss + weight * parts["reconstruction"]
-        share_right = right(scores.activation, batch.labels).double().mean()
-        return {"loss": total, **parts, "accuracy": share_right, "activation": scores.activation.detach()}
+            found["reconstruction"] = self.drawn(scores.capsules, batch)
+            found["loss"] = loss + self.weight * PAPER_PIXELS / batch.images[0].numel() * found["reconstruction"]
+        found["accuracy"] = right(scores.activation, batch.labels).double().mean()
+        return found | {"activation": scores.activation.detach()}
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Summed squared error of what the labelled capsules draw, mean over the batch."""
-        drawing = self.model.reconstruct(capsules, batch.labels)
-        return reconstruction_loss(drawing, batch.images)
+        return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
     def outcome(self, batch: Batch) -> Outcomes:
-        """Activations, labels, and logits where there are any."""
         scores = self.scores(batch.images)
         found = {"activation": scores.activation.float(), "labels": batch.labels}
         return found if scores.logits is None else found | {"logits": scores.logits.float()}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss of the classes, as at the end of the training, and the accuracy."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         scores = Scores(activation, outcomes.get("logits"), None)
         loss = self.losses[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:
-        """Capsules that are dead or saturated, and a model that tells no classes apart."""
         activation, labels = outcomes["activation"], outcomes["labels"]
         found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
         return collapse_warnings(activation, labels, found)
 
     def stuck(self, losses: Outcomes) -> str | None:
-        """For capsules only: whether all of them are dead or saturated."""
         state = stuck(losses["activation"]) if self.spec.pose and not self.spec.logits else None
         return state and f"every class capsule was {state}"
 
     def check(self, images: ImageSet) -> Outcomes:
-        """Refuse a model with fewer outputs than there are classes."""
         found = super().check(images)
         outputs = found["activation"].shape[1]
         if outputs < images.num_classes:
@@ -217,17 +198,13 @@ class Classify(Task):
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Accuracy overall and by class, confusions, calibration."""
         return evaluate(self.model, images, progress=progress)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Confusion matrix, accuracy by class, calibration, examples, and reconstructions."""
-        assert isinstance(found, Evaluation)
+    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
         return classified(self.model, found, images)
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The class with the largest activation, and the activations of all, the largest first."""
         classes: tuple[str, ...] = self.model.classes
         rows = []
         for values in activations_of(self.model, pictures):

@@ -22,8 +22,7 @@ def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight
 def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
     """ "dead" when every length is below 0.05, "saturated" when their mean is above 0.9, else None.
 
-    No network that tells classes apart is either: it makes one class long and the others short.
-    """
+    No network that tells classes apart is either: it makes one class long and the others short."""
     if activation.max() < DEAD:
         return "dead"
     return "saturated" if activation.mean() > SATURATED else None
@@ -32,18 +31,14 @@ def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
 def collapse_warnings(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
 ) -> list[str]:
-    """What is wrong with these class-capsule lengths, one sentence each; empty when nothing is.
+    """What is wrong with these class-capsule lengths on held-out images, one sentence each; empty when nothing is.
 
-    Args:
-        activation: `[n, classes]` lengths in [0, 1] on held-out images.
-        labels: `[n]`, or `[n, k]` where each image shows k classes.
-        margin: their mean margin loss.
-    """
+    Labels are `[n, k]` where each image shows k classes; `margin` is the mean margin loss."""
     classes = activation.shape[1]
     state = stuck(activation)
     if state is not None:
         return [f"every class capsule is {state}: {ADVICE[state]}"]
-    if labels.dim() == 1 and _uninformed(activation, labels, margin):
+    if labels.dim() == 1 and abs(margin - plateau(classes)) < 0.03 * plateau(classes) and _blind(activation, labels):
         return [
             f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
             f"constant length): check that labels fit the images, then {ADVICE['saturated']}"
@@ -51,13 +46,11 @@ def collapse_warnings(
     return _silent_classes(activation, labels.flatten())
 
 
-def _uninformed(activation: Tensor, labels: Tensor, margin: float) -> bool:
-    """Whether loss and accuracy are those of one constant length."""
-    classes = activation.shape[1]
-    chance = torch.bincount(labels, minlength=classes).max().item() / len(labels)
+def _blind(activation: Tensor, labels: Tensor) -> bool:
+    """Whether the accuracy is that of one constant length."""
+    chance = torch.bincount(labels).max().item() / len(labels)
     accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
-    at_plateau = abs(margin - plateau(classes)) < 0.03 * plateau(classes)
-    return at_plateau and accuracy < chance + 0.5 * (1 - chance) / classes
+    return accuracy < chance + 0.5 * (1 - chance) / activation.shape[1]
 
 
 def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:

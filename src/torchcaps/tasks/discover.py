@@ -18,7 +18,7 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise
 from torchcaps.ranks import summed
-from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, register_task
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST = 99, 1e-8
@@ -46,17 +46,15 @@ class Discover(Task):
     made_for = "a model of parts and objects"
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
-        """Images, changed at random in training, and noise for presences."""
         if not self.training:
             return Seen(images.float_images(indices), images.labels[indices])
-        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
-        pictures = lit(changed(drawn.images, how, self.config.data.crop, generator), how, generator)
+        drawn = images.draw(indices, generator=generator)
+        pictures = self.lit(self.changed(drawn.images, generator), generator)
         b, m, k = len(indices), self.model.num_parts, self.model.num_objects
         noise = (NOISE * (torch.rand(b, *n, generator=generator) - 0.5) for n in ((m,), (k,), (k, m)))
         return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
 
     def forward(self, batch: Seen, share: float) -> Outcomes:
-        """The loss by its parts, each of them before it is weighted."""
         noise: Any = batch[2:]
         found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
         with without_autocast(batch.images):
@@ -64,7 +62,6 @@ class Discover(Task):
         return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}
 
     def outcome(self, batch: Seen) -> Outcomes:
-        """For each image how unlikely its pixels and poses are, presences of its objects, and what they explain."""
         found: Explained = self.model.explain(batch.images)
         return {
             "pixels": -found.log_likelihood, "poses": -found.part_log_likelihood, "labels": batch.labels,
@@ -91,18 +88,15 @@ class Discover(Task):
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """The figures on test images, by the clusters that held-out images were divided into."""
         figures = self.eval().figures(self.outcomes(images, progress=progress))
         return Measured(figures, len(images), "accuracy_presence")
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Templates, images drawn by their parts, and what each object explains."""
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The cluster of each picture, the class that it was found to be, and the most present objects."""
         presences = self.model(pictures).float().cpu()
         clusters = nearest(presences, self.model.centres[1].cpu())
         found = []
@@ -128,8 +122,7 @@ class Discover(Task):
         from torchcaps.viz.canvas import hues
         from torchcaps.viz.tiles import image_rows
 
-        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
-        shown = images.float_images(some).to(device_of(self.model))
+        shown = self.first(images, SHOWN).images
         found = self.model.explain(shown)
         layers, taken = layered(found), found.posterior.argmax(dim=-1)
         colours = F.pad(torch.from_numpy(hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0)  # white for none
@@ -144,7 +137,7 @@ class Discover(Task):
             "Test images, what their parts draw together, and the same with a colour for each object: that of the "
             "object which explains a part best. White parts are explained by none.",
             image_rows({name: row.cpu() for name, row in rows.items()}),
-            f"{len(some)} test images above what is drawn of them, and the same in colours of objects.",
+            f"{len(shown)} test images above what is drawn of them, and the same in colours of objects.",
         )  # fmt: skip
 
     def _objects(self, images: ImageSet) -> Exhibit:
@@ -185,18 +178,12 @@ def explained(found: Explained) -> Float[Tensor, "batch objects"]:
 
 
 def losses(found: Explained, classes: int) -> dict[str, Tensor]:
-    """The parts of the loss of a batch, before they are weighted.
+    """The parts of the loss of a batch, before they are weighted, by the names of the model's weights.
 
-    Args:
-        found: of images.
-        classes: how many there may be: with K objects each image should have K / classes of them, and of B images each
-            object be in B / classes.
-
-    Returns:
-        By the names of the model's weights: minus the likelihoods; half the sum of the squares of dynamic relations, of
-        an image; the entropy of each image's objects, and minus that of all together; squared differences of presences
-        from what they should add up to, over objects and over images.
-    """
+    Minus the likelihoods; half the sum of the squares of dynamic relations, of an image; the entropy of each image's
+    objects, and minus that of all together; squared differences of presences from what they should add up to, over
+    objects and over images: of K objects each image should have K / classes, and of B images each object be in
+    B / classes."""
     q, a = explained(found), found.objects.presence
     (b, k) = a.shape
     whole = summed(torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([b])]))  # of the batch, in all processes

@@ -18,14 +18,10 @@ def classified(model: nn.Module, found: Evaluation, images: ImageSet) -> list[Ex
 
     shown = example_indices(found.labels, per_class=2, seed=0)
     some = evenly(shown, EXAMPLES)
-    examples = Exhibit(
-        "activations", "Examples", "Test images and the activations of their classes.",
-        viz.activation_bars(
-            images.float_images(some), found.activations[some], found.labels[some],
-            classes=viz.names.drawable(found.classes),
-        ),
-        f"{len(some)} test images with bars for their most active classes.",
-    )  # fmt: skip
+    names, about = viz.names.drawable(found.classes), "Test images and the activations of their classes."
+    bars = viz.activation_bars(images.float_images(some), found.activations[some], found.labels[some], classes=names)
+    alt = f"{len(some)} test images with bars for their most active classes."
+    examples = Exhibit("activations", "Examples", about, bars, alt)
     exhibits = [confusions(found), by_class(found), calibrated(found, spec_of(model)), examples]
     return [*exhibits, *([drawings(model, images, evenly(shown, PAIRS))] if spec_of(model).decoder else [])]
 
@@ -62,9 +58,8 @@ def by_class(found: Evaluation) -> Exhibit:
     shares, counts = [row["accuracy"] for row in found.per_class], [row["count"] for row in found.per_class]
     least = sorted(range(len(shares)), key=lambda k: (shares[k] is None, shares[k] or 0.0))[:MOST_ROWS]
     rows = tuple(
-        (row["name"], str(k), percent(row["accuracy"]), f"{row['correct']:,}", f"{row['count']:,}",
-         percent(row["precision"]))
-        for k, row in enumerate(found.per_class) if k in least
+        (r["name"], str(k), percent(r["accuracy"]), f"{r['correct']:,}", f"{r['count']:,}", percent(r["precision"]))
+        for k, r in enumerate(found.per_class) if k in least
     )  # fmt: skip
     listed = "" if len(rows) == len(shares) else f" Listed are the {len(rows)} least accurate of {len(shares)} classes."
     return Exhibit(
@@ -101,15 +96,13 @@ def drawings(model: nn.Module, images: ImageSet, some: Tensor) -> Exhibit:
     from torchcaps import viz
 
     shown, labels = images.float_images(some), images.labels[some].cpu()
-    drawn = reconstructions(model, shown)
+    drawn, names = reconstructions(model, shown), viz.names.drawable(images.classes)
     error = float((shown.cpu() - drawn.images).square().mean())
     return Exhibit(
         "reconstructions", "Reconstructions",
         "What the decoder draws from the pose of the most active capsule alone. Mean squared error per value of a "
         f"pixel, over the images shown: {error:.4f}.",
-        viz.reconstructions(
-            shown, drawn.images, labels, predictions=drawn.predictions, classes=viz.names.drawable(images.classes)
-        ),
+        viz.reconstructions(shown, drawn.images, labels, predictions=drawn.predictions, classes=names),
         f"{len(some)} test images above what the decoder draws of them.",
     )  # fmt: skip
 
@@ -120,15 +113,12 @@ def overlaps(model: nn.Module, images: ImageSet) -> Exhibit:
 
     some = evenly(torch.arange(len(images)), OVERLAPS)
     shown, labels = images.float_images(some), images.labels[some].cpu()
-    drawn = match_segments(segment(model, shown), labels)
+    drawn, names = match_segments(segment(model, shown), labels), viz.names.drawable(images.classes)
     return Exhibit(
         "overlaps", "Reconstructions",
         "What the decoder draws from the two most active capsules of each image, one at a time: the first in magenta, "
         "the second in green, white where both are.",
-        viz.overlaps(
-            shown, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths,
-            classes=viz.names.drawable(images.classes),
-        ),
+        viz.overlaps(shown, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=names),
         f"{len(some)} images of two overlapping classes, and what the decoder draws of each class alone.",
     )  # fmt: skip
 

@@ -27,45 +27,29 @@ PRESENT = 0.01  # mean presence below which a capsule counts as dead
 class TransformingEvaluation:
     """What poses say of known transformations, and how well the outcome is drawn.
 
-    Attributes:
-        names: of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a matrix.
-        true: `[n, m]`, what was done.
-        predicted: `[n, m]`, what all capsules together say was done, each weighted by its presence in both images.
-        correlation: name -> correlation of the two, in [-1, 1]; NaN where one of them does not vary.
-        slope: name -> slope of the line of `predicted` over `true`; 1 would be right.
-        cross_correlation: largest |correlation| of a predicted number with one of the others that were done, beyond
-            what those have with each other; 0 would be right.
-        capsule_correlation: `[capsules, m]`, of the change of a capsule's pose with the change that the transformation
-            should make to it; images weighted by the capsule's presence in both.
-        capsule_slope: `[capsules, m]`, of the line through the same points; 1 for a capsule that is right.
-        presence: `[capsules]`, mean over images, in [0, 1].
-        mean_correlation: of `capsule_correlation` over capsules, weighted by presence, and over the m numbers.
-        mean_r2: name -> squares of `capsule_correlation`, mean over capsules weighted by presence, in [0, 1].
-        slope_spread: name -> standard deviation of `capsule_slope` over capsules, weighted by presence.
-        presence_change: mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
-        error: mean squared error per pixel of the drawn targets.
-        copy_error: the same for the source in place of a drawing.
-        moved_error: the same for the source, itself transformed: what is lost at the border and by resampling twice.
-        mean_error: the same for the mean of all targets.
-    """
+    Means over capsules are weighted by their presence; errors are mean squared ones per pixel."""
 
-    names: tuple[str, ...]
-    true: Float[Tensor, "n m"]
-    predicted: Float[Tensor, "n m"]
-    correlation: dict[str, float]
-    slope: dict[str, float]
+    names: tuple[str, ...]  # of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a matrix
+    true: Float[Tensor, "n m"]  # what was done
+    predicted: Float[Tensor, "n m"]  # what all capsules say was done, each weighted by its presence in both images
+    correlation: dict[str, float]  # of the two by name, in [-1, 1]; NaN where one of them does not vary
+    slope: dict[str, float]  # of the line of `predicted` over `true`; 1 would be right
+    # Largest |correlation| of a predicted number with one of the others that were done, beyond what those have with
+    # each other; 0 would be right.
     cross_correlation: float
+    # Of the change of a capsule's pose with the change that the transformation should make to it; images weighted by
+    # the capsule's presence in both.
     capsule_correlation: Float[Tensor, "capsules m"]
-    capsule_slope: Float[Tensor, "capsules m"]
-    presence: Float[Tensor, " capsules"]
-    mean_correlation: float
-    mean_r2: dict[str, float]
-    slope_spread: dict[str, float]
-    presence_change: float
-    error: float
-    copy_error: float
-    moved_error: float
-    mean_error: float
+    capsule_slope: Float[Tensor, "capsules m"]  # of the line through the same points; 1 for a capsule that is right
+    presence: Float[Tensor, " capsules"]  # mean over images, in [0, 1]
+    mean_correlation: float  # of `capsule_correlation` over capsules and over the m numbers
+    mean_r2: dict[str, float]  # by name: squares of `capsule_correlation`, mean over capsules, in [0, 1]
+    slope_spread: dict[str, float]  # by name: standard deviation of `capsule_slope` over capsules
+    presence_change: float  # mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay
+    error: float  # of the drawn targets
+    copy_error: float  # of the source in place of a drawing
+    moved_error: float  # of the source, itself transformed: what is lost at the border and by resampling twice
+    mean_error: float  # of the mean of all targets
 
     @property
     def alive(self) -> int:
@@ -128,7 +112,9 @@ def predicted(outcomes: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     before = Capsules(outcomes["before"].double(), outcomes["before_presence"].double())
     after = Capsules(outcomes["after"].double(), outcomes["after_presence"].double())
     weight = before.activation * after.activation
-    return (_shift if outcomes["true"].shape[1] == len(SHIFT) else _matrix)(before, after, weight)
+    if outcomes["true"].shape[1] == len(SHIFT):  # the mean change of position
+        return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(dim=1, keepdim=True)
+    return _matrix(before, after, weight)
 
 
 def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
@@ -139,16 +125,8 @@ def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
 def evaluate_transforming(
     model: nn.Module, pairs: TransformedPairs, *, batch_size: int = 256
 ) -> TransformingEvaluation:
-    """Measure a model that draws transformed images on pairs of images that it was not trained with.
-
-    Args:
-        model: a `TransformingAutoencoder`; its mode is restored afterwards.
-        pairs: at least two; see `transformed_pairs`.
-        batch_size: pairs at a time, at least 1.
-
-    Raises:
-        ValueError: for fewer than two pairs, or pairs that the model cannot take.
-    """
+    """Measure a `TransformingAutoencoder`, whose mode is restored afterwards, on pairs that it was not trained with
+    (see `transformed_pairs`). ValueError for fewer than two pairs, or pairs that the model cannot take."""
     check_images(pairs.source)
     check_range("batch_size", batch_size, low=1)
     place, parts = device_of(model), []
@@ -174,19 +152,17 @@ def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
     r, b = of_each.nan_to_num(), slopes.nan_to_num()  # of capsules that do not move: their part is 0
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
     together, line = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
-    errors = {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
+    r2 = (part * r.square()).sum(dim=0)
+    by_name = {"correlation": together, "slope": line, "mean_r2": r2, "slope_spread": spread}
+    named: dict[str, Any] = {key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()}
+    named |= {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
     return TransformingEvaluation(
-        names=names, true=true.float(), predicted=estimated.float(), correlation=_named(names, together),
-        slope=_named(names, line), cross_correlation=_crossing(true, estimated), capsule_correlation=of_each.float(),
-        capsule_slope=slopes.float(), presence=presence.float(), mean_correlation=float((part * r).sum(dim=0).mean()),
-        mean_r2=_named(names, (part * r.square()).sum(dim=0)), slope_spread=_named(names, spread),
+        names=names, true=true.float(), predicted=estimated.float(), cross_correlation=_crossing(true, estimated),
+        capsule_correlation=of_each.float(), capsule_slope=slopes.float(), presence=presence.float(), **named,
+        mean_correlation=float((part * r).sum(dim=0).mean()),
         presence_change=float((known["after_presence"] - known["before_presence"]).abs().mean()),
-        mean_error=float((target - target.mean(dim=0)).square().mean()), **errors,
+        mean_error=float((target - target.mean(dim=0)).square().mean()),
     )  # fmt: skip
-
-
-def _named(names: tuple[str, ...], values: Tensor) -> dict[str, float]:
-    return dict(zip(names, values.tolist(), strict=True))
 
 
 def _crossing(true: Tensor, predicted: Tensor) -> float:
@@ -196,11 +172,6 @@ def _crossing(true: Tensor, predicted: Tensor) -> float:
     among, across = both[:count, :count], both[count:, :count]  # across: predicted x true
     beyond = across - across.diagonal().unsqueeze(-1) * among
     return float(beyond.fill_diagonal_(0.0).abs().max())
-
-
-def _shift(before: Capsules, after: Capsules, weight: Tensor) -> Tensor:
-    """The mean change of position, `[n, 2]`."""
-    return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(dim=1, keepdim=True)
 
 
 def _matrix(before: Capsules, after: Capsules, weight: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.squash import full_precision
 from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, changed, lit, register_task
+from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.types import declares
 
 PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -38,23 +38,17 @@ Scores = Float[Tensor, "batch classes height width"]
 
 
 class Said(NamedTuple):
-    """What a model says of the classes of each pixel, the background left out.
+    """What a model says of the classes of each pixel, the background left out."""
 
-    Attributes:
-        share: in [0, 1]: lengths, or sigmoids of logits.
-        logits: None for a model of lengths.
-    """
-
-    share: Scores
-    logits: Scores | None
+    share: Scores  # in [0, 1]: lengths, or sigmoids of logits
+    logits: Scores | None  # None for a model of lengths
 
 
 def cross_entropy(said: Said, target: Scores, weight: Tensor) -> Tensor:
     """Cross-entropy of one class a pixel, by odds `p / (1 - p)`, those of the background being 1.
 
     Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes that look alike would
-    all stay below one half, and a network would find nothing.
-    """
+    all stay below one half, and a network would find nothing."""
     logits = said.logits
     if logits is None:
         p = said.share.clamp(1e-7, 1 - 1e-7)
@@ -73,8 +67,7 @@ def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
 def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
 
-    In training the batch is that of all processes; else each of them has batches of its own.
-    """
+    In training the batch is that of all processes; else each of them has batches of its own."""
     sums = torch.stack([each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)])
     both, found, true = summed(sums) if sums.requires_grad else sums
     lost = 1 - (2 * both + SMOOTH) / (found + true + SMOOTH)
@@ -118,28 +111,24 @@ class Segment(Task):
             self.rare = torch.where(count > 0, rare, 1.0).float().view(-1, 1, 1)
 
     def settings(self) -> dict[str, Any]:
-        """The authors' weight of the reconstruction, with a decoder."""
         return {"reconstruction": WEIGHT if self.spec.decoder else 0.0}
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images with masks."""
         return isinstance(images, MaskedSet)
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+    def batch(self, images: Any, indices: Tensor, generator: Generator) -> Batch:
         """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
-        assert isinstance(images, MaskedSet)
         if not self.training:
             index = indices.to(images.masks.device)
             return Batch(images.float_images(index), images.labels[index], masks=images.masks[index].long())
-        drawn, how = images.draw(indices, generator=generator), self.config.augmentation
-        assert drawn.masks is not None
+        drawn = images.draw(indices, generator=generator)
         targets = _targets(drawn.masks, images.num_classes - 1)
         channels = drawn.images.shape[1]
-        moved = changed(torch.cat([drawn.images, targets], dim=1), how, self.config.data.crop, generator)
+        moved = self.changed(torch.cat([drawn.images, targets], dim=1), generator)
         image, target = moved[:, :channels], moved[:, channels:]
         ground = 1 - target.sum(dim=1, keepdim=True)
-        return Batch(lit(image, how, generator), drawn.labels, masks=torch.cat([ground, target], dim=1).argmax(dim=1))
+        return Batch(self.lit(image, generator), drawn.labels, masks=torch.cat([ground, target], dim=1).argmax(dim=1))
 
     def said(self, images: Tensor) -> Said:
         """What the model says of images, in full precision."""
@@ -150,9 +139,7 @@ class Segment(Task):
         return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of the pixels, and the mean squared error of the reconstruction."""
-        masks = batch.masks
-        assert masks is not None
+        masks: Any = batch.masks
         if not self.weight:
             loss = self.lost(self.said(batch.images), masks)
             return {"loss": loss, self.loss: loss}
@@ -170,28 +157,25 @@ class Segment(Task):
 
     def outcome(self, batch: Batch) -> Outcomes:
         """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss of the batch."""
-        masks, said = batch.masks, self.said(batch.images)
-        assert masks is not None
+        masks: Any = batch.masks
+        said = self.said(batch.images)
         predicted = _classes(said.share)
         counts = torch.stack(pixel_counts(predicted, masks, 1 + said.share.shape[1]), dim=1)
         right = (predicted == masks).flatten(1).double().mean(dim=1)
         return {"counts": counts, "right": right, "loss": self.lost(said, masks).expand(len(masks))}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, and mean figures of the classes."""
         found = self._found(outcomes, tuple(map(str, range(1 + outcomes["counts"].shape[2]))))
         loss = outcomes["loss"].double().mean().item()
         return {"loss": loss, "dice": found.dice, "iou": found.iou, "boundary": found.boundary}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:
-        """Classes that no mask to train with shows, and a model that finds nothing."""
         found = [f"no mask to train with shows the class {name!r}" for name in self.absent]
         if not PixelCounts(*outcomes["counts"].unbind(dim=1)).predicted.any():
             found.append("the model takes every pixel for background")
         return found
 
     def check(self, images: ImageSet) -> Outcomes:
-        """Refuse a model of another number of classes, or whose maps have another size than the images."""
         place = device_of(self.model)
         with evaluating(self):
             found = self.model(images.float_images([0]).to(place)).shape
@@ -204,14 +188,11 @@ class Segment(Task):
         return super().check(images)
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Dice, intersection over union and boundaries by class."""
         return self._found(self.outcomes(images, progress=progress), images.classes)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Images under true and predicted masks, and the figures by class."""
+    def exhibits(self, found: Found, images: Any) -> list[Exhibit]:
         from torchcaps.viz.tiles import masks
 
-        assert isinstance(images, MaskedSet)
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
         with evaluating(self):
             shares = [self.said(images.float_images([k]).to(device_of(self.model))).share for k in some.tolist()]
@@ -232,8 +213,7 @@ class Segment(Task):
 
         The label is the class with the most pixels, and the background where no class is found.
         An image is brought to the model's size as its training images were. A model that was trained on windows of
-        its images looks at every image in windows, which overlap; memory does not grow with their number.
-        """
+        its images looks at every image in windows, which overlap; memory does not grow with their number."""
         classes: tuple[str, ...] = self.model.classes
         rows = []
         for file, name in zip(files, names, strict=True):
@@ -252,7 +232,6 @@ class Segment(Task):
         return rows
 
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Share of the pixels of each class, and images with the masks that the model finds over them."""
         said = self.said(images).share
         found, count = _classes(said).cpu(), 1 + said.shape[1]
         shares = torch.stack([(found == k).flatten(1).float().mean(dim=1) for k in range(count)], dim=1)

@@ -20,23 +20,18 @@ class Several(Classify):
     axes = 2
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """As for one class an image; refuses a network whose classes share one softmax."""
         if self.spec.logits and not self.spec.several:
-            raise ValueError(
-                "model: images that show several classes need a network built with the option several=true"
-            )
+            needed = "a network built with the option several=true"
+            raise ValueError(f"model: images that show several classes need {needed}")
         return super().forward(batch, share)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Of each class by itself."""
         return full_precision(logits).sigmoid()
 
     def wanted(self, labels: Tensor, classes: int) -> Tensor:
-        """1 for each class that is there, `[batch, classes]`."""
         return multi_hot(labels, classes)
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
-        """Errors of the drawings of all labelled capsules against the single images, added up."""
         if batch.singles is None:
             raise ValueError("singles: expected what each labelled class looks like alone, got none")
         error = capsules.pose.new_zeros(())
@@ -45,11 +40,9 @@ class Several(Classify):
         return error
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Shares of images with all, with some of their classes found."""
         return evaluate_multilabel(self.model, images, groups=images.draws, progress=progress)
 
     def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """What the decoder draws of the classes of an image, one by one."""
         if not self.spec.decoder or images.labels.shape[1] != 2:
             return []
         return [overlaps(self.model, images)]

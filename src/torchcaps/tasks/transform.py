@@ -15,13 +15,13 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import check_known, check_range, check_shape
-from torchcaps.evaluation.forward import Progress, device_of, evaluating
+from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, changed, lit, mapped, register_task
+from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
 from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
 
 Images = Float[Tensor, "batch channels height width"]
@@ -50,7 +50,7 @@ class Transform(Task):
     def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
-        how = self.config.augmentation
+        how = self.how
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
                 raise ValueError(f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}")
@@ -58,45 +58,38 @@ class Transform(Task):
         self.how = replace(how, shift=0, degrees=0.0, zoom=0.0, shear=0.0)  # of an image, before there are two views
 
     def settings(self) -> dict[str, Any]:
-        """Poses that are moved by shifts see nothing but shifts."""
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
         """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
         if not self.training:
-            drawn = self._views(len(images), images.img_size, Generator().manual_seed(SEED))
+            drawn = _random_views(len(images), images.img_size, generator=Generator().manual_seed(SEED), **self.ranges)
             return _pairs(images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn))
         originals = images.draw(indices, generator=generator).images
-        originals = lit(changed(originals, self.how, self.config.data.crop, generator), self.how, generator)
+        originals = self.lit(self.changed(originals, generator), generator)
         height, width = originals.shape[2:]
-        return _pairs(originals, self.pose, *self._views(len(originals), (height, width), generator))
+        views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)
+        return _pairs(originals, self.pose, *views)
 
     def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
-        """The squared error of the drawn target, summed over its pixels."""
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
     def outcome(self, batch: TransformedPairs) -> Outcomes:
-        """Poses and presences of both views, and errors; see `compared`."""
         return {name: values.float() for name, values in compared(self.model, batch).items()}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss, and the correlation of estimated and true transformations: a mean over their numbers."""
         together = correlation(outcomes["true"], predicted(outcomes))
         return {"loss": outcomes["error"].double().mean().item(), "correlation": together.nan_to_num().mean().item()}
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """What poses say of known transformations, and errors of drawings, on one pair made of each image."""
         return measured(self.outcomes(images, progress=progress))
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """Estimated against true transformations, drawings, and what generation units draw."""
-        assert isinstance(found, TransformingEvaluation)
+    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
         return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """The most present capsules of each picture, with their presences and poses."""
         poses, presences = self.model.capsules(pictures)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
@@ -104,9 +97,6 @@ class Transform(Task):
             capsules = [{"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()} for k in order]
             found.append({"capsule": first, "presence": float(presence[first]), "capsules": capsules})
         return found
-
-    def _views(self, count: int, img_size: tuple[int, int], generator: Generator) -> tuple[Matrices, Matrices]:
-        return _random_views(count, img_size, generator=generator, **self.ranges)
 
     def _poses(self, found: TransformingEvaluation) -> Exhibit:
         from torchcaps import viz
@@ -127,10 +117,8 @@ class Transform(Task):
     def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
         from torchcaps import viz
 
-        place = device_of(self.model)
-        some = torch.arange(min(SHOWN, len(images)), device=images.images.device)
         with evaluating(self):
-            pairs = mapped(self.batch(images, some, Generator()), lambda x: x.to(place))
+            pairs = self.first(images, SHOWN)
             drawn = self.model(pairs.source, pairs.transformation)
         errors = {
             "the drawing": found.error, "the input as it is": found.copy_error,
@@ -151,16 +139,14 @@ class Transform(Task):
 
         strokes = self.model.strokes().cpu()
         often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
+        title = "what the generation units of the capsules most often present draw"
+        figure = viz.generation_weights(strokes[often, :MOST_UNITS], title=title)
         return Exhibit(
             "generation", "The capsules",
             f"{found.alive} of {len(found.presence)} capsules are present in more than one image of a hundred. "
             f"Presence changes by {found.presence_change:.3f} on average when the image is transformed; it ought to "
             "stay. Below, a row for each of those most often present: what its generation units draw.",
-            viz.generation_weights(
-                strokes[often, :MOST_UNITS],
-                title="what the generation units of the capsules most often present draw",
-            ),
-            "What the generation units of the capsules most often present draw, a row a capsule.",
+            figure, "What the generation units of the capsules most often present draw, a row a capsule.",
         )  # fmt: skip
 
 
@@ -171,7 +157,7 @@ def transformed_pairs(
     """Two random views of each image, and the transformation from the first to the second.
 
     Args:
-        images: `[batch, channels, height, width]` in [0, 1].
+        images: in [0, 1].
         pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the centre, then a shift.
         shift: largest shift of a view in pixels per axis; two views differ by up to twice as much.
         degrees: largest rotation of an affine view either way.
@@ -179,11 +165,8 @@ def transformed_pairs(
         shear: largest shear of its rows either way: pixels to the side for each pixel down.
         generator: where the views are drawn from; it may be on the CPU for images elsewhere.
 
-    Returns:
-        TransformedPairs: each view is sampled once, from the original; zero fills what comes from outside.
-
-    Raises:
-        ValueError: for images of other axes, an unknown pose, or a range below 0.
+    Each view is sampled once, from the original; zero fills what comes from outside. ValueError for images of other
+    axes, an unknown pose, or a range below 0.
     """
     check_shape("images", images, AXES)
     for name, value in (("shift", shift), ("degrees", degrees), ("shear", shear)):
@@ -193,10 +176,8 @@ def transformed_pairs(
     if pose == "translation":
         degrees = zoom = shear = 0.0
     height, width = images.shape[2:]
-    views = _random_views(
-        len(images), (height, width), shift=shift, degrees=degrees, zoom=zoom, shear=shear, generator=generator
-    )
-    return _pairs(images, pose, *views)
+    ranges: dict[str, Any] = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
+    return _pairs(images, pose, *_random_views(len(images), (height, width), generator=generator, **ranges))
 
 
 def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:

@@ -31,30 +31,21 @@ Paths = Int64[Tensor, "n levels"]  # of each image a class of every level, coars
 
 @dataclass(frozen=True, eq=False)
 class TreeEvaluation(Evaluation):
-    """What a model made of a data set with a label tree; what `Evaluation` has is of the finest classes.
-
-    Attributes:
-        tree: the levels and their classes.
-        paths: `[n, levels]` classes that the model says, level by level; they need not belong to one another.
-        hierarchy: see `path_figures`.
-    """
+    """What a model made of a data set with a label tree; what `Evaluation` has is of the finest classes."""
 
     tree: LabelTree
-    paths: Paths
-    hierarchy: dict[str, float]
+    paths: Paths  # classes that the model says, level by level; they need not belong to one another
+    hierarchy: dict[str, float]  # see `path_figures`
 
     def to_dict(self) -> dict[str, Any]:
-        """As of an evaluation, with the figures of the tree."""
         return super().to_dict() | self.hierarchy
 
     @property
     def summary(self) -> str:
-        """One line."""
         shown = ", ".join(f"{name.replace('_', ' ')} {self.hierarchy[name]:.4f}" for name in SHOWN)
         return f"{shown}, {self.num_samples} images"
 
     def table(self) -> list[tuple[str, ...]]:
-        """That of the finest classes, below a row for each level."""
         heads, *rows = super().table()
         right = (self.paths == self.truth).sum(dim=0).tolist()
         pairs = enumerate(zip(self.tree.sizes, right, strict=True), start=1)
@@ -72,8 +63,7 @@ class TreeEvaluation(Evaluation):
 class Tree(Classify):
     """Every level of a label tree; the loss is that of each level, weighted.
 
-    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest.
-    """
+    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest."""
 
     score = "exact_match"  # of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike
     losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)
@@ -96,19 +86,17 @@ class Tree(Classify):
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
-        """Images of one class each, whose classes make a tree."""
         return super().takes(images) and label_tree(images.classes) is not None
 
     @classmethod
     def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """For models made to tell classes apart, of all levels or of the finest."""
         return spec.task in ("classify", cls.name) and cls.takes(images)
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
-        """The loss of all levels and of each; under its own name that of the finest, which is what is validated."""
         if not self.knows_levels:
             return super().forward(batch, share)
-        activations, paths = self._activations(batch.images), self.ancestors[batch.labels]
+        activations = [capsules.activation for capsules in self.model.levels(batch.images)]
+        paths = self.ancestors[batch.labels]
         loss, how = self.losses[self.loss], self.config.task
         pairs = zip(activations, paths.unbind(dim=1), strict=True)
         losses = [loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs]
@@ -119,15 +107,10 @@ class Tree(Classify):
             "accuracy": right[:, -1].double().mean(), "activation": activations[-1].detach(),
         }  # fmt: skip
 
-    def _activations(self, images: Tensor) -> list[Float[Tensor, "batch classes"]]:
-        """Of every level, coarse to fine."""
-        return [capsules.activation for capsules in self.model.levels(images)]
-
     def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
 
-        The authors take those of the batch before, which a run that goes on would have to remember.
-        """
+        The authors take those of the batch before, which a run that goes on would have to remember."""
         accuracy = None
         if self.loss == DYNAMIC:
             *hits, total = summed(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
@@ -135,34 +118,28 @@ class Tree(Classify):
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 
     def outcome(self, batch: Batch) -> Outcomes:
-        """As of a classifier of the finest classes; and "paths" `[batch, levels]`, what is said on every level."""
         if not self.knows_levels:
             found = super().outcome(batch)
             check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
             return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
-        activations = self._activations(batch.images)
+        activations = [capsules.activation for capsules in self.model.levels(batch.images)]
         return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """The loss and the accuracy of the finest classes, and figures of the tree."""
         found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return super().figures(outcomes) | {name: found[name] for name in SHOWN}
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        """Accuracy of every level, how levels agree, and of the finest classes what a classifier has."""
         outcomes = self.outcomes(images, progress=progress)
         finest, paths = score(outcomes["activation"], images.labels, images.classes), outcomes["paths"]
         hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
-        """The levels, confusions between the groups of each, and what is shown of a classifier."""
-        assert isinstance(found, TreeEvaluation)
+    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
         return [*_levels(found), *super().exhibits(found, images)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """As of a classifier of the finest classes; and what is said on every level, coarse to fine."""
         batch = Batch(pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device))
         rows = []
         for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):
@@ -181,13 +158,13 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
     """What the loss of each level counts; the sum is 1.
 
     `1 - n_l / sum n`, normalised: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
-    in [0, 1]: `1 - accuracy_l * initial_l`, normalised.
-    """
-    total = sum(sizes)
-    start = _normalised([1 - count / total for count in sizes])
+    in [0, 1]: `1 - accuracy_l * initial_l`, normalised."""
+    weights = [1 - count / sum(sizes) for count in sizes]
+    start = [weight / sum(weights) for weight in weights]
     if accuracy is None:
         return start
-    return _normalised([1 - right * weight for right, weight in zip(accuracy, start, strict=True)])
+    weights = [1 - right * weight for right, weight in zip(accuracy, start, strict=True)]
+    return [weight / sum(weights) for weight in weights]
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
@@ -196,8 +173,7 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     `level_1_accuracy`, ..., of each level, coarse to fine; `hierarchical_accuracy`, their harmonic mean; `exact_match`,
     the share of images that are right on every level; `consistency`, of those whose classes are each the parent of the
     next, which needs no truth. `hierarchical_precision`, `_recall` and `_f1` compare sets, an image at a time: the
-    classes that are said, with all of their ancestors, against the true path.
-    """
+    classes that are said, with all of their ancestors, against the true path."""
     right, depth = paths == truth, len(tree.sizes)
     accuracy = right.double().mean(dim=0).tolist()
     lineage = [paths[:, -1:]]  # of each level, fine to coarse: the class that is said, and ancestors of those below
@@ -220,10 +196,6 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     }  # fmt: skip
 
 
-def _normalised(weights: Sequence[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
-
-
 def _levels(found: TreeEvaluation) -> list[Exhibit]:
     """A table of the figures, and a picture of the confusions between the groups of every level but the last."""
     from torchcaps import viz
@@ -238,11 +210,10 @@ def _levels(found: TreeEvaluation) -> list[Exhibit]:
     for level, names in enumerate(found.tree.levels[:-1]):
         pairs = found.truth[:, level] * len(names) + found.paths[:, level]
         counts = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
-        shown.append(
-            Exhibit(
-                f"level-{level + 1}", f"Groups of level {level + 1}",
-                "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, viz.names.drawable(names)), f"Confusion matrix of {len(names)} groups.",
-            )
-        )  # fmt: skip
+        what, alt = (
+            "Rows are true groups, columns what they were taken for.",
+            f"Confusion matrix of {len(names)} groups.",
+        )
+        figure = viz.confusion_matrix(counts, viz.names.drawable(names))
+        shown.append(Exhibit(f"level-{level + 1}", f"Groups of level {level + 1}", what, figure, alt))
     return shown

@@ -10,22 +10,19 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 def keep_memory() -> bool:
     """Tell glibc's allocator, for this process and until it ends, to reuse freed memory; whether it could be told.
 
-    A training step allocates and frees the same hundreds of megabytes again and again; by default glibc maps each anew,
-    and the kernel zeroes every page. Only a program that owns its process should call this: the training command does.
-    """
+    A training step allocates and frees the same hundreds of megabytes again and again; by default glibc maps each
+    anew, and the kernel zeroes every page. Only a program that owns its process should call this."""
     return _set((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
 
 
 def give_memory_back() -> bool:
     """Undo `keep_memory`: what glibc comes to by itself once large blocks have come and gone."""
-    return _set(
-        (_M_MMAP_MAX, 65536), (_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 17)
-    )
+    mapped = ((_M_MMAP_MAX, 65536), (_M_MMAP_THRESHOLD, 32 << 20))
+    return _set(*mapped, (_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 17))
 
 
 def _set(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    taken = [mallopt(key, value) == 1 for key, value in settings]
-    return all(taken)
+    return all([mallopt(key, value) == 1 for key, value in settings])  # noqa: C419 (all of them are set)

@@ -49,8 +49,7 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
 
     The file that is replaced goes to `before`, if one is named: at every moment one of the two is there and whole.
-    TrainingError when the file cannot be written.
-    """
+    TrainingError when the file cannot be written."""
     # The name is of this process and this call alone: two that write one file do not mix.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
     try:
@@ -87,9 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
-
-    TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written.
-    """
+    TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each begins at a multiple of it
     kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
     header, parts = _header(kept, about), [as_bytes(tensor) for tensor in kept.values()]
@@ -103,10 +100,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], 
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and description of a file written by `save_tensors`.
-
-    RunError for a file that is absent, damaged (one bit is enough), or not of this kind.
-    """
+    """Tensors (on the CPU) and description of a file written by `save_tensors`. RunError for a file that is absent,
+    damaged (one bit is enough), or not of this kind."""
     with _opened(path) as file:
         found = file.metadata() or {}
         if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
@@ -153,9 +148,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
     """The header of a safetensors file, its own length in front, with zeros for the checksum."""
-    about_it = {_CHECKSUM: "0" * _DIGITS, KEY: json.dumps(about, sort_keys=True)}
-    entries: dict[str, Any] = {"__metadata__": about_it}
-    end = 0
+    told, end = {_CHECKSUM: "0" * _DIGITS, KEY: json.dumps(about, sort_keys=True)}, 0
+    entries: dict[str, Any] = {"__metadata__": told}
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise TrainingError(f"{name}: a checkpoint holds no tensors of {tensor.dtype}")
@@ -185,8 +179,8 @@ def describe_model(
     name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str = "classify"
 ) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
-    about = {"model": name, "options": options, "classes": list(classes), "preprocess": preprocess.to_dict()}
-    return about | {"task": task}
+    model = {"model": name, "options": options, "task": task}
+    return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
@@ -198,10 +192,9 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     if model_passport(about["model"]).named:
         sizes["classes"] = tuple(about["classes"])
+    sizes["num_classes"] = len(about["classes"])
     try:
-        model = create_model(
-            about["model"], num_classes=len(about["classes"]), generator=generator, **sizes, **about["options"]
-        )
+        model = create_model(about["model"], generator=generator, **sizes, **about["options"])
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
         raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
@@ -253,27 +246,19 @@ def check_numbers(state: dict[str, Tensor]) -> None:
 
 
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
-    """A trained model in evaluation mode.
+    """A trained model in evaluation mode, on this device.
 
-    Args:
-        checkpoint_or_run_folder: a `.safetensors` file, or a run folder (its best model by validation is taken).
-        device: where to put it.
-
-    Returns:
-        The model, with `.classes` (names) and `.preprocess` (path, picture or array -> `[channels, height, width]`).
-
-    Raises:
-        RunError: for a path that is absent, damaged, or holds no model.
-    """
+    Of a run folder, in place of a `.safetensors` file, the best model by validation is taken. The model has `.classes`
+    (names) and `.preprocess` (path, picture or array -> `[channels, height, width]`). Raises RunError for a path that
+    is absent, damaged, or holds no model."""
     path = Path(checkpoint_or_run_folder)
     if not path.exists():
         raise RunError(f"{path}: no such run folder or model file")
     if path.is_dir():
         path = path / MODEL_FILE
         if not path.exists():
-            raise RunError(
-                f"{path}: there is no trained model here; was training stopped before its first epoch ended?"
-            )
+            why = "was training stopped before its first epoch ended?"
+            raise RunError(f"{path}: there is no trained model here; {why}")
     shapes, about = read_header(path)
     if "kind" in about:  # an early version wrote it
         preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}

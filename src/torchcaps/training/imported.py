@@ -20,16 +20,12 @@ MOST = 1 << 28  # numbers in a file: 1 GiB
 
 
 def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
-    """Write the model file of published weights, which `torchcaps.load` takes.
-
+    """Write the model file of published weights, which `torchcaps.load` takes: the file, and whose weights they are.
     Its classes are named by their numbers.
 
     Args:
         path: an HDF5 file of Keras' `save_weights`, or a `state_dict` that PyTorch has saved.
         output: the file; by default `path` with the ending `.safetensors`.
-
-    Returns:
-        The file, and the source that the weights are of.
 
     Raises:
         RunError: for a file that cannot be read without running its code, or whose tensors are those of no known

@@ -37,28 +37,22 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who is told what.
+    """Who is told what."""
 
-    Attributes:
-        listener: each row of the metrics; after each step {"kind": "tick", "step", "steps", "loss"}; {"kind": "note",
-            "step", "text"} when it goes on from an older checkpoint than the newest, or starts again.
-        on_step: (model, losses by name, and "step", the number of steps done) after each; gradients are still there.
-        on_epoch: (model, row of the metrics) after each epoch.
-        should_stop: asked after each step; True saves the state and raises Interrupted.
-    """
-
+    # Each row of the metrics; after each step {"kind": "tick", "step", "steps", "loss"}; {"kind": "note", "step",
+    # "text"} when it goes on from an older checkpoint than the newest, or starts again.
     listener: Listener | None = None
+    # Losses by name, and "step", the number of steps done, after each; gradients are still there.
     on_step: Callable[[nn.Module, dict[str, float]], None] | None = None
-    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None
-    should_stop: Callable[[], bool] | None = None
+    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None  # a row of the metrics after each epoch
+    should_stop: Callable[[], bool] | None = None  # asked after each step; True saves the state, raises Interrupted
 
 
 class Trainer:
     """One training: a task on its model's device, images to train on, and images `held` to choose the epoch by.
 
     Metrics, states and the best model go to the `sink`. `fresh` gives the weights that the training began with, for a
-    second start. `config` has all that the task and the number of images decide; `total` is the number of steps.
-    """
+    second start. `config` has all that the task and the number of images decide; `total` is the number of steps."""
 
     def __init__(
         self, task: Task, images: ImageSet, held: ImageSet, sink: InMemory, callbacks: Callbacks,
@@ -187,10 +181,8 @@ class Trainer:
         if state is None:
             return False
         rate = self.config.optimiser.lr or 0.0
-        text = (
-            f"{state} after step {self.progress.step}; the training starts again, once, with a "
-            f"tenth of the learning rate ({rate * RESTART_RATE:g})"
-        )
+        how = f"once, with a tenth of the learning rate ({rate * RESTART_RATE:g})"
+        text = f"{state} after step {self.progress.step}; the training starts again, {how}"
         self.progress = Progress(rate=RESTART_RATE)
         self.task.model.load_state_dict(self.fresh())
         self.optimiser = create_optimiser(self.task.parameters(), self.config)
@@ -213,8 +205,8 @@ class Trainer:
         rank = (figures[self.task.score], -figures["loss"])
         best = rank > (self.progress.best_score, -self.progress.best_loss)
         if best:
-            self.progress.best_score, self.progress.best_loss = rank[0], figures["loss"]
-            self.progress.best_epoch = epoch
+            progress = self.progress
+            progress.best_score, progress.best_loss, progress.best_epoch = rank[0], figures["loss"], epoch
         self.sink.keep(self.task.model, epoch, best)
         row = {
             "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.run.epochs,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,25 +21,21 @@ _OPTIMISERS: dict[str, Make] = {}
 register_optimiser = plugins.by_its_name("optimiser", _OPTIMISERS)  # of (parameters, lr, settings), named by a run
 
 
-@register_optimiser
-def adam(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
-    """Adam; weight decay adds to the gradient."""
-    return torch.optim.Adam(parameters, lr, weight_decay=settings.weight_decay, fused=_fused(parameters))
+def _made(kind: Any, *names: str) -> Make:
+    """An optimiser of torch with a weight decay, and the settings of these names."""
+
+    def make(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+        fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+        given = {name: getattr(settings, name) for name in ("weight_decay", *names)}
+        return kind(parameters, lr, fused=fused, **given)
+
+    return make
 
 
-@register_optimiser
-def adamw(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(parameters, lr, weight_decay=settings.weight_decay, fused=_fused(parameters))
-
-
-@register_optimiser
-def sgd(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum."""
-    return torch.optim.SGD(
-        parameters, lr, momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov,
-        fused=_fused(parameters),
-    )  # fmt: skip
+_OPTIMISERS |= {
+    "adam": _made(torch.optim.Adam), "adamw": _made(torch.optim.AdamW),
+    "sgd": _made(torch.optim.SGD, "momentum", "nesterov"),
+}  # fmt: skip
 
 
 def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
@@ -47,15 +44,9 @@ def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) ->
     return make(list(parameters), config.optimiser.lr or 0.0, config.optimiser)
 
 
-def _fused(parameters: list[nn.Parameter]) -> bool:
-    return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-
-
 def batch_size(images: int) -> int:
-    """Images per step of a run that takes `images` images in all: the largest power of two that leaves 100 steps.
-
-    From 8 to 128. Steps, not images, bring a capsule network off the ground.
-    """
+    """Images per step of a run that takes `images` images in all: the largest power of two, from 8 to 128, that leaves
+    100 steps. Steps, not images, bring a capsule network off the ground."""
     size = LARGEST_BATCH
     while size > SMALLEST_BATCH and images < ENOUGH_STEPS * size:
         size //= 2

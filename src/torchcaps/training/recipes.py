@@ -15,59 +15,36 @@ from torchcaps.settings import TrainConfig, flattened
 
 @dataclass(frozen=True)
 class Row:
-    """One line of an experiment's table.
+    """One line of an experiment's table."""
 
-    Attributes:
-        name: what is trained, in words.
-        published: the paper's figures by name, such as {"error": "0.25 ± 0.005 %"}; empty where there is none.
-        changes: settings that differ from the recipe's run; options of the model replace all of its options.
-        budgets: in which it is run; empty is all.
-        within: further changes by the name of the budget they belong to, such as the images that its time allows.
-    """
-
-    name: str
-    published: dict[str, str] = field(default_factory=dict)
+    name: str  # what is trained, in words
+    published: dict[str, str] = field(default_factory=dict)  # the paper's figures, such as {"error": "0.25 ± 0.005 %"}
+    # Settings that differ from the recipe's run; options of the model replace all of its options.
     changes: dict[str, Any] = field(default_factory=dict)
-    budgets: tuple[str, ...] = ()
-    within: dict[str, dict[str, Any]] = field(default_factory=dict)
+    budgets: tuple[str, ...] = ()  # in which it is run; empty is all
+    within: dict[str, dict[str, Any]] = field(default_factory=dict)  # further changes by the budget they belong to
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of an experiment is run.
+    """How much of an experiment is run."""
 
-    Attributes:
-        cost: what that takes, in words.
-        changes: settings that differ from the recipe's run.
-    """
-
-    cost: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    cost: str  # what that takes, in words
+    changes: dict[str, Any] = field(default_factory=dict)  # settings that differ from the recipe's run
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published experiment as one file: what to run, and the figures it answers to.
+    """A published experiment as one file: what to run, and the figures it answers to."""
 
-    Attributes:
-        name: the file's stem.
-        title: one line.
-        published: the figure of the paper, in words, with its source.
-        config: the run, at full length.
-        rows: what is compared, the first one being the run itself unless it says otherwise.
-        budgets: "small", "hour" and "full", or some of them; "full" changes nothing.
-        measures: what is measured beside the evaluation that every run ends with.
-        figures: which figures the table shows.
-    """
-
-    name: str
-    title: str
-    published: str
-    config: TrainConfig
-    rows: tuple[Row, ...]
-    budgets: dict[str, Budget]
-    measures: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ("error",)
+    name: str  # the file's stem
+    title: str  # one line
+    published: str  # the figure of the paper, in words, with its source
+    config: TrainConfig  # the run, at full length
+    rows: tuple[Row, ...]  # what is compared, the first one being the run itself unless it says otherwise
+    budgets: dict[str, Budget]  # "small", "hour" and "full", or some of them; "full" changes nothing
+    measures: tuple[str, ...] = ()  # what is measured beside the evaluation that every run ends with
+    figures: tuple[str, ...] = ("error",)  # which figures the table shows
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
         """The rows that are run within a budget. Raises UnknownNameError if the recipe has no such budget."""
@@ -89,15 +66,8 @@ _ADDED: dict[str, Recipe | Path] = {}
 
 
 def register_recipe(name: str, content: dict[str, Any]) -> None:
-    """Make a recipe known by a name, beside those that ship with the library.
-
-    Args:
-        name: none of theirs.
-        content: what a recipe's `.toml` file holds.
-
-    Raises:
-        ValueError: the name is taken. RunError: the content is no recipe.
-    """
+    """Make a recipe known by a name, beside those that ship with the library; `content` is what a recipe's `.toml` file
+    holds. Raises ValueError where the name is taken; RunError for a content that is no recipe."""
     if name in _known():
         raise ValueError(f"recipe {name!r} is registered twice")
     with _refusing(name):
@@ -119,14 +89,13 @@ def _known() -> Mapping[str, Recipe | Path]:
 def load_recipe(name_or_path: str) -> Recipe:
     """Read a recipe by name, or from a `.toml` file. Raises UnknownNameError for a name that is no recipe; RunError for
     a file that cannot be read as one."""
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
+    found: Recipe | Path = Path(name_or_path)
+    if not name_or_path.endswith(".toml"):
         found = plugins.find("recipe", name_or_path, _known())
-        if isinstance(found, Recipe):
-            return found
-        path = found
-    with _refusing(path):
-        return _recipe(path.stem, tomllib.loads(read_text(path)))
+    if isinstance(found, Recipe):
+        return found
+    with _refusing(found):
+        return _recipe(found.stem, tomllib.loads(read_text(found)))
 
 
 @contextmanager
@@ -143,13 +112,9 @@ def _refusing(where: object) -> Iterator[None]:
 
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     config = TrainConfig.from_dict(content["run"])
-    rows = tuple(
-        Row(
-            row["name"], row.get("published", {}), row.get("run", {}), tuple(row.get("budgets", ())),
-            row.get("within", {}),
-        )
-        for row in content.get("rows", [{"name": config.model.name}])
-    )  # fmt: skip
+    given = content.get("rows", [{"name": config.model.name}])
+    keys: Any = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))
+    rows = tuple(Row(row["name"], *(kind(row.get(key, ())) for key, kind in keys)) for row in given)
     budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
     for row in rows:
         for key in row.within:

@@ -26,29 +26,18 @@ Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 
 
 class Fitted(NamedTuple):
-    """What `fit` returns.
+    """What `fit` returns."""
 
-    Attributes:
-        model: the one that was given, with the weights of its best epoch, in evaluation mode.
-        history: a row for each epoch: "train_loss", "val_loss", the task's figures, and more.
-    """
-
-    model: nn.Module
-    history: list[dict[str, Any]]
+    model: nn.Module  # the one that was given, with the weights of its best epoch, in evaluation mode
+    history: list[dict[str, Any]]  # a row for each epoch: "train_loss", "val_loss", the task's figures, and more
 
 
 def fit(
-    model: nn.Module,
-    images: Images,
-    *,
-    validation: Images | None = None,
-    config: TrainConfig | None = None,
-    listener: Listener | None = None,
-    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
+    model: nn.Module, images: Images, *, validation: Images | None = None, config: TrainConfig | None = None,
+    listener: Listener | None = None, on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
     on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    **settings: Any,
-) -> Fitted:
+    should_stop: Callable[[], bool] | None = None, **settings: Any,
+) -> Fitted:  # fmt: skip
     """Train a model on images in memory, in place; nothing is written.
 
     Args:
@@ -69,9 +58,8 @@ def fit(
         >>> model, history = tc.fit(tc.create_model("capsnet"), (images, labels), epochs=3)
     """
     config = (config or TrainConfig()).updated(**settings)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if config.run.device != "auto":
-        device = resolve_device(config.run.device)
+    own = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = own if config.run.device == "auto" else resolve_device(config.run.device)
     model.to(device)
     whole = as_set(images)
     if validation is None:
@@ -82,24 +70,18 @@ def fit(
     task.check(held)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     sink = InMemory()
-    callbacks = Callbacks(listener, on_step, on_epoch, should_stop)
-    Trainer(task, kept, held, sink, callbacks, lambda: start).run()
+    Trainer(task, kept, held, sink, Callbacks(listener, on_step, on_epoch, should_stop), lambda: start).run()
     if sink.best is not None:
         model.load_state_dict(sink.best)
     model.eval()
-    preprocess = preprocess_of(whole, config.data.crop)
-    name_model(model, whole.classes if task.labelled else (), preprocess, task.name)
+    name_model(model, whole.classes if task.labelled else (), preprocess_of(whole, config.data.crop), task.name)
     return Fitted(model, [row for row in sink.rows if row["kind"] == "epoch"])
 
 
 def train(
-    config: TrainConfig,
-    output: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
+    config: TrainConfig, output: str | Path, *, resume: bool = False, listener: Listener | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> RunFolder:
+) -> RunFolder:  # fmt: skip
     """Train a model by name and leave a run folder.
 
     The model of the epoch with the best score on held-out images becomes `model.safetensors`. Where several processes
@@ -148,7 +130,7 @@ def as_set(images: Images) -> ImageSet:
         pixels = pixels.float()
     labels = labels.long()
     count = int(labels.max()) + 1 if labels.numel() else 0
-    return ImageSet(pixels, labels, tuple(str(k) for k in range(count)), "images in memory")
+    return ImageSet(pixels, labels, tuple(map(str, range(count))), "images in memory")
 
 
 def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trainer:

@@ -22,20 +22,13 @@ MOVABLE = ("device", "root", "max_bytes")  # settings that a run may be told ane
 
 
 class RunFolder:
-    """Paths and small files of one run.
-
-    Attributes:
-        path: the folder.
-        model: the best model by validation, ready for `torchcaps.load`.
-        last: the newest state of the training, for `resume`.
-        previous: the state before it, for when the newest is damaged.
-    """
+    """Paths and small files of one run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.model = self.path / MODEL_FILE
-        self.last = self.path / "checkpoints" / LAST_FILE
-        self.previous = self.last.with_name(PREVIOUS_FILE)
+        self.model = self.path / MODEL_FILE  # the best one by validation, ready for `torchcaps.load`
+        self.last = self.path / "checkpoints" / LAST_FILE  # the newest state of the training, for `resume`
+        self.previous = self.last.with_name(PREVIOUS_FILE)  # the state before it, for when the newest is damaged
         self.metrics = self.path / METRICS
 
     def epoch_model(self, epoch: int) -> Path:
@@ -50,9 +43,8 @@ class RunFolder:
         if (run.path / CONFIG).exists():
             if holder(run.path) not in (None, os.getpid()):
                 raise in_use(run.path)
-            raise RunError(
-                f"{run.path}: there is a run here already; continue it with --resume, or name another --output"
-            )
+            how = "continue it with --resume, or name another --output"
+            raise RunError(f"{run.path}: there is a run here already; {how}")
         in_the_way = [file for file in (run.metrics, run.model) if file.exists()]
         in_the_way += sorted(run.last.parent.glob("*.safetensors"))
         if (run.path / ENVIRONMENT).exists() and "torchcaps" not in run.environment():
@@ -96,10 +88,8 @@ class RunFolder:
         write_json(self.path / CONFIG, config.to_dict())
 
     def discard_empty(self) -> None:
-        """Remove what a run wrote that has neither model nor checkpoint, so that the next one can start here.
-
-        Files of other kinds stay, and so then does the folder.
-        """
+        """Remove what a run wrote that has neither model nor checkpoint, so that the next one can start here. Files of
+        other kinds stay, and so then does the folder."""
         if self.model.exists() or self.last.exists() or self.previous.exists():
             return
         with suppress(OSError):  # such as a folder that holds something else

@@ -19,19 +19,15 @@ def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
 
 
 def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
-    """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more.
-
-    The stream "0" is for what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out.
-    """
+    """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more. The stream "0" is for
+    what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out."""
     digest = hashlib.blake2b(f"{config.run.seed} {stream} {index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
 
 
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
-    """Images to train on and to validate with, whole on the device; the latter as the model sees them.
-
-    DataError if one of them would be empty, or they do not fit on the device.
-    """
+    """Images to train on and to validate with, whole on the device; the latter as the model sees them. DataError if one
+    of them would be empty, or they do not fit on the device."""
     data = config.data
     count = int(data.holdout) if data.holdout >= 1 else data.holdout
     kept, held = images.split_off(count, config.run.seed)

@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 
 class InMemory:
-    """Keeps the metrics and the best model; there is nothing to continue from.
-
-    Attributes:
-        rows: of the metrics.
-        best: the best model's state_dict, on its device; None before the first epoch.
-    """
+    """Keeps the rows of the metrics and the best model; there is nothing to continue from."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.best: dict[str, Tensor] | None = None
+        self.best: dict[str, Tensor] | None = None  # a state_dict on the model's device; None before the first epoch
 
     def restore(self, trainer: Trainer) -> Progress:
         """Take up what an earlier process left, into the model and the optimiser; where it stands."""
@@ -57,24 +52,18 @@ class InMemory:
 class InFolder(InMemory):
     """A run folder: metrics, checkpoints to continue from, and the best model. Only the first process writes.
 
-    The caller holds the folder (`begun`, `continued`). `about` describes the model (`checkpoint.describe_model`).
-    """
+    The caller holds the folder (`begun`, `continued`). `about` describes the model (`checkpoint.describe_model`)."""
 
     def __init__(
         self, run: RunFolder, about: dict[str, Any], images: ImageSet, held: ImageSet, *, keep_epochs: bool
     ) -> None:
         super().__init__()
         self.run, self.about, self.keep_epochs, self.main = run, about, keep_epochs, joined().main
-        self.data = {
-            "data": {
-                "train": len(images), "held out": len(held), "classes": images.num_classes,
-                "channels": images.in_chans,
-            },
-            "digest": digest(images.images, images.labels, held.images, held.labels),
-        }  # fmt: skip
+        kinds = {"classes": images.num_classes, "channels": images.in_chans}
+        seen = digest(images.images, images.labels, held.images, held.labels)
+        self.data = {"data": {"train": len(images), "held out": len(held)} | kinds, "digest": seen}
 
     def restore(self, trainer: Trainer) -> Progress:
-        """Take up the newest whole checkpoint; every process gets the first one's."""
         model, optimiser, ranks = trainer.task.model, trainer.optimiser, trainer.ranks
         progress, text = trainer.progress, ""
         if self.main:
@@ -93,27 +82,22 @@ class InFolder(InMemory):
         return progress
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add a line to the metrics."""
         if self.main:
             self.run.append(row)
 
     def keep(self, model: nn.Module, epoch: int, best: bool) -> None:
-        """Write the model where it is the best so far, or every epoch's is kept."""
         for path, wanted in ((self.run.model, best), (self.run.epoch_model(epoch), self.keep_epochs)):
             if wanted and self.main:
                 save_tensors(path, model.state_dict(), self.about)
 
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint."""
         if self.main:
             about = self.run.unchanging(trainer.config) | self.data
             save_state(self.run.last, trainer.task.model, trainer.optimiser, trainer.progress, about)
 
     def clear(self) -> None:
-        """Forget the metrics."""
         if self.main:
             self.run.rewind(-1)
 
     def left(self) -> str:
-        """Which file is the last good state, and what to do."""
         return diverged(self.run.last)

@@ -18,13 +18,10 @@ from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors,
 
 @dataclass
 class Progress:
-    """Where a training stands: everything beside tensors that a checkpoint holds.
-
-    `rate` is the share of the configured learning rate that is in use: below 1 once the training has started again.
-    """
+    """Where a training stands: everything beside tensors that a checkpoint holds."""
 
     step: int = 0
-    rate: float = 1.0
+    rate: float = 1.0  # share of the configured learning rate in use: below 1 once the training has started again
     best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
@@ -36,8 +33,7 @@ def save_state(path: Path, model: nn.Module, optimiser: Optimizer, progress: Pro
 
     The optimiser is over all of the model's parameters in their order. `about` is what must not change until the file
     is read: JSON-ready, its "settings" by name. TrainingError when a weight is not finite, or the file cannot be
-    written; the file is then as it was.
-    """
+    written; the file is then as it was."""
     check_finite(model, diverged(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
@@ -53,8 +49,7 @@ def load_state(
     Where there is neither, nothing is taken up. `about` is as it was saved, but a key that the file lacks may be new;
     `steps` are those of the whole training. Returned is the progress, and a sentence if it is not that of `path`.
     Raises RunError if there is no whole state, or it is one of another model, or of settings, data or threads that are
-    not these.
-    """
+    not these."""
     faults: list[str] = []
     for file in (path, path.with_name(PREVIOUS_FILE)):
         try:
