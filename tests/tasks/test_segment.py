@@ -10,13 +10,12 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, MaskedSet, _registry, load_dataset, render_shapes
+from torchcaps.data import ImageSet, MaskedSet, Preprocess, _registry, load_dataset, render_shapes
 from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer.session import Session
-from torchcaps.explorer.transform import Motion
+from torchcaps.explorer.session import Motion, Session
 from torchcaps.tasks import create_task, predict
 from torchcaps.tasks.segment import LOSSES, Said
 from torchcaps.training import Interrupted, TrainConfig, train
@@ -375,3 +374,29 @@ def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
     assert torch.equal(found.masks, render_shapes(4).masks)
     assert torch.equal(found.images, render_shapes(4).images)
     assert (found.classes, found.name) == (tc.data.dataset_info("shapes").classes, "shapes")
+
+
+@pytest.mark.parametrize(("bias", "label"), [(-9.0, "background"), (9.0, "a")])
+def test_the_label_of_an_image_is_what_most_of_it_shows_or_the_background(tmp_path, bias, label):
+    plain = torch.nn.Conv2d(1, 1, 1)
+    torch.nn.init.constant_(plain.bias, bias)
+    torch.nn.init.zeros_(plain.weight)
+    plain.classes = ("background", "a")
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "one.png")
+    task = create_task(plain, TrainConfig.of(task="segment"))
+    (row,) = task.eval().predict_files([tmp_path / "one.png"], ["one"], Preprocess((8, 8), 1), None)
+    assert (row["label"], row["share"]) == (label, 1.0)
+
+
+def test_a_resumed_run_refuses_other_masks(tmp_path):
+    folder = written(tmp_path / "own")
+    config = TrainConfig.of(
+        model="unet", model_options=TINY["unet"], data=str(folder), holdout=0.25, epochs=2, batch_size=3, device="cpu"
+    )
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", should_stop=lambda: True)
+    mask = np.zeros((16, 16), dtype=np.uint8)
+    mask[2:9, 3:12] = 2
+    write_mask(folder / "masks" / "case 0.png", mask, 3)
+    with pytest.raises(RunError, match="the images or labels are not those that were there when the run was stopped"):
+        train(config, tmp_path / "run", resume=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, MaskedSet
 from torchcaps.errors import TrainingError
 from torchcaps.ranks import joined
 from torchcaps.training.checkpoint import save_tensors
@@ -60,7 +60,8 @@ class InFolder(InMemory):
         super().__init__()
         self.run, self.about, self.keep_epochs, self.main = run, about, keep_epochs, joined().main
         kinds = {"classes": images.num_classes, "channels": images.in_chans}
-        seen = digest(images.images, images.labels, held.images, held.labels)
+        masks = [each.masks for each in (images, held) if isinstance(each, MaskedSet)]
+        seen = digest(images.images, images.labels, held.images, held.labels, *masks)
         self.data = {"data": {"train": len(images), "held out": len(held)} | kinds, "digest": seen}
 
     def restore(self, trainer: Trainer) -> Progress:
