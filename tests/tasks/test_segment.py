@@ -16,7 +16,7 @@ from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer.session import Session
-from torchcaps.explorer.transform import Motion
+from torchcaps.explorer.session import Motion
 from torchcaps.tasks import create_task, predict
 from torchcaps.tasks.segment import LOSSES, Said
 from torchcaps.training import Interrupted, TrainConfig, train
