@@ -15,8 +15,7 @@ from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer.session import Session
-from torchcaps.explorer.session import Motion
+from torchcaps.explorer.session import Motion, Session
 from torchcaps.tasks import create_task, predict
 from torchcaps.tasks.segment import LOSSES, Said
 from torchcaps.training import Interrupted, TrainConfig, train
