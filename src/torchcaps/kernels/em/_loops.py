@@ -130,7 +130,7 @@ def _softmax(layer, first, last, x, x0, top, total):
         vectors.peak(x, x0 + n * row, top, _slot(layer, n), layer.across)
     for n in range(first * each, last * each):
         vectors.exponentiate(top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across)
-    total[:] = 1.0 / total
+    vectors.invert(total, 0, layer.slots)
     for n in range(first * each, last * each):
         vectors.multiply(x, x0 + n * row, total, _slot(layer, n), x, x0 + n * row, layer.across)
 
@@ -156,7 +156,8 @@ def _maximise_backward(layer, g, t, first, last, work):
             at = n * row
             if t == 0:
                 for i in range(k * layer.across, (k + 1) * layer.across):
-                    r[i * LANES : (i + 1) * LANES] *= layer.start[parent // layer.parents * children + i]
+                    start = parent // layer.parents * children + i
+                    vectors.scale(layer.start, start, r, i * LANES, r, i * LANES, 1)
                 work.grad_activation[place : place + row] += r[own : own + row]
                 continue
             vectors.accumulate_products(r, own, factors, share + at, work.grad_activation, place, layer.across)
@@ -219,8 +220,8 @@ def _responsibility(layer, g, t, parent, coupling, c0, r, r0):
             vectors.multiply(coupling, at, layer.activation, place, r, r0 + to, layer.across)
         elif parent % layer.parents == 0:
             for i in range(k * layer.across, (k + 1) * layer.across):
-                start, at = layer.start[parent // layer.parents * children + i], place - to + i * LANES
-                r[r0 + i * LANES : r0 + (i + 1) * LANES] = layer.activation[at : at + LANES] * start
+                start = parent // layer.parents * children + i
+                vectors.scale(layer.start, start, layer.activation, place - to + i * LANES, r, r0 + i * LANES, 1)
 
 
 @compiled
