@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps import ops
-from torchcaps.functional import Everything, Transposed, Windows
+from torchcaps.functional import Everything, ProductVotes, Transposed, Windows
 from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes
+from torchcaps.types import Capsules
 
 from .makers import FAST, Layer, compare, fields, outcome
 
@@ -197,6 +198,9 @@ def test_what_can_run_and_when_it_is_worth_it():
     small, large = (layer.votes(layer.tensors()) for layer in (small, large))
     assert ops.choose("em_routing", small)[0] == "blocked"
     assert ops.choose("em_routing", large)[0] == FAST[-1]
+    children = Capsules(torch.randn(2, 6, 6, 4, 16), torch.rand(2, 6, 6, 4))
+    shared = ProductVotes(children, Windows(6, 6, 6), torch.randn(4, 16, 4, 4))  # 1,024 weights, used 36 times each
+    assert ops.choose("em_routing", shared)[0] == FAST[-1]
     given = random_votes()
     assert ops.choose("em_routing", given)[0] == "reference"
     for impl in FAST:

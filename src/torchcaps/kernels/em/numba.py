@@ -77,7 +77,7 @@ def supports(votes: Votes) -> Support:
     products = votes.children.pose.shape[-1] * weight.shape[-1]
     if products > MOST_PRODUCTS:
         return Support(False, f"a vote takes {products} products; at most {MOST_PRODUCTS} are written out in code")
-    if weight.numel() < WORTH:
+    if weight.shape[1:].numel() * votes.count < WORTH:  # children of a window may share matrices
         return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
     return Support(True, "compiled loops: votes are made in registers and never stored")
 

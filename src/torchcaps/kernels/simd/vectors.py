@@ -8,7 +8,6 @@ Each takes flat arrays and the position of the first number in each. Only `multi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -291,59 +290,52 @@ def softmax_gradient(code: Code, c: Vectors, grad: Vectors, n: Value) -> None:
         grad[k] = c[k] * (grad[k] - mean[0])
 
 
-def _each(write: Any) -> Any:
-    """An operation on n vectors from a function that writes it for one, whose number it takes."""
-
-    @functools.wraps(write)
-    def loop(code: Code, *arguments: Any) -> None:
-        *arrays, n = arguments
-        with code.loop(n) as k:
-            write(k, *arrays)
-
-    known: Any = loop
-    count = inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known.__signature__ = inspect.Signature([*inspect.signature(write).parameters.values(), count])
-    return operation(loop)
-
-
-@_each
-def scale(k: Value, factor: Vectors, x: Vectors, out: Vectors) -> None:
+@operation
+def scale(code: Code, factor: Vectors, x: Vectors, out: Vectors, n: Value) -> None:
     """out[n] = f x[n], f being the single number at the position of `factor`."""
-    out[k] = factor.lone() * x[k]
+    f = factor.lone()
+    with code.loop(n) as k:
+        out[k] = f * x[k]
 
 
-@_each
-def multiply(k: Value, a: Vectors, b: Vectors, out: Vectors) -> None:
-    """out[n] = a[n] b[n]."""
-    out[k] = a[k] * b[k]
-
-
-@_each
-def accumulate_products(k: Value, a: Vectors, b: Vectors, out: Vectors) -> None:
-    """out[n] += a[n] b[n]."""
-    out[k] += a[k] * b[k]
-
-
-@_each
-def peak(k: Value, x: Vectors, out: Vectors) -> None:
-    """out[n] = max(out[n], x[n])."""
-    out[k] = out[k].larger(x[k])
-
-
-@_each
-def exponentiate(k: Value, top: Vectors, x: Vectors, total: Vectors) -> None:
-    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
-    x[k] = value = (x[k] - top[k]).exp()
-    total[k] += value
-
-
-@_each
-def invert(k: Value, x: Vectors) -> None:
+@operation
+def invert(code: Code, x: Vectors, n: Value) -> None:
     """x[n] = 1 / x[n]."""
-    x[k] = 1.0 / x[k]
+    with code.loop(n) as k:
+        x[k] = 1.0 / x[k]
 
 
-@_each
-def softmax_below(k: Value, share: Vectors, mean: Vectors, grad: Vectors) -> None:
+@operation
+def multiply(code: Code, a: Vectors, b: Vectors, out: Vectors, n: Value) -> None:
+    """out[n] = a[n] b[n]."""
+    with code.loop(n) as k:
+        out[k] = a[k] * b[k]
+
+
+@operation
+def accumulate_products(code: Code, a: Vectors, b: Vectors, out: Vectors, n: Value) -> None:
+    """out[n] += a[n] b[n]."""
+    with code.loop(n) as k:
+        out[k] += a[k] * b[k]
+
+
+@operation
+def softmax_below(code: Code, share: Vectors, mean: Vectors, grad: Vectors, n: Value) -> None:
     """grad[n] = share[n] (grad[n] - mean[n])."""
-    grad[k] = share[k] * (grad[k] - mean[k])
+    with code.loop(n) as k:
+        grad[k] = share[k] * (grad[k] - mean[k])
+
+
+@operation
+def peak(code: Code, x: Vectors, out: Vectors, n: Value) -> None:
+    """out[n] = max(out[n], x[n])."""
+    with code.loop(n) as k:
+        out[k] = out[k].larger(x[k])
+
+
+@operation
+def exponentiate(code: Code, top: Vectors, x: Vectors, total: Vectors, n: Value) -> None:
+    """x[n] = exp(x[n] - top[n]), and total[n] += x[n]."""
+    with code.loop(n) as k:
+        x[k] = value = (x[k] - top[k]).exp()
+        total[k] += value
