@@ -2,7 +2,8 @@
 
 Every function draws on its generator's device, so that a CPU generator gives the same changes whatever device the
 images are on. Zero comes in from outside the picture. Each returns a new tensor of the type of its images,
-`[batch, channels, height, width]`; those not said to be of floats take any type.
+`[batch, channels, height, width]`; those not said to be of floats take any type. ValueError: for other axes, or an
+amount out of range.
 """
 
 import math

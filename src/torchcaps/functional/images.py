@@ -31,7 +31,10 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
 
 
 def shift_matrices(shifts: Float[Tensor, "batch 2"], img_size: tuple[int, int]) -> Float[Tensor, "batch 3 3"]:
-    """Matrices, as `move_by_matrix` takes them, of shifts by pixels to the right and downwards."""
+    """Matrices, as `move_by_matrix` takes them, of shifts by pixels to the right and downwards.
+
+    ValueError for other axes.
+    """
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
     matrices = torch.eye(3, dtype=shifts.dtype, device=shifts.device).repeat(len(shifts), 1, 1)
     matrices[:, :2, 2] = shifts * (2 / max(img_size))
@@ -44,6 +47,8 @@ def standardise(images: Images, least: float = 1e-3) -> Images:
     Part of a model and not of its data, so that attacks, sweeps and drawings all speak of pixels in [0, 1]. Half
     precision is computed in float32. A standard deviation below `least` is taken for that: an image of one grey becomes
     zero.
+
+    ValueError for other axes.
     """
     check_shape("images", images, ("batch", "channels", "height", "width"))
     images = full_precision(images)

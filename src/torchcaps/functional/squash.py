@@ -19,6 +19,8 @@ def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`, at least 1e-4.
 
     Half precision is computed in float32; `dim` is the axis of a pose's dimensions.
+
+    ValueError for integers.
     """
     check_floating(s=s)
     s = full_precision(s)

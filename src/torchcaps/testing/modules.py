@@ -1,4 +1,7 @@
-"""What every layer and model must keep: modules from images or capsules to capsules or activations."""
+"""What every layer and model must keep: modules from images or capsules to capsules or activations.
+
+Each check raises PropertyError, an AssertionError, that says what does not hold.
+"""
 
 import copy
 import functools

@@ -2,6 +2,7 @@
 
 A router is checked as a layer builds it, and in what it declares: the meaning of its activation, what its couplings sum
 to, whether children and parents are exchangeable. Sizes are drawn at random.
+Each check raises PropertyError, an AssertionError, that says what does not hold.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ CHUNK = 4096  # composites made at a time
 
 
 def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float[Tensor, "batch classes"]:
-    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32, as in margin loss."""
+    """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32, as in margin loss.
+
+    ValueError for other axes.
+    """
     check_shape("labels", labels, ("batch", "several"))
     return torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels, 1.0)
 
@@ -152,6 +155,8 @@ def make_pairs(
 
     `per_image` is from 1 to half of the images of other classes; 1,000 in the paper. For `source`, `max_shift` and
     `pad` see `PairMaker`. The name None is "multi-" and the source's.
+
+    ValueError for more partners than there are.
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad)
     base = torch.arange(len(source))

@@ -50,7 +50,10 @@ class PlacedSet(ImageSet):
 
 
 def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
-    """A set with each image at a random place of a canvas of `size` × `size` black pixels, the same for one seed."""
+    """A set with each image at a random place of a canvas of `size` × `size` black pixels, the same for one seed.
+
+    ValueError for a canvas smaller than the images.
+    """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
     tops, lefts = (torch.from_numpy(random.randint(0, size - side + 1, len(source))) for side in source.img_size)

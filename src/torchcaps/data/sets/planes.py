@@ -19,7 +19,10 @@ PARTS = (
 
 
 def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
-    """So many planes of so many points each, at least 2; the same seed, 0 or more, gives the same planes everywhere."""
+    """So many planes of so many points each, at least 2; the same seed, 0 or more, gives the same planes everywhere.
+
+    ValueError for counts out of range.
+    """
     check_range("count", count, low=1)
     check_range("points", points, low=2)
     random = np.random.RandomState(seed)

@@ -25,6 +25,8 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
     """Grey images of two to four shapes of random kind, place, size, turn and brightness, each laid over the last.
 
     Sides have `size` pixels, at least 16; the same seed, 0 or more, gives the same set on every machine and version.
+
+    ValueError for a count below 1 or a size below 16.
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)

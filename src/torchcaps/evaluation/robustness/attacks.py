@@ -112,6 +112,8 @@ def carlini_wagner(
         searches: halvings of c, at least 1.
         step_size: of Adam, above 0.
         confidence: by how much the wrong logit must lead, at least 0.
+
+    ValueError for settings out of range.
     """
     check_range("steps", steps, low=1)
     check_range("searches", searches, low=1)
