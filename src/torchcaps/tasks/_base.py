@@ -232,7 +232,7 @@ class Task(nn.Module):
         raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
 
     def predict_files(
-        self, files: Sequence[Path], _names: Sequence[str], preprocess: Preprocess, output: Path | None
+        self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
     ) -> list[dict[str, Any]]:
         """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
         ValueError: there is nothing to draw, and `output` is no None."""
