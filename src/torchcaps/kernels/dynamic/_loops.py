@@ -39,7 +39,7 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
     """sums = sum_i c_ij u_ij with c = softmax <u, reached>; the coupling is kept where that array is not empty."""
     children, parents, dim, _ = sizes
     per_group, row = parents * dim * LANES, dim * LANES
-    votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
+    votes, c = vectors.scratch(per_group, weight.dtype), vectors.scratch((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
     for g in range(first, last):
@@ -59,7 +59,7 @@ def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad
     children, parents, dim, _ = sizes
     per_group, row = parents * dim * LANES, dim * LANES
     logits = factors.size // 2
-    votes, c = np.empty(per_group, weight.dtype), np.empty((parents + leaky) * LANES, weight.dtype)
+    votes, c = vectors.scratch(per_group, weight.dtype), vectors.scratch((parents + leaky) * LANES, weight.dtype)
     part = np.zeros(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
     for g in range(first, last):
@@ -87,7 +87,7 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
     """
     children, parents, dim, in_dim = sizes
     rows = parents * dim
-    u, by_row = np.empty(rows * LANES, weight.dtype), np.empty(rows * groups * LANES, weight.dtype)
+    u, by_row = vectors.scratch(rows * LANES, weight.dtype), vectors.scratch(rows * groups * LANES, weight.dtype)
     for i in range(first, last):
         for g in range(groups):
             _combine(g, i, sizes, groups, factors, against, u)
@@ -116,7 +116,7 @@ def _combine(g, i, sizes, groups, factors, against, u):
 @compiled
 def _add_weights(by_row, groups, rows, pose, child, children, in_dim, out, to):
     """out += sum over samples of `by_row` `[rows, g, lane]` times the child's poses: tile by tile."""
-    tile, side = np.empty(LANES, out.dtype), vectors.TILE
+    tile, side = vectors.scratch(LANES, out.dtype), vectors.TILE
     for r in range(0, rows, side):
         for k in range(0, in_dim, side):
             here, there = min(side, rows - r), min(side, in_dim - k)

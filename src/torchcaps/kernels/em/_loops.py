@@ -46,12 +46,12 @@ Backward = namedtuple("Backward", "state grad_state grad_kept factors slopes slo
 def forward_pass(first, last, layer, state, kept):
     """States of all passes of the groups from `first` to before `last`; the last coupling unless `kept` is empty."""
     links = _links(layer)
-    coupling = np.empty(links if layer.passes > 1 else 0, state.dtype)
-    slots, total = np.empty(layer.slots * LANES, state.dtype), np.empty(layer.slots * LANES, state.dtype)
+    coupling = vectors.scratch(links if layer.passes > 1 else 0, state.dtype)
+    slots, total = vectors.scratch(layer.slots * LANES, state.dtype), vectors.scratch(layer.slots * LANES, state.dtype)
     for g in range(first, last):
         for t in range(layer.passes):
             if t:
-                _expect(layer, g, t, state, coupling, 0, slots, total)
+                _expect(layer, g, t, state, coupling, slots, total)
             _maximise(layer, g, t, coupling, state)
         if kept.size:
             kept[g * links : (g + 1) * links] = coupling
@@ -61,34 +61,39 @@ def forward_pass(first, last, layer, state, kept):
 def backward_pass(first, last, layer, state, grad_state, grad_kept, grads):
     """Gradients of poses and activations, added to what is there; those of weights, shifts and costs for each group."""
     terms, kind, together = 2 * layer.passes - 1, state.dtype, layer.together
-    factors = np.empty((terms - 1) * _links(layer), kind)
-    slopes = np.empty(layer.windows * layer.parents * terms * 2 * layer.dim * LANES, kind)
-    slots, total = np.empty(layer.slots * LANES, kind), np.empty(layer.slots * LANES, kind)
-    wide_weight, wide_shift = np.empty(layer.weight.size * LANES, kind), np.empty(layer.shift.size * LANES, kind)
-    wide_betas = np.empty(layer.parents * 2 * LANES, kind)
-    work = Backward(state, grad_state, grad_kept, factors, slopes, slots, wide_betas, grads.activation)
+    factors = vectors.scratch((terms - 1) * _links(layer), kind)
+    slopes = vectors.scratch(layer.windows * layer.parents * terms * 2 * layer.dim * LANES, kind)
+    slots, total = vectors.scratch(layer.slots * LANES, kind), vectors.scratch(layer.slots * LANES, kind)
+    grad_weight, grad_shift = np.empty(layer.weight.size + LANES, kind), np.empty(layer.shift.size + LANES, kind)
+    betas = vectors.scratch(layer.parents * 2 * LANES, kind)
+    work = Backward(state, grad_state, grad_kept, factors, slopes, slots, betas, grads.activation)
     for g in range(first, last):
-        for wide in (wide_weight, wide_shift, wide_betas):
-            wide[:] = 0
-        for t in range(layer.passes - 1, -1, -1):
-            if t:
-                _expect(layer, g, t, state, factors, _share(layer, t), slots, total)
+        for sums in (grad_weight, grad_shift, betas):
+            sums[:] = 0
+        if layer.passes > 1:
+            _last_forms(layer, g, work)
+        for t in range(layer.passes - 1, 0, -1):
             for w in range(0, layer.windows, together):
+                _softmax(layer, w, w + together, factors, _share(layer, t), slots, total)
                 slots[:] = 0
                 _maximise_backward(layer, g, t, w, w + together, work)
-                if t:
-                    _expect_backward(layer, g, t, w, w + together, work)
-        _spread_all(layer, g, work, grads.pose, wide_weight, wide_shift)
-        for wide, out in ((wide_weight, grads.weight), (wide_shift, grads.shift), (wide_betas, grads.betas)):
-            _sum_lanes(wide, out, g)
+                _expect_backward(layer, g, t, w, w + together, work)
+        _spread_all(layer, g, work, grads.pose, grad_weight, grad_shift)
+        grads.weight[g * layer.weight.size : (g + 1) * layer.weight.size] = grad_weight[:-LANES]
+        grads.shift[g * layer.shift.size : (g + 1) * layer.shift.size] = grad_shift[:-LANES]
+        for n in range(layer.parents * 2):
+            grads.betas[g * layer.parents * 2 + n] = betas[n * LANES : (n + 1) * LANES].sum()
 
 
 @inlined
 def _maximise(layer, g, t, coupling, state):
     """M-step of every parent."""
     children = layer.runs * layer.across
-    r, far = np.empty(children * LANES, state.dtype), np.empty(LANES, state.dtype)
-    sums, centre = np.empty((2 * layer.dim + 1) * LANES, state.dtype), np.empty(layer.dim * LANES, state.dtype)
+    r, far = vectors.scratch(children * LANES, state.dtype), vectors.scratch(LANES, state.dtype)
+    sums, centre = (
+        vectors.scratch((2 * layer.dim + 1) * LANES, state.dtype),
+        vectors.scratch(layer.dim * LANES, state.dtype),
+    )
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         _responsibility(layer, g, t, parent, coupling, 0, r, 0)
@@ -108,16 +113,16 @@ def _maximise(layer, g, t, coupling, state):
 
 
 @inlined
-def _expect(layer, g, t, state, coupling, c0, slots, total):
+def _expect(layer, g, t, state, coupling, slots, total):
     """E-step before pass t: R, from the state of the pass before."""
     children = layer.runs * layer.across
-    factors = np.empty((3 * layer.dim + 1) * LANES, state.dtype)
+    factors = vectors.scratch((3 * layer.dim + 1) * LANES, state.dtype)
     for parent in range(layer.windows * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
         _vectors.expectation(state, _state(layer, g, t - 1, parent), layer.dim, factors, 0)
-        _vectors.form(layer, child, j, factors, 0, coupling, c0 + parent * children * LANES)
+        _vectors.form(layer, child, j, factors, 0, coupling, parent * children * LANES)
     for w in range(0, layer.windows, layer.together):
-        _softmax(layer, w, w + layer.together, coupling, c0, slots, total)
+        _softmax(layer, w, w + layer.together, coupling, 0, slots, total)
 
 
 @inlined
@@ -136,36 +141,53 @@ def _softmax(layer, first, last, x, x0, top, total):
 
 
 @inlined
+def _last_forms(layer, g, work):
+    """log R of every pass, and dL/dr of the last: their factors are known, so each vote is made once for all."""
+    children, each = layer.runs * layer.across, (3 * layer.dim + 1) * LANES
+    constants = vectors.scratch(layer.passes * each, work.state.dtype)
+    for parent in range(layer.windows * layer.parents):
+        for t in range(1, layer.passes):
+            _vectors.expectation(work.state, _state(layer, g, t - 1, parent), layer.dim, constants, (t - 1) * each)
+        _fit_backward(layer, g, layer.passes - 1, parent, work, constants, (layer.passes - 1) * each)
+        _vectors.forms(
+            layer, _children(layer, g, parent), parent % layer.parents, layer.passes, constants, 0,
+            work.factors, parent * children * LANES, _links(layer) // LANES,
+        )  # fmt: skip
+
+
+@inlined
+def _fit_backward(layer, g, t, parent, work, constants, c0):
+    """Factors of dL/dr of a parent's children, with r = R a, and of dL/dV; the costs' gradients."""
+    terms, j = 2 * layer.passes - 1, parent % layer.parents
+    slope = (parent * terms + max(0, 2 * t - 1)) * 2 * layer.dim * LANES
+    _vectors.fit_backward(
+        work.state, _state(layer, g, t, parent), work.grad_state, _grad_state(layer, g, parent),
+        work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
+        t, constants, c0, work.slopes, slope, work.betas, 2 * j * LANES,
+    )  # fmt: skip
+
+
+@inlined
 def _maximise_backward(layer, g, t, first, last, work):
     """dL/dR of each link in the place of dL/dlog R, and summed over competing parents, times R, into `slots`."""
-    children = layer.runs * layer.across
-    row, terms = layer.across * LANES, 2 * layer.passes - 1
-    factors, share, grad = work.factors, _share(layer, t), _share(layer, t) + _links(layer)
-    constants, r = np.empty((3 * layer.dim + 1) * LANES, factors.dtype), np.empty(layer.runs * row, factors.dtype)
+    children, row = layer.runs * layer.across, layer.across * LANES
+    factors, share, grad = work.factors, _share(layer, t), _grad_share(layer, t)
+    constants = vectors.scratch((3 * layer.dim + 1) * LANES, factors.dtype)
     for parent in range(first * layer.parents, last * layer.parents):
         child, j = _children(layer, g, parent), parent % layer.parents
-        slope = (parent * terms + max(0, 2 * t - 1)) * 2 * layer.dim * LANES
-        _vectors.fit_backward(
-            work.state, _state(layer, g, t, parent), work.grad_state, _grad_state(layer, g, parent),
-            work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
-            t, constants, 0, work.slopes, slope, work.betas, 2 * j * LANES,
-        )  # fmt: skip
-        _vectors.form(layer, child, j, constants, 0, r, 0)
+        if t < layer.passes - 1:
+            _fit_backward(layer, g, t, parent, work, constants, 0)
+            _vectors.form(layer, child, j, constants, 0, factors, grad + parent * children * LANES)
         for k in range(layer.runs):
-            n, place, own = parent * layer.runs + k, (child + k * layer.step) * LANES, k * row
-            at = n * row
-            if t == 0:
-                for i in range(k * layer.across, (k + 1) * layer.across):
-                    start = parent // layer.parents * children + i
-                    vectors.scale(layer.start, start, r, i * LANES, r, i * LANES, 1)
-                work.grad_activation[place : place + row] += r[own : own + row]
-                continue
-            vectors.accumulate_products(r, own, factors, share + at, work.grad_activation, place, layer.across)
-            vectors.multiply(r, own, layer.activation, place, factors, grad + at, layer.across)
+            n, place = parent * layer.runs + k, (child + k * layer.step) * LANES
+            at, slot = n * row, _slot(layer, n)
+            vectors.accumulate_products(
+                factors, grad + at, factors, share + at, work.grad_activation, place, layer.across
+            )
+            vectors.multiply(factors, grad + at, layer.activation, place, factors, grad + at, layer.across)
             if work.grad_kept.size and t == layer.passes - 1:
                 kept = g * _links(layer) + at
                 factors[grad + at : grad + at + row] += work.grad_kept[kept : kept + row]
-            slot = _slot(layer, n)
             vectors.accumulate_products(factors, grad + at, factors, share + at, work.slots, slot, layer.across)
 
 
@@ -173,8 +195,8 @@ def _maximise_backward(layer, g, t, first, last, work):
 def _expect_backward(layer, g, t, first, last, work):
     """From dL/dR to dL/dlog R, in place, and to the gradient of the state before."""
     row, terms = layer.across * LANES, 2 * layer.passes - 1
-    factors, share, grad = work.factors, _share(layer, t), _share(layer, t) + _links(layer)
-    sums = np.empty((2 * layer.dim + 1) * LANES, factors.dtype)
+    factors, share, grad = work.factors, _share(layer, t), _grad_share(layer, t)
+    sums = vectors.scratch((2 * layer.dim + 1) * LANES, factors.dtype)
     for parent in range(first * layer.parents, last * layer.parents):
         for n in range(parent * layer.runs, (parent + 1) * layer.runs):
             at = n * row
@@ -190,23 +212,31 @@ def _expect_backward(layer, g, t, first, last, work):
 
 
 @inlined
-def _spread_all(layer, g, work, grad_pose, wide_weight, wide_shift):
-    """Gradients of poses, weights and shifts from dL/dV, which is made link by link."""
-    terms = 2 * layer.passes - 1
-    row, factors = layer.runs * layer.across * LANES, work.factors
-    own = np.empty(terms * row, factors.dtype)
+def _spread_all(layer, g, work, grad_pose, grad_weight, grad_shift):
+    """Gradients of poses, weights, shifts and, by the first R, of activations; dL/dV is made link by link."""
+    terms, children = 2 * layer.passes - 1, layer.runs * layer.across
+    row, factors = children * LANES, work.factors
+    own, first = vectors.scratch(terms * row, factors.dtype), vectors.scratch(row, factors.dtype)
+    constants = vectors.scratch((3 * layer.dim + 1) * LANES, factors.dtype)
     for parent in range(layer.windows * layer.parents):
+        child, start = _children(layer, g, parent), parent // layer.parents * children
         _responsibility(layer, g, 0, parent, factors, 0, own, 0)
         for t in range(1, layer.passes):
-            share, to = _share(layer, t), 2 * t * row
-            _responsibility(layer, g, t, parent, factors, share, own, to - row)
-            grad = share + _links(layer) + parent * row
+            to, grad = 2 * t * row, _grad_share(layer, t) + parent * row
+            _responsibility(layer, g, t, parent, factors, _share(layer, t), own, to - row)
             own[to : to + row] = factors[grad : grad + row]
+        _fit_backward(layer, g, 0, parent, work, constants, 0)
+        _vectors.form(layer, child, parent % layer.parents, constants, 0, first, 0)
         _vectors.spread(
-            layer, _children(layer, g, parent), parent % layer.parents, terms, own, 0, work.slopes,
-            parent * terms * 2 * layer.dim * LANES, work.state,
-            _state(layer, g, -1, parent), grad_pose, 0, wide_weight, 0, wide_shift, 0,
+            layer, child, parent % layer.parents, terms, own, 0, work.slopes,
+            parent * terms * 2 * layer.dim * LANES, work.state, _state(layer, g, -1, parent),
+            grad_pose, 0, grad_weight, 0, grad_shift, 0,
         )  # fmt: skip
+        for k in range(layer.runs):
+            place, to = (child + k * layer.step) * LANES, k * layer.across * LANES
+            for i in range(k * layer.across, (k + 1) * layer.across):
+                vectors.scale(layer.start, start + i, first, i * LANES, first, i * LANES, 1)
+            work.grad_activation[place : place + layer.across * LANES] += first[to : to + layer.across * LANES]
 
 
 @inlined
@@ -244,8 +274,14 @@ def _links(layer):
 
 @compiled
 def _share(layer, t):
-    """Where R of pass t lies among `factors`; its gradient follows."""
-    return (2 * t - 2) * _links(layer)
+    """Where R of pass t lies among `factors`."""
+    return (t - 1) * _links(layer)
+
+
+@compiled
+def _grad_share(layer, t):
+    """Where dL/dlog R of pass t lies among `factors`: that of the last pass first, behind all R."""
+    return (2 * layer.passes - 2 - t) * _links(layer)
 
 
 @compiled
@@ -258,17 +294,6 @@ def _state(layer, g, t, parent):
 @compiled
 def _grad_state(layer, g, parent):
     return (g * layer.windows * layer.parents + parent) * (2 * layer.dim + 1) * LANES
-
-
-@compiled
-def _sum_lanes(wide, out, g):
-    """out[g] = sums over the lanes of `wide`."""
-    count = wide.size // LANES
-    for n in range(count):
-        total = wide[n * LANES]
-        for lane in range(1, LANES):
-            total += wide[n * LANES + lane]
-        out[g * count + n] = total
 
 
 keep_compiled((forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, vectors))))

@@ -7,10 +7,11 @@ H numbers of h. A vector or matrix "of the child" is the n-th from the position 
 """
 
 # mypy: allow-untyped-defs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
+from torchcaps.kernels.simd.lanes import LANES
 from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
 # Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
@@ -68,6 +69,14 @@ class _Votes(Code):
             votes.append(sum(terms, total))
         return votes
 
+    def add_sums(self, vectors: list[Value], to: Vectors, n: Value) -> None:
+        """Add the sum over the lanes of each vector to the numbers of the child."""
+        start, none = (self.first + n) * len(vectors), Value(self, self.constant(self.vector, 0.0))
+        for k in range(0, len(vectors), LANES):
+            some = vectors[k : k + LANES]
+            place = to.from_number(start + k)
+            place[0] += self.lane_sums(some + [none] * (LANES - len(some)))
+
 
 def _of_votes(write: Any) -> Any:
     """An operation on the votes for a parent, j, of a window's children, the first of which is `child`."""
@@ -84,11 +93,30 @@ def form(code: _Votes, factors: Vectors, out: Vectors) -> None:
         matrix, total = code.matrix(n), factors[3 * code.dim]
         for p in range(code.rows):
             row = [code.pose[place] for place in code.places(at, p, code.inner)]
-            centre, first, second = (code.constants(factors.after(k * code.dim), p) for k in range(3))
-            for q, v in enumerate(code.vote(matrix, row, n, p)):
-                d = v - centre[q]
-                total = (second[q] * d + first[q]) * d + total
+            known = (code.constants(factors.after(k * code.dim), p) for k in range(3))
+            total = _quadratic(total, code.vote(matrix, row, n, p), *known)
         out[n] = total
+
+
+@_of_votes
+def forms(code: _Votes, sets: Value, factors: Vectors, out: Vectors, step: Value) -> None:
+    """`form` for several sets of factors, one after the other; out of a set is `step` vectors from the last one."""
+    for n, at in code.children():
+        matrix, votes = code.matrix(n), list[Value]()
+        for p in range(code.rows):
+            votes += code.vote(matrix, [code.pose[place] for place in code.places(at, p, code.inner)], n, p)
+        with code.loop(sets) as k:
+            given, hs = factors.after(k * (3 * code.dim + 1)), range(code.dim)
+            known = ((given[part * code.dim + h] for h in hs) for part in range(3))
+            out[k * step + n] = _quadratic(given[3 * code.dim], votes, *known)
+
+
+def _quadratic(total: Value, votes: list[Value], *factors: Iterable[Value]) -> Value:
+    """total + sum_h linear_h d_h + square_h d_h^2, d = V - centre."""
+    for v, centre, linear, square in zip(votes, *factors, strict=True):
+        d = v - centre
+        total = (square * d + linear) * d + total
+    return total
 
 
 @_of_votes
@@ -120,11 +148,12 @@ def spread(
 ) -> None:  # fmt: skip
     """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
 
-    factor `[t, child]`, slopes `[t, 2, H]`; gradients of weights and shifts are vectors, still to be summed over lanes.
+    factor `[t, child]`, slopes `[t, 2, H]`. Gradients of weights and shifts are numbers, summed over lanes; behind the
+    last of them LANES more are read and written.
     """
     grad_pose = grad_pose.after(code.child)
     for n, at in code.children():
-        matrix, add_weight = code.matrix(n), dict[tuple[int, int], Value]()
+        matrix, add_weight, add_shift = code.matrix(n), dict[tuple[int, int], Value](), list[Value]()
         for p in range(code.rows):
             constant, linear = ([code.variable(0.0) for _ in range(code.outer)] for _ in (0, 1))
             with code.loop(terms) as t:
@@ -135,19 +164,17 @@ def spread(
                         total[0] += f * slope
             places, centres = code.places(at, p, code.inner), code.constants(centre, p)
             row = [code.pose[place] for place in places]
-            votes = enumerate(code.vote(matrix, row, n, p))
-            grads = [linear[q][0] * (v - centres[q]) + constant[q][0] for q, v in votes]
+            votes = code.vote(matrix, row, n, p)
+            grads = [linear[q][0] * (v - centres[q]) + constant[q][0] for q, v in enumerate(votes)]
             for r, place in enumerate(places):
                 grad_pose[place] = sum((grad * matrix[r][q] for q, grad in enumerate(grads)), grad_pose[place])
                 for q, grad in enumerate(grads):
                     add = row[r] * grad
                     add_weight[r, q] = add_weight[r, q] + add if p else add
-            if code.shifted:
-                for to, grad in zip(code.places(code.first + n, p, code.outer), grads, strict=True):
-                    grad_shift[to] += grad
-        start = (code.first + n) * (code.inner * code.outer)
-        for (r, q), grad in add_weight.items():
-            grad_weight[start + (r * code.outer + q)] += grad
+            add_shift += grads
+        code.add_sums([add_weight[r, q] for r in range(code.inner) for q in range(code.outer)], grad_weight, n)
+        if code.shifted:
+            code.add_sums(add_shift, grad_shift, n)
 
 
 @operation

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -107,7 +109,11 @@ class Vectors:
 
     def after(self, count: Any) -> Vectors:
         """Those after the first of them, so many left out."""
-        return Vectors(self.code, self.array, self.first + count * LANES)
+        return self.from_number(count * LANES)
+
+    def from_number(self, n: Any) -> Vectors:
+        """Those from the n-th number on."""
+        return Vectors(self.code, self.array, self.first + n)
 
     def lone(self, n: Any = 0) -> Value:
         """The single number that is n numbers after the position, in all lanes."""
@@ -210,6 +216,14 @@ def _multiply(count: int) -> Any:
 
 # out[r] += sum_n w(r, n) x[n] for ROWS rows, or one, w(r, n) being the single number at w0 + r row + n column.
 multiply_rows, multiply_row = _multiply(ROWS), _multiply(1)
+
+
+@numba.njit(nogil=True, error_model="numpy", inline="always")
+def scratch(count, kind):
+    """An array for vectors. They begin where cache lines do: a vector across two lines takes twice as long to load."""
+    whole = np.empty(count + LANES, kind)
+    first = -whole.ctypes.data % 64 // whole.itemsize
+    return whole[first : first + count]
 
 
 @operation
