@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
 from torchcaps.kernels.numerics import roomy_factors
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
+from torchcaps.kernels.simd.lanes import BLOCK, LANES, by_lane, by_sample, flat, in_threads
 from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, unfit
 from torchcaps.types import Routed
 
@@ -56,9 +57,13 @@ class _Loops(Work):
     def __init__(self, x: Problem, backward: bool) -> None:
         weight: Any = x.weight
         pose, weight, self.units = roomy_factors(x.pose, weight)
-        self.all, self.weight, self.leaky, self.detach = pose, weight.contiguous(), x.leaky, x.detach
+        self.dim, more = weight.shape[-1], -weight.shape[-1] % BLOCK
+        self.all, self.weight = (F.pad(of, (0, more)) if more else of.contiguous() for of in (pose, weight))
+        self.leaky, self.detach = x.leaky, x.detach
         self.uniform = 1.0 / (weight.shape[1] + x.leaky)
-        self.grad_weight = torch.zeros_like(self.weight) if backward else None
+        if backward:
+            self.whole_grad = torch.zeros_like(self.weight)
+            self.grad_weight = self.whole_grad[..., : self.dim]
         self.later = (int(x.iterations > 1) if x.detach else x.terms - 1) * backward
         per_group = max(1, 2 * (x.iterations - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size())
         groups = max(torch.get_num_threads(), FACTORS_BYTES // per_group)
@@ -110,10 +115,10 @@ class _Loops(Work):
         grad_pose, groups = torch.empty_like(self.pose), len(self.pose)
         self._run(
             "gradient_pass", len(self.weight), groups, self.pose, self.weight, self.factors, self.against, grad_pose,
-            self.grad_weight,
+            self.whole_grad,
         )  # fmt: skip
         del self.factors  # before those of the next block are made
-        return by_sample(grad_pose, self.batch)
+        return by_sample(grad_pose, self.batch)[..., : self.dim]
 
     def _routed(self, reached: Tensor, sums: Tensor, coupling: Tensor) -> Tensor:
         """s of a later pass; its coupling unless that is empty."""

@@ -7,7 +7,7 @@ H numbers of h. A vector or matrix "of the child" is the n-th from the position 
 """
 
 # mypy: allow-untyped-defs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
@@ -107,11 +107,11 @@ def forms(code: _Votes, sets: Value, factors: Vectors, out: Vectors, step: Value
             votes += code.vote(matrix, [code.pose[place] for place in code.places(at, p, code.inner)], n, p)
         with code.loop(sets) as k:
             given, hs = factors.after(k * (3 * code.dim + 1)), range(code.dim)
-            known = ((given[part * code.dim + h] for h in hs) for part in range(3))
+            known = ([given[part * code.dim + h] for h in hs] for part in range(3))
             out[k * step + n] = _quadratic(given[3 * code.dim], votes, *known)
 
 
-def _quadratic(total: Value, votes: list[Value], *factors: Iterable[Value]) -> Value:
+def _quadratic(total: Value, votes: list[Value], *factors: list[Value]) -> Value:
     """total + sum_h linear_h d_h + square_h d_h^2, d = V - centre."""
     for v, centre, linear, square in zip(votes, *factors, strict=True):
         d = v - centre

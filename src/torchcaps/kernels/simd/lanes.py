@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 LANES = 16  # samples of a group: one in each lane of a vector
+BLOCK = 8  # numbers of a vector pose that stay in registers: poses are padded to a multiple of it
 # Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
 PARTS = 4
 

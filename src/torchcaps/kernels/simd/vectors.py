@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 
 from torchcaps.kernels.simd.lanes import LANES
 
-ROWS = 4  # rows that `multiply_rows` does at once: each x is loaded once for all of them
 TILE = 4  # rows and columns of `multiply_tile`: TILE x TILE sums fill a vector
 
 
@@ -201,38 +200,12 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple
     return intrinsic(known)
 
 
-def _multiply(count: int) -> Any:
-    def multiply(code: Code, w: Vectors, row: Value, column: Value, n: Value, x: Vectors, out: Vectors) -> None:
-        totals = [code.variable(out[r]) for r in range(count)]
-        with code.loop(n) as k:
-            value = x[k]
-            for r, total in enumerate(totals):
-                total[0] += w.lone(row * r + k * column) * value
-        for r, total in enumerate(totals):
-            out[r] = total[0]
-
-    return operation(multiply)
-
-
-# out[r] += sum_n w(r, n) x[n] for ROWS rows, or one, w(r, n) being the single number at w0 + r row + n column.
-multiply_rows, multiply_row = _multiply(ROWS), _multiply(1)
-
-
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def scratch(count, kind):
     """An array for vectors. They begin where cache lines do: a vector across two lines takes twice as long to load."""
     whole = np.empty(count + LANES, kind)
     first = -whole.ctypes.data % 64 // whole.itemsize
     return whole[first : first + count]
-
-
-@operation
-def dot(code: Code, a: Vectors, b: Vectors, n: Value, out: Vectors) -> None:
-    """out = sum_n a[n] b[n]."""
-    total = code.variable(0.0)
-    with code.loop(n) as k:
-        total[0] += a[k] * b[k]
-    out[0] = total[0]
 
 
 @operation
@@ -244,25 +217,12 @@ def accumulate(code: Code, factor: Vectors, a: Vectors, n: Value, out: Vectors) 
 
 
 @operation
-def accumulate_terms(
-    code: Code, factor: Vectors, f_step: Value, a: Vectors, a_step: Value, terms: Value, n: Value, out: Vectors
-) -> None:
-    """out[n] += sum_m factor[m f_step] a[m a_step + n], m < terms."""
-    with code.loop(n) as k:
-        total = code.variable(out[k])
-        with code.loop(terms) as m:
-            total[0] += factor[m * f_step] * a[m * a_step + k]
-        out[k] = total[0]
-
-
-@operation
 def multiply_tile(
-    code: Code, a: Vectors, a_row: Value, a_step: Value, rows: Value, b: Vectors, b_row: Value, b_step: Value,
-    columns: Value, n: Value, out: Vectors,
+    code: Code, a: Vectors, a_row: Value, rows: Value, b: Vectors, b_row: Value, columns: Value, n: Value, out: Vectors
 ) -> None:  # fmt: skip
     """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
 
-    a(r, n) is the vector a[r a_row + n a_step], and likewise b.
+    a(r, n) is the vector a[r a_row + n], and likewise b.
     """
     builder, totals = code.builder, [code.variable(0.0) for _ in range(TILE * TILE)]
 
@@ -274,7 +234,7 @@ def multiply_tile(
 
     a_starts, b_starts = starts(a, a_row, rows), starts(b, b_row, columns)
     with code.loop(n) as k:
-        left, right = [x[k * a_step] for x in a_starts], [x[k * b_step] for x in b_starts]
+        left, right = [x[k] for x in a_starts], [x[k] for x in b_starts]
         for index, total in enumerate(totals):
             total[0] += left[index // TILE] * right[index % TILE]
     out[0] = code.lane_sums([total[0] for total in totals])
