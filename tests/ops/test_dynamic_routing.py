@@ -19,7 +19,7 @@ OPTIONS = {"iterations": st.integers(1, 4), "leaky": st.booleans(), "detach": st
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     where=fields(), batch=st.integers(0, 4), types=st.integers(1, 4), parents=st.integers(1, 6),
-    inner=st.integers(1, 5), outer=st.integers(1, 7), bias=st.booleans(), seed=st.integers(0, 999),
+    inner=st.integers(1, 18), outer=st.integers(1, 7), bias=st.booleans(), seed=st.integers(0, 999),
     options=st.fixed_dictionaries(OPTIONS),
 )  # fmt: skip
 def test_linear_votes_of_any_field(where, batch, types, parents, inner, outer, bias, seed, options):
