@@ -24,7 +24,7 @@ from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, unfit
 from torchcaps.types import Routed
 
 # Couplings and gradients of logits of a block of samples, in bytes.
-FACTORS_BYTES = 20 << 20
+FACTORS_BYTES = 24 << 20
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
 WORTH = 1 << 16
 
