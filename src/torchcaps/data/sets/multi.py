@@ -203,12 +203,13 @@ def _make(source: ImageSet, split: str) -> PairSet:
 
 def _masked(source: ImageSet, split: str) -> MaskedSet:
     """The same pairs, each pixel of ink with the class of the brighter of the two."""
-    pairs, masks = _make(source, split), []
+    pairs = _make(source, split)
+    masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)  # parts between large blocks split up memory
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, which = pairs.singles(index).amax(dim=2).max(dim=1)
         found = 1 + pairs.labels[index].gather(1, which.flatten(1)).view_as(which)
-        masks.append((found * (ink >= INK)).to(torch.uint8))
-    return MaskedSet.of(pairs.images, torch.cat(masks), ("background", *source.classes), pairs.name)
+        masks[index] = (found * (ink >= INK)).to(torch.uint8)
+    return MaskedSet.of(pairs.images, masks, ("background", *source.classes), pairs.name)
 
 
 _TITLES = ("MultiMNIST, made from MNIST", "pairs of the package's digits", "pairs of Fashion-MNIST's articles")
