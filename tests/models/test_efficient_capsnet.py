@@ -112,7 +112,7 @@ def test_any_size(name, options):
     assert model.reconstruct(capsules).shape == images.shape
     least = model.spec.smallest
     tc.create_model(name, **options | {"img_size": least}).capsules(torch.rand(1, model.in_chans, least, least))
-    with pytest.raises(ValueError, match=f"img_size: the five convolutions need images of at least {least}x{least}"):
+    with pytest.raises(ValueError, match=f"img_size: the convolutions need images of at least {least}x{least}"):
         tc.create_model(name, **options | {"img_size": (least, least - 1)})
 
 
@@ -178,11 +178,24 @@ def test_channels_of_the_stem():
     assert model(torch.rand(3, 1, 28, 28)).shape == (3, 10)
 
 
+def test_a_stem_of_six_convolutions_with_padding():
+    stem = [[5, 2, 4, 2], [3, 1, 8, 1], [3, 1, 8, 1], [3, 2, 8, 1], [3, 1, 16, 1], [3, 1, 16]]
+    model = tc.create_model("efficient_capsnet", stem=stem, decoder=False)
+    assert model.stem(torch.rand(3, 1, 28, 28)).shape == (3, 16, 5, 5)  # 14, 14, 14, 7, 7 before
+    assert model(torch.rand(3, 1, 28, 28)).shape == (3, 10)
+    smallest = model.spec.smallest
+    assert tc.create_model("efficient_capsnet", stem=stem, decoder=False, img_size=smallest).stem(
+        torch.rand(1, 1, smallest, smallest)
+    ).shape[2:] == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("stem", "complaint"),
     [
-        ([[5, 2], [3, 1]], "stem: expected 4 convolutions, got 2"),
-        ([[5, 2], [3, 1], [3, 1], [3, 2, 12]], "stem: expected a multiple of 8 as the last channels, got 12"),
+        ([[5, 2], [3, 1]], r"stem: expected \(kernel, stride, channels, padding below half a kernel\), got \[5, 2\]"),
+        ([[3, 1, 8, 2]], r"stem: expected .*, got \[3, 1, 8, 2\]"),
+        ([[5, 2], [3, 1], [3, 1], [3, 2, 12]], "stem: expected a multiple of 8 as the last channels, got "),
+        ([], "stem: expected a multiple of 8 as the last channels, got "),
     ],
 )
 def test_a_stem_that_fits_nothing_is_refused(stem, complaint):

@@ -33,8 +33,8 @@ class EfficientCapsNet(DrawingModel):
     """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
 
     Args:
-        stem: (kernel, stride) of each of the four convolutions, which have no padding, or (kernel, stride, channels);
-            the last channels are a multiple of 8.
+        stem: (kernel, stride, channels, padding) of each convolution. Padding may be left out, as 0, and of four
+            convolutions the channels too. The last channels are a multiple of 8.
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
             whose 5x5 kernel steps over a 6x6 map in twos.
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
@@ -52,27 +52,23 @@ class EfficientCapsNet(DrawingModel):
         norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
         decoder: bool | str = True, **layer_options: Any,
     ) -> None:  # fmt: skip
-        if len(stem) != len(CHANNELS):
-            raise ValueError(f"stem: expected {len(CHANNELS)} convolutions, got {len(stem)}")
-        windows = [(kernel, stride) for kernel, stride, *_ in stem]
+        sizes = _sizes(stem)
+        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]  # as without padding
         smallest = side_before(max(LEAST, 1 + edge), windows)
-        super().__init__(in_chans, img_size, (smallest, "the five convolutions"), num_classes=num_classes)
-        channels = [sizes[2] if len(sizes) > 2 else usual for sizes, usual in zip(stem, CHANNELS, strict=True)]
-        if channels[-1] % PRIMARY_DIM:
-            raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {channels[-1]}")
+        super().__init__(in_chans, img_size, (smallest, "the convolutions"), num_classes=num_classes)
         check_range("slope", slope, low=0, high=1)
-        layers = list[nn.Module]()
-        for below, above, sizes in zip((in_chans, *channels), channels, windows, strict=False):
+        layers, below = list[nn.Module](), in_chans
+        for kernel, stride, above, padding in sizes:
             relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
             between = [relu, _norm(norm, above, epsilon, momentum)]
-            conv = nn.Conv2d(below, above, *sizes)
-            std = (2 / (below * sizes[0] ** 2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
+            conv = nn.Conv2d(below, above, kernel, stride, padding)
+            std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            layers += [conv, *(reversed(between) if norm_first else between)]
+            layers, below = [*layers, conv, *(reversed(between) if norm_first else between)], above
         self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
-        self.primary = WholeMapConv2d(channels[-1], (height, width))
-        children = channels[-1] // PRIMARY_DIM
+        self.primary = WholeMapConv2d(below, (height, width))
+        children = below // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
         layer_options = {"routing": "self_attention", "init_std": std} | layer_options
         self.class_capsules = CapsuleLinear(children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options)
@@ -89,6 +85,19 @@ class EfficientCapsNet(DrawingModel):
         features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
         primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
+
+
+def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
+    """Kernel, stride, channels and padding of each convolution."""
+    usual = CHANNELS if len(stem) == len(CHANNELS) else ()
+    least = 2 if usual else 3
+    for given in stem:
+        if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * (*given, 0, 0)[3] < given[0]:
+            raise ValueError(f"stem: expected (kernel, stride, channels, padding below half a kernel), got {given}")
+    sizes = [(*given, *(*usual[n : n + 1], 0)[len(given) - least :]) for n, given in enumerate(stem)]
+    if not sizes or sizes[-1][2] % PRIMARY_DIM:
+        raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}")
+    return sizes  # type: ignore[return-value]  # four numbers each
 
 
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
