@@ -89,15 +89,15 @@ class EfficientCapsNet(DrawingModel):
 
 def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
     """Kernel, stride, channels and padding of each convolution."""
-    usual = CHANNELS if len(stem) == len(CHANNELS) else ()
-    least = 2 if usual else 3
-    for given in stem:
-        if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * (*given, 0, 0)[3] < given[0]:
+    least, sizes = (2 if len(stem) == len(CHANNELS) else 3), list[tuple[int, int, int, int]]()
+    for n, given in enumerate(stem):
+        padding = given[3] if len(given) > 3 else 0
+        if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * padding < given[0]:
             raise ValueError(f"stem: expected (kernel, stride, channels, padding below half a kernel), got {given}")
-    sizes = [(*given, *(*usual[n : n + 1], 0)[len(given) - least :]) for n, given in enumerate(stem)]
+        sizes.append((given[0], given[1], given[2] if len(given) > 2 else CHANNELS[n], padding))
     if not sizes or sizes[-1][2] % PRIMARY_DIM:
         raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}")
-    return sizes  # type: ignore[return-value]  # four numbers each
+    return sizes
 
 
 def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
