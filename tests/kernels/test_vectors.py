@@ -14,7 +14,8 @@ def test_scratch_begins_where_a_cache_line_does(kind):
     def made(like, counts):
         """Place in a cache line and size of an array of each count; all of them live at once."""
         arrays = [vectors.scratch(count, like.dtype) for count in counts]
-        for n, array in enumerate(arrays):
+        for n in range(len(counts)):
+            array = arrays[n]
             array[:] = n
         return [(array.ctypes.data % 64, array.size, array.min(), array.max()) for array in arrays]
 
