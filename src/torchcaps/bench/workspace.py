@@ -15,7 +15,7 @@ from torchcaps.bench.timing import MIB
 
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; dynamic.numba.FACTORS_BYTES and LANES;
 # conv2d.frequency.BLOCK_BYTES and MOST_WINDOWS.
-VOTES_BYTES, FACTORS_BYTES, LANES = 3 << 20, 20 << 20, 16
+VOTES_BYTES, FACTORS_BYTES, LANES = 3 << 20, 24 << 20, 16
 POINTS_BYTES, MOST_WINDOWS = 10 << 20, 256
 
 # Bytes from which glibc always maps a block of its own; smaller ones lie on the heap, which does not shrink.
