@@ -30,7 +30,9 @@ UNTRUNCATED = 0.87962566  # the standard deviation of normal numbers that are cu
 
 
 class EfficientCapsNet(DrawingModel):
-    """Four convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
+    """Convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
+
+    ValueError for a stem that no image or no capsules fit, and for other values out of range.
 
     Args:
         stem: (kernel, stride, channels, padding) of each convolution. Padding may be left out, as 0, and of four
@@ -64,7 +66,8 @@ class EfficientCapsNet(DrawingModel):
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            layers, below = [*layers, conv, *(reversed(between) if norm_first else between)], above
+            layers += [conv, *(reversed(between) if norm_first else between)]
+            below = above
         self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(below, (height, width))

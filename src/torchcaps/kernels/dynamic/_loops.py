@@ -35,7 +35,7 @@ def uniform_pass(first, last, sizes, pose, weight, sums):
             part[:] = 0
             for i in range(chunk, min(chunk + CHUNK, children)):
                 child = (g * children + i) * in_dim * LANES
-                _vectors.add_votes(weight, i * rows * in_dim, in_dim, pose, child, in_dim // BLOCK, rows, part, 0)
+                _vectors.add_votes(weight, i * rows * in_dim, pose, child, in_dim // BLOCK, rows, part, 0)
             sums[g * per_group : (g + 1) * per_group] += part
 
 
@@ -54,8 +54,8 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
                 child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
                 for j in range(parents):
                     _vectors.vote(
-                        weight, (i * parents + j) * matrix, in_dim, pose, child, in_dim // BLOCK, dim,
-                        votes, j * row, reached, g * per_group + j * row, c, j * LANES,
+                        weight, (i * parents + j) * matrix, pose, child, in_dim // BLOCK, dim, votes, j * row,
+                        reached, g * per_group + j * row, c, j * LANES,
                     )  # fmt: skip
                 _couple(parents, leaky, c)
                 for j in range(parents):
@@ -66,10 +66,14 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
 
 
 @compiled
-def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad_c, factors, grad_reached):
-    """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty."""
+def backward_pass(first, last, sizes, leaky, pose, weight, against, grad_c, factors, grad_reached):
+    """Coupling, then gradient of the logits, both `[g, i, j, lane]`, and that of `reached`; grad_c may be empty.
+
+    against: grad_s, then reached.
+    """
     children, parents, dim, in_dim = sizes
     per_group, row, matrix, logits = parents * dim * LANES, dim * LANES, dim * in_dim, factors.size // 2
+    reached = against.size // 2
     votes, c = vectors.scratch(per_group, weight.dtype), vectors.scratch((parents + leaky) * LANES, weight.dtype)
     part = vectors.scratch(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
@@ -82,8 +86,8 @@ def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad
                 for j in range(parents):
                     at = g * per_group + j * row
                     _vectors.vote_twice(
-                        weight, (i * parents + j) * matrix, in_dim, pose, child, in_dim // BLOCK, dim,
-                        votes, j * row, reached, at, c, j * LANES, grad_s, at, factors, grads + j * LANES,
+                        weight, (i * parents + j) * matrix, pose, child, in_dim // BLOCK, dim, votes, j * row,
+                        against, reached + at, c, j * LANES, against, at, factors, grads + j * LANES,
                     )  # fmt: skip
                 _couple(parents, leaky, c)
                 factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
@@ -97,10 +101,10 @@ def backward_pass(first, last, sizes, leaky, pose, weight, reached, grad_s, grad
 
 @compiled
 def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, grad_pose, grad_weight):
-    """From dL/du_ij = sum_n factors_n against_n to the gradients of poses and, added to what is there, of weights.
+    """From dL/du_ij = against_0 + sum_n factors_n against_n to gradients of poses and, added to what is there, weights.
 
-    For the children from `first` to before `last`. factors `[n, g, i, j, lane]`, but the first of them is one vector
-    for all; against `[n, g, j, d, lane]`.
+    For the children from `first` to before `last`. factors `[n, g, i, j, lane]`, n from 1, and against
+    `[n, g, j, d, lane]`.
     """
     children, parents, dim, in_dim = sizes
     rows, each = parents * dim, in_dim * LANES
@@ -122,22 +126,20 @@ def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, gr
 def _spread(g, i, block, sizes, groups, factors, against, weight, u, grad_pose):
     """dL/du of one child and group, and from it the gradient of a block of its pose."""
     children, parents, dim, in_dim = sizes
-    pairs, step = groups * children * parents, groups * parents * dim
-    terms, whole, side = against.size // (step * LANES) - 1, dim // _vectors.ROWS, _vectors.ROWS
+    pairs, step, rows = groups * children * parents, groups * parents * dim, _vectors.ROWS
+    steps, terms, whole = (in_dim, pairs, step, groups), against.size // (step * LANES) - 1, dim // rows
     grad = ((g * children + i) * in_dim + block) * LANES
     for j in range(parents):
-        factor = LANES + ((g * children + i) * parents + j) * LANES
-        row, matrix = j * dim, (i * parents + j) * dim * in_dim + block
-        at, to = (g * parents * dim + row) * LANES, (row * groups + g) * LANES
+        factor, row = ((g * children + i) * parents + j) * LANES, j * dim
+        matrix, at, to = (i * parents + j) * dim * in_dim + block, (g * parents * dim + row) * LANES, row * groups + g
         _vectors.spread_rows(
-            weight, matrix, in_dim, whole, factors, 0, factors, factor, pairs, terms,
-            against, at, step, u, to, groups, grad_pose, grad,
-        )  # fmt: skip
-        done = whole * side
+            whole, steps, terms, weight, matrix, factors, factor, against, at, u, to * LANES, grad_pose, grad
+        )
+        done = whole * rows
+        matrix, at, to = matrix + done * in_dim, at + done * LANES, to + done * groups
         _vectors.spread_row(
-            weight, matrix + done * in_dim, in_dim, dim - done, factors, 0, factors, factor, pairs, terms,
-            against, at + done * LANES, step, u, to + done * groups * LANES, groups, grad_pose, grad,
-        )  # fmt: skip
+            dim - done, steps, terms, weight, matrix, factors, factor, against, at, u, to * LANES, grad_pose, grad
+        )
 
 
 @compiled

@@ -49,8 +49,8 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
 class _Loops(Work):
     """A block of samples before the compiled loops: all of them, or in the backward pass as many as FACTORS_BYTES hold.
 
-    dL/du is a sum of products of factors and vectors. Factors: one vector of LANES for the first pass, then c and dL/db
-    `[g, i, j, LANES]` of each later pass, last first (with `detach` c of the last alone); vectors
+    dL/du is dL/ds of the first pass, times its coupling, and a sum of products of factors and vectors. Factors: c and
+    dL/db `[g, i, j, LANES]` of each later pass, last first (with `detach` c of the last alone); vectors
     `[n, g, j, d, LANES]`: dL/ds, then the sum of earlier parents.
     """
 
@@ -75,8 +75,7 @@ class _Loops(Work):
             self.kept, self.used = self.weight.new_empty(0), 0
             if self.grad_weight is not None:
                 self.pairs = math.prod((len(self.pose), *self.weight.shape[:2], LANES))
-                self.factors = self.weight.new_empty(LANES + self.later * self.pairs)
-                self.factors[:LANES] = self.uniform
+                self.factors = self.weight.new_empty(self.later * self.pairs)
                 self.against = self.weight.new_zeros((1 + self.later, *self._parents().shape))
             yield block
 
@@ -96,10 +95,10 @@ class _Loops(Work):
 
     def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
         if reached is None:
-            self.against[0] = by_lane(grad_s)
+            self.against[0] = by_lane(grad_s * self.uniform)
             return None
         n, each = 1 + self.used, 1 if self.detach else 2
-        place = self.factors[LANES + self.used * self.pairs :][: each * self.pairs]
+        place = self.factors[self.used * self.pairs :][: each * self.pairs]
         self.used += each
         self.against[n], grad_reached = by_lane(grad_s), self._parents()
         if self.detach:
@@ -107,7 +106,7 @@ class _Loops(Work):
             return None
         self.against[n + 1] = by_lane(reached)
         outer = place.new_empty(0) if grad_coupling is None else by_lane(grad_coupling)
-        arrays = (self.pose, self.weight, self.against[n + 1], self.against[n], outer, place, grad_reached)
+        arrays = (self.pose, self.weight, self.against[n : n + 2], outer, place, grad_reached)
         self._run("backward_pass", len(self.pose), int(self.leaky), *arrays)
         return by_sample(grad_reached, self.batch)
 

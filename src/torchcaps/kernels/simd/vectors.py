@@ -133,8 +133,12 @@ class Code:
         self.values: list[Any] = []
         given = iter(zip(signature.args, values, strict=True))
         for kind, value in given:
-            vectors = isinstance(kind, types.Array)
-            self.values.append(self.vectors(kind, value, next(given)[1]) if vectors else Value(self, value))
+            if isinstance(kind, types.Array):
+                self.values.append(self.vectors(kind, value, next(given)[1]))
+            elif isinstance(kind, types.BaseTuple):
+                self.values.append([Value(self, builder.extract_value(value, n)) for n in range(len(kind))])
+            else:
+                self.values.append(Value(self, value))
 
     def vectors(self, kind: Any, array: Any, first: Any) -> Vectors:
         """Those of numba's array from a position on."""
@@ -179,7 +183,8 @@ class Code:
 def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple[str, ...] = ()) -> Any:
     """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
-    It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position;
+    It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position, a
+    list of numbers in the place of a tuple;
     arguments named in `before` come first, and are taken by the code itself.
     """
 
