@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     whole = load_dataset(record["data"], "train", root=given.root)
     if given.search:
         order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
-        images, tested = whole.subset(order[5000:].tolist()), whole.subset(order[:5000].tolist())
+        images, tested = whole.subset(order[10000:].tolist()), whole.subset(order[:10000].tolist())
     else:
         images, tested = whole, load_dataset(record["data"], "test", root=given.root)
     log, runs = FOLDER / f"{given.name}.json", []

@@ -104,6 +104,12 @@ def in_blocks(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tens
     return by_samples(route, votes, *others)
 
 
+def fastest(op: str, votes: Votes, impl: Impl = "auto") -> Callable[..., Routed] | None:
+    """The fast path of a routing for these votes, None for the reference; errors as of `choose`."""
+    path, _ = _choose(op, (votes,), impl)
+    return path and path.run
+
+
 def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str, str]:
     """Name of the implementation of `op` that would run on these operands, and the reason in words.
 

@@ -209,6 +209,24 @@ class GivenVotes(Votes):
         return self.given
 
 
+class MapVotes(Votes):
+    """Votes that are stored as maps: sums over children and over dimensions run along rows of a map."""
+
+    @abstractmethod
+    def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
+        """Every vote, stored; in full precision."""
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        coefficients = coefficients.movedim((1, 2), (-2, -1))
+        return (coefficients.unsqueeze(3) * self.maps()).sum(dim=1).movedim((-2, -1), (1, 2))
+
+    def agreement(self, pose: Tensor) -> Tensor:
+        return (pose.movedim((1, 2), (-2, -1)).unsqueeze(1) * self.maps()).sum(dim=3).movedim((-2, -1), (1, 2))
+
+    def _made(self) -> Tensor:
+        return self.maps().permute(0, 4, 5, 1, 2, 3)
+
+
 class ProductVotes(Votes):
     """Products of poses, as matrices, and matrices of weights: `V_ij = M_i W_ij + shift_ij`.
 

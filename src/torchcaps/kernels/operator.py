@@ -88,7 +88,8 @@ def _differentiable(forward: Any, backward: Any, tensors: int, graded: int) -> N
         ctx.settings = inputs[tensors:]
 
     def pass_on(ctx: Any, *grads: Tensor) -> Any:
-        given, kept = ctx.saved_tensors[:tensors], list(ctx.saved_tensors[tensors:])
+        saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
+        given, kept = saved[:tensors], list(saved[tensors:])
         wanted = list(ctx.needs_input_grad[:tensors])
         found = backward(*given, *ctx.settings, kept, list(grads[:graded]), wanted)
         return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(None for _ in ctx.settings)

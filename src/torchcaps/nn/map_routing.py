@@ -19,7 +19,7 @@ from torchcaps.errors import check_range
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Convention, Everything, Field
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import checked
@@ -38,16 +38,20 @@ class MapRouting(Router):
     Args:
         iterations: from 1 to 100; the paper uses 3.
         local: squash each parent by itself, in every field.
+        impl: of local routing, "auto", "reference" or "numba"; see `torchcaps.ops`.
     """
 
-    def __init__(self, iterations: int = 3, *, local: bool = False) -> None:
+    def __init__(self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto") -> None:
         super().__init__()
-        self.iterations, self.local = check_iterations(iterations), local
+        self.iterations, self.local, self.impl = check_iterations(iterations), local, impl
+        self.operators = ("map_routing",) if local else ()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         return Routed(*ops.in_blocks(self._routed, votes))
 
     def _routed(self, votes: Votes) -> Routed:
+        if self.local and (run := ops.fastest("map_routing", votes, self.impl)):
+            return run(votes, iterations=self.passes)
         bias, k = votes.bias, votes.share()
         b = torch.zeros_like(k)
         for left in reversed(range(self.passes)):
@@ -137,12 +141,8 @@ class KernelVotes(nn.Module):
         return _Convolved(children, field, self)
 
 
-class _Convolved(Votes):
-    """`[batch, rows, columns, types, parents, dim]`, by one convolution in which the types are samples.
-
-    They are kept `[batch, types, parents, dim, rows, columns]`: sums over types and over dimensions then run along rows
-    of a map.
-    """
+class _Convolved(MapVotes):
+    """`[batch, rows, columns, types, parents, dim]`, by one convolution in which the types are samples."""
 
     def __init__(self, children: Capsules, field: Field, of: KernelVotes) -> None:
         super().__init__(children, field, of.sizes.parents, of.sizes.dim, of.bias)
@@ -158,14 +158,7 @@ class _Convolved(Votes):
         self.bias_seen = True
         return partial(_Convolved, field=self.field, of=self.of)
 
-    def weighted(self, coefficients: Tensor) -> Tensor:
-        return _last((_first(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
-
-    def agreement(self, pose: Tensor) -> Tensor:
-        return _last((_first(pose).unsqueeze(1) * self.maps()).sum(dim=3))
-
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
-        """Every vote, stored; in full precision."""
         if self._maps is None:
             given = bounded(_first(self.pose).to(self.of.weight.dtype), FACTOR)  # [batch, i, in_dim, *space]
             with self._casting():
@@ -173,9 +166,6 @@ class _Convolved(Votes):
             votes = votes.view(*given.shape[:2], self.parents, self.dim, *votes.shape[2:])
             self._maps = bounded(votes, FACTOR) if self.bound else votes
         return self._maps
-
-    def _made(self) -> Float[Tensor, "batch rows columns i j d"]:
-        return self.maps().permute(0, 4, 5, 1, 2, 3)
 
 
 class KernelCaps(RoutedLayer):

@@ -57,6 +57,12 @@ class Value:
         """The larger of two; NaN stays, that of `other` does not come in."""
         return self.below(other, other, self)
 
+    def sqrt(self) -> Value:
+        """The square root."""
+        b, kind = self.code.builder, self.made.type
+        signature, name = ir.FunctionType(kind, [kind]), f"llvm.sqrt.v{LANES}f{self.code.bits}"
+        return Value(self.code, b.call(cgutils.get_or_insert_function(b.module, signature, name), [self.made]))
+
     def exp(self) -> Value:
         """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
         single, b, whole = self.code.bits == 32, self.code.builder, self.code.whole

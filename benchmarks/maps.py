@@ -1,0 +1,62 @@
+"""A training step of SegCaps and its parts: routing on maps in compiled loops, and in torch operations.
+
+    python -m benchmarks.maps [--side 32] [--dim 4] [--batch 16] [--repeats 9] [--threads 2]
+
+The two take turns in one process. The result goes to benchmarks/results/maps.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import torchcaps
+from torchcaps.bench.timing import alternate, cells, machine, spread
+from torchcaps.training import keep_memory
+
+RESULT = Path(__file__).parent / "results" / "maps.json"
+IMPLS = ("numba", "reference")
+
+
+def step(model: torch.nn.Module, images: torch.Tensor) -> None:
+    """Forward under bfloat16 autocast, and back."""
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(images)
+    outputs.float().square().mean().backward()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default, about in (
+        ("side", 32, "of an image"), ("dim", 4, "of the smallest capsules; 16 is published"),
+        ("batch", 16, "images in a step"), ("repeats", 9, "steps of each that are timed"), ("threads", 2, "of torch"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default, help=about)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    keep_memory()
+    torch.manual_seed(0)
+    images, work = torch.rand(chosen.batch, 1, chosen.side, chosen.side), {}
+    for impl in IMPLS:
+        size = (chosen.side, chosen.side)
+        model = torchcaps.create_model("segcaps", num_classes=4, in_chans=1, img_size=size, dim=chosen.dim)
+        torchcaps.set_impl(model, impl)
+        work[impl] = lambda model=model: step(model, images)
+    rows = []
+    for impl, times in alternate(work, chosen.repeats).items():
+        found = spread("ms", times)
+        rows.append({"impl": impl, **found, "img/s": 1e3 * chosen.batch / found["ms"]})
+    for line in cells(rows):
+        print("".join(f"{cell:>12}" for cell in line))
+    report = {"machine": machine(), "settings": vars(chosen), "rows": rows}
+    RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

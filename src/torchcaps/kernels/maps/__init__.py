@@ -1,0 +1,1 @@
+"""Routing by agreement of maps of votes, as convolutions make them."""

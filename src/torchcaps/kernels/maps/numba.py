@@ -1,0 +1,112 @@
+"""Routing by agreement on maps in compiled loops: all passes, and the way back, while votes lie in a core's cache.
+
+What a convolution has made is read once, position by position beside each other in the lanes of vector registers (see
+`_loops.py`, which needs numba and is imported at the first call); on the way back the passes are made anew. Letters:
+b batch, i children, j parents, d dimensions, p positions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.functional.bounds import FACTOR, limit
+from torchcaps.functional.squash import full_precision
+from torchcaps.functional.votes import MapVotes, Votes
+from torchcaps.kernels.numerics import within
+from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.simd.lanes import LANES, flat, in_threads
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, watched
+from torchcaps.types import Routed
+
+# Votes below which compiled loops gain less than the seconds that compiling them takes.
+WORTH = 1 << 16
+
+
+class Problem(NamedTuple):
+    """Operands of the operator. Outcomes: v `[b, j, d, p]`, length `[b, j, p]`, coupling `[b, i, j, p]`, or empty."""
+
+    votes: Tensor  # [b, i, j, d, p]
+    bias: Tensor | None  # [j, d]
+    iterations: int
+    want_coupling: bool
+
+
+def supports(votes: Votes) -> Support:
+    """Whether the compiled loops can take these votes."""
+    if not isinstance(votes, MapVotes):
+        return Support(False, "the votes are no maps")
+    reason = NO_NUMBA if not HAS_NUMBA else watched(votes)
+    if reason is None and not votes.field.local:
+        reason = "parents at different positions compete"
+    reason = reason or elsewhere({"pose": votes.children.pose, "bias": votes.bias}, torch.device("cpu"))
+    if reason is not None:
+        return Support(False, reason)
+    each = votes.count * votes.parents * votes.dim
+    if len(votes.children.pose) * math.prod(votes.field.positions) * each < WORTH:
+        return Support(True, f"fewer than {WORTH} votes do not pay for compiling loops", worth_it=False)
+    return Support(True, "compiled loops: votes are read once for all iterations")
+
+
+@fast_path("map_routing", "numba", supports, rank=10)
+def run(votes: MapVotes, *, iterations: int) -> Routed:
+    """Routing by agreement in which the parents of each position compete, and are squashed one by one."""
+    votes.bound = False  # see `_whole`
+    maps = votes.maps()
+    bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
+    v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, votes.wanted))
+    return Routed(_last(v, maps), _last(length, maps), _last(coupling, maps) if votes.wanted else None)
+
+
+def _last(x: Tensor, maps: Tensor) -> Tensor:
+    """`[batch, ..., p]` -> `[batch, rows, columns, ...]`, a view."""
+    return x.unflatten(-1, maps.shape[4:]).movedim((-2, -1), (1, 2))
+
+
+def _shapes(x: Problem) -> tuple[Tensor, ...]:
+    b, i, j, d, p = x.votes.shape
+    sizes = (b, j, d, p), (b, j, p), (b, i, j, p) if x.want_coupling else (0,)
+    return tuple(x.votes.new_empty(size) for size in sizes)
+
+
+def _forward(x: Problem) -> tuple[Tensor, ...]:
+    p, x = x.votes.shape[-1], _whole(x)
+    found = _shapes(x)
+    _run("forward_pass", x, *found)
+    return tuple(of[..., :p].contiguous() for of in found)
+
+
+def _backward(x: Problem, _: Sequence[Tensor], grads: Sequence[Tensor], __: Sequence[bool]) -> Sequence[Tensor | None]:
+    p, x = x.votes.shape[-1], _whole(x)
+    grad_votes = x.votes.new_empty(x.votes.shape)
+    groups, (j, d) = len(x.votes) * x.votes.shape[-1] // LANES, x.votes.shape[2:4]
+    grad_bias = x.votes.new_empty(groups, j, d, LANES)
+    _run("backward_pass", x, *map(_padded, grads), grad_votes, grad_bias)
+    return grad_votes[..., :p], None if x.bias is None else grad_bias.sum(dim=(0, 3))
+
+
+_routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _shapes))
+
+
+def _whole(x: Problem) -> Problem:
+    """The same with whole groups of positions, and so bounded that squares of votes stay finite."""
+    return x._replace(votes=_padded(within(x.votes, limit(x.votes.dtype, FACTOR))))
+
+
+def _padded(x: Tensor) -> Tensor:
+    more = -x.shape[-1] % LANES
+    return F.pad(x, (0, more)) if more else x
+
+
+def _run(name: str, x: Problem, *arguments: Tensor) -> None:
+    """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
+    from torchcaps.kernels.maps import _loops  # numba takes half a second to import
+
+    b, *sizes = x.votes.shape
+    bias = x.votes.new_empty(0) if x.bias is None else x.bias
+    given = map(flat, (x.votes, bias, *arguments))
+    in_threads(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)

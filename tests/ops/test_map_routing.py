@@ -1,0 +1,155 @@
+"""Routing on maps of votes: compiled loops against the reference, in value and in every gradient."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchcaps import create_model, ops
+from torchcaps.functional import GivenVotes, dynamic_routing
+from torchcaps.functional.fields import Everything
+from torchcaps.functional.votes import MapVotes
+from torchcaps.kernels.maps import numba as loops
+from torchcaps.kernels.support import HAS_NUMBA
+from torchcaps.nn import MapRouting, RoutedLayer, set_impl
+from torchcaps.nn.map_routing import KernelCaps, KernelVotes, apart, together
+from torchcaps.testing import random_votes, seeded
+from torchcaps.testing.compare import assert_close
+from torchcaps.types import Capsules, LayerSizes
+
+pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch):
+    monkeypatch.setattr(loops, "WORTH", 0)
+
+
+class Maps(MapVotes):
+    """Given maps `[batch, i, j, d, rows, columns]`."""
+
+    def __init__(self, given, bias):
+        batch, children, parents, dim, *space = given.shape
+        lead = (batch, *space, children)
+        poses = Capsules(given.new_zeros(*lead, 1), given.new_ones(lead))
+        super().__init__(poses, Everything(positions=tuple(space)), parents, dim, bias)
+        self.given = given
+
+    def maps(self):
+        return self.given
+
+
+def maps_of(sizes, space, seed=0, dtype=torch.float64, scale=1.0):
+    return scale * random_votes(*sizes, space=space, generator=seeded(seed), dtype=dtype).permute(0, 3, 4, 5, 1, 2)
+
+
+def random_numbers(shape, seed):
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def results(maps, biased, fast, through=(0, 1, 2), iterations=3):
+    """Pose, activation, coupling, and the gradients of the maps and the bias."""
+    maps = maps.detach().requires_grad_()
+    bias = random_numbers(maps.shape[2:4], 9).to(maps).requires_grad_()
+    added = bias if biased else None
+    if fast:
+        routed = loops.run(Maps(maps, added), iterations=iterations)
+    else:
+        routed = dynamic_routing(GivenVotes(maps.permute(0, 4, 5, 1, 2, 3), bias=added), iterations)
+    sum((routed[n] * random_numbers(routed[n].shape, n).to(maps)).sum() for n in through).backward()
+    return [*routed[:3], maps.grad, bias.grad if biased else maps.grad]
+
+
+def compare(maps, biased=True, tolerance=1e-9, **how):
+    for found, expected in zip(results(maps, biased, True, **how), results(maps, biased, False, **how), strict=True):
+        assert_close("map routing", found, expected, tolerance, floor=1e-9)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    sizes=st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 7), st.integers(1, 17)),
+    space=st.tuples(st.integers(1, 7), st.integers(1, 7)), biased=st.booleans(), seed=st.integers(0, 999),
+    iterations=st.integers(1, 4),
+)  # fmt: skip
+def test_equals_the_reference(sizes, space, biased, seed, iterations):
+    compare(maps_of(sizes, space, seed), biased, iterations=iterations)
+
+
+def test_float32():
+    compare(maps_of((3, 8, 8, 16), (8, 9), dtype=torch.float32), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("through", [0, 1, 2])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_gradient_through_each_output(through, iterations):
+    compare(maps_of((2, 3, 4, 5), (3, 4)), through=(through, *([0] if (through, iterations) == (2, 1) else [])),
+            iterations=iterations)  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-8, 1e4])
+def test_votes_of_any_size(scale):
+    compare(maps_of((2, 3, 4, 5), (3, 4), scale=scale), tolerance=1e-7)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 1e10, 1e38])
+def test_nothing_is_infinite(scale):
+    for x in results(maps_of((2, 3, 4, 5), (3, 4), dtype=torch.float32, scale=scale), True, True):
+        assert x.isfinite().all()
+
+
+def test_threads_change_no_bit():
+    maps, before = maps_of((3, 4, 3, 5), (5, 6), dtype=torch.float32), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(results(maps, True, True))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_who_takes_them():
+    layer = RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(local=True), apart)
+    votes = layer.ask(torch.randn(2, 4, 4, 3, 2, generator=seeded()))
+    assert ops.choose("map_routing", votes) == ("numba", "compiled loops: votes are read once for all iterations")
+    votes.trace = []
+    assert ops.choose("map_routing", votes) == ("reference", "numba: the couplings of every iteration are asked for")
+    assert ops.choose("map_routing", random_votes(2, 3, 4, 5)) == ("reference", "numba: the votes are no maps")
+    layer.field, x = together, torch.randn(2, 4, 4, 3, 2, generator=seeded())
+    assert "parents at different positions compete" in ops.choose("map_routing", layer.ask(x))[1]
+    layer.field = apart
+    set_impl(layer, "numba")
+    found = layer(x)
+    set_impl(layer, "reference")
+    torch.testing.assert_close(found.pose, layer(x).pose)
+    with pytest.raises(ValueError, match="no layer of this RoutedLayer has an implementation 'numba'"):
+        set_impl(RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(), together), "numba")
+
+
+def test_layers_under_autocast_and_compiled(monkeypatch):
+    layer = KernelCaps(3, 4, 2, 5, kernel_size=3)
+    x = Capsules(torch.randn(2, 6, 5, 3, 4, generator=seeded()), torch.ones(2, 6, 5, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    monkeypatch.setattr(loops, "WORTH", 1 << 62)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)
+    for one, two, other in zip(found, compiled, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(two, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_network_learns_the_same(monkeypatch):
+    torch.manual_seed(0)
+    model = create_model("segcaps", num_classes=3, in_chans=1, img_size=(16, 16), dim=2)
+    x, grads = torch.rand(2, 1, 16, 16, generator=seeded()), []
+    for worth in (0, 1 << 62):
+        monkeypatch.setattr(loops, "WORTH", worth)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*grads, strict=True):
+        assert_close("gradient", one, other, 1e-4, floor=1e-7)
