@@ -24,7 +24,7 @@ GAPS = 1.1  # size of the heap over the most that lies on it at once
 TORCH = 168 * MIB  # code and tables of torch that a first training step makes resident
 RESIDENT = {  # the same of an operator's first run
     "torchcaps::dynamic_routing_numba": 103 * MIB, "torchcaps::em_routing_numba": 103 * MIB,
-    "torchcaps::conv2d_cpu": 20 * MIB,
+    "torchcaps::map_routing_numba": 103 * MIB, "torchcaps::conv2d_cpu": 20 * MIB,
 }  # fmt: skip
 
 
