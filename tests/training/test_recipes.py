@@ -53,7 +53,7 @@ def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
             side = config.data.crop or config.data.img_size or tuple(size)
             with torch.device("meta"):  # every model takes its options and sizes
                 create_model(config.model.name, in_chans=channels, img_size=side, **config.model.options)
-    config = recipe.resolve(recipe.rows[0], "small", batch_size=2)
+    config = recipe.resolve(recipe.rows_of("small")[0], "small", batch_size=2)
     config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
     if config.model.name == "capsnet":  # millions of weights take their time
         config = config.updated(model_options=config.model.options | TINY)
