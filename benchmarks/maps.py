@@ -1,4 +1,4 @@
-"""A training step of SegCaps and its parts: routing on maps in compiled loops, and in torch operations.
+"""A training step of SegCaps: routing on maps in compiled loops, and in torch operations.
 
     python -m benchmarks.maps [--side 32] [--dim 4] [--batch 16] [--repeats 9] [--threads 2]
 
@@ -16,6 +16,7 @@ import torch
 
 import torchcaps
 from torchcaps.bench.timing import alternate, cells, machine, spread
+from torchcaps.errors import check_range
 from torchcaps.training import keep_memory
 
 RESULT = Path(__file__).parent / "results" / "maps.json"
@@ -38,6 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help=about)
     chosen = parser.parse_args(arguments)
+    try:
+        for name, given in vars(chosen).items():
+            check_range(f"--{name}", given, low=1)
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(chosen.threads)
     keep_memory()
     torch.manual_seed(0)

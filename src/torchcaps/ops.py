@@ -14,7 +14,7 @@ from torchcaps.errors import UnknownNameError, check_floating, check_range, chec
 from torchcaps.functional.fields import Everything, Windows
 from torchcaps.functional.routing.em import Beta, temperatures
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import AnyVotes, Bias, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, GivenMaps, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import made_anew
@@ -138,6 +138,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
         "conv2d": (zero.expand(128, 256, 20, 20), zero.expand(256, 256, 9, 9)),
         "dynamic_routing": (votes((128, 1152, 8), (1152, 10, 8, 16), Everything()),),
         "em_routing": (votes((64, 14, 14, 32, 16), (288, 32, 4, 4), Windows(14, 14, 3, 2)),),
+        "map_routing": (GivenMaps(zero.expand(1, 8, 8, 32, 64, 64)),),
     }
     return {op: choose(op, *operands) for op, operands in typical.items()}
 

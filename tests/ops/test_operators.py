@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchcaps import ops
 from torchcaps.functional import Everything, Windows
 from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.random import random_votes
 
 from .makers import FAST, Layer, gradients, routed
@@ -173,10 +174,11 @@ def test_explain_and_survey():
     assert name == "blocked"
     assert ops.explain("dynamic_routing", votes) == f"dynamic_routing runs as {name!r} ({reason})"
     assert "asked for by name" in ops.explain("dynamic_routing", votes, impl="reference")
-    assert [*ops.survey(torch.device("cpu"))] == ["conv2d", "dynamic_routing", "em_routing"]
+    assert [*ops.survey(torch.device("cpu"))] == ["conv2d", "dynamic_routing", "em_routing", "map_routing"]
     fast = FAST[-1]
     found = {op: name for op, (name, _) in ops.survey(torch.device("cpu")).items()}
-    assert found == {"conv2d": "cpu", "dynamic_routing": fast, "em_routing": fast}
+    maps = "numba" if HAS_NUMBA else "reference"
+    assert found == {"conv2d": "cpu", "dynamic_routing": fast, "em_routing": fast, "map_routing": maps}
     assert {name for name, _ in ops.survey(torch.device("meta")).values()} == {"reference"}
     assert ops.implementations("conv2d") == ["auto", "reference", "cpu"]
     assert {"blocked", "cpu", "numba"} < set(ops.implementations("em_routing"))

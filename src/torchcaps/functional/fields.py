@@ -24,6 +24,16 @@ Convention = Literal["all", "type", "space", "patch"]
 CONVENTIONS = get_args(Convention)
 
 
+def places_last(x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch *rest height width"]:
+    """`[batch, height, width, *rest]` -> `[batch, *rest, height, width]`, a view."""
+    return x.movedim((1, 2), (-2, -1))
+
+
+def places_first(x: Float[Tensor, "batch *rest height width"]) -> Float[Tensor, "batch height width *rest"]:
+    """The inverse of `places_last`, a view."""
+    return x.movedim((-2, -1), (1, 2))
+
+
 class Field(ABC):
     """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
 

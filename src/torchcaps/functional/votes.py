@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.errors import check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
 from torchcaps.functional.chance import random_logits
-from torchcaps.functional.fields import Everything, Field
+from torchcaps.functional.fields import Everything, Field, places_first, places_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
@@ -217,14 +217,34 @@ class MapVotes(Votes):
         """Every vote, stored; in full precision."""
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        coefficients = coefficients.movedim((1, 2), (-2, -1))
-        return (coefficients.unsqueeze(3) * self.maps()).sum(dim=1).movedim((-2, -1), (1, 2))
+        return places_first((places_last(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
 
     def agreement(self, pose: Tensor) -> Tensor:
-        return (pose.movedim((1, 2), (-2, -1)).unsqueeze(1) * self.maps()).sum(dim=3).movedim((-2, -1), (1, 2))
+        return places_first((places_last(pose).unsqueeze(1) * self.maps()).sum(dim=3))
 
     def _made(self) -> Tensor:
-        return self.maps().permute(0, 4, 5, 1, 2, 3)
+        return places_first(self.maps())
+
+
+class GivenMaps(MapVotes):
+    """Maps of votes that exist already, of children that are there and have no pose; ValueError for other axes.
+
+    Args:
+        votes: `[batch, i, j, d, rows, columns]`.
+        bias: see `Votes`.
+    """
+
+    def __init__(self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None) -> None:
+        check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
+        check_floating(votes=votes, bias=bias)
+        batch, children, parents, dim, *positions = votes.shape
+        one = votes.new_ones(()).expand(batch, *positions, children, 1)
+        field = Everything(positions=tuple(positions))
+        super().__init__(Capsules(one[..., :0], one[..., 0]), field, parents, dim, bias)
+        self.given = votes
+
+    def maps(self) -> Tensor:
+        return full_precision(self.given)
 
 
 class ProductVotes(Votes):

@@ -33,7 +33,7 @@ def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Ten
 
     def routed(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
         part = make(Capsules(pose, activation))
-        part.bound, part.cast = bound, cast
+        part.bound, part.cast, part.wanted = bound, cast, wanted
         found = tuple(route(part, *others))
         return found if wanted else (*found[:-1], None)
 

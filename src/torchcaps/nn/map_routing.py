@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchcaps import ops
 from torchcaps.errors import check_range
 from torchcaps.functional.bounds import FACTOR, bounded
-from torchcaps.functional.fields import Convention, Everything, Field
+from torchcaps.functional.fields import Convention, Everything, Field, places_first, places_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
@@ -88,7 +88,7 @@ class Places(Everything):
     """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
 
     def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
-        return super().share(log_weight, leaky) if leaky else _last(_first(log_weight).softmax(dim=2))
+        return super().share(log_weight, leaky) if leaky else places_first(places_last(log_weight).softmax(dim=2))
 
 
 def apart(height: int, width: int) -> Everything:
@@ -160,7 +160,7 @@ class _Convolved(MapVotes):
 
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
         if self._maps is None:
-            given = bounded(_first(self.pose).to(self.of.weight.dtype), FACTOR)  # [batch, i, in_dim, *space]
+            given = bounded(places_last(self.pose).to(self.of.weight.dtype), FACTOR)  # [batch, i, in_dim, *space]
             with self._casting():
                 votes = full_precision(self.of.convolved(given.flatten(0, 1)))
             votes = votes.view(*given.shape[:2], self.parents, self.dim, *votes.shape[2:])
@@ -192,13 +192,3 @@ class KernelCaps(RoutedLayer):
         votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed, gain=gain)
         super().__init__(votes, MapRouting(iterations, local=True), votes.positions)
         self.expected = {"types": in_types}
-
-
-def _first(x: Tensor) -> Tensor:
-    """`[batch, height, width, *rest]` -> `[batch, *rest, height, width]`, a view."""
-    return x.movedim((1, 2), (-2, -1))
-
-
-def _last(x: Tensor) -> Tensor:
-    """The inverse of `_first`."""
-    return x.movedim((-2, -1), (1, 2))

@@ -37,12 +37,12 @@ def answers(only_first: int, only_second: int, n: int) -> tuple[Tensor, Tensor]:
          "within 1 point (+0.78 points, 95 % from +0.00 to +1.95, p = 0.5). On so many images, only a difference of "
          "3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
         (0, 0, 256, "undecided", "The two models give the same answers, right or wrong, on all 256 images; these do "
-         "not show that they are equally good within 1 point (p = 0.077 for a larger one). On so many images, "
+         "not show that they are equally good within 1 point (p = 0.077 for a larger gap). On so many images, "
          "only a difference of 3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
         (0, 0, 1000, "equivalent", "The two models give the same answers, right or wrong, on all 1,000 images, and are "
-         "equally good within 1 point (p = 0.001 for a larger one)."),
+         "equally good within 1 point (p = 0.001 for a larger gap)."),
         (3, 4, 1000, "equivalent", "The two models are equally good within 1 point (-0.10 points, 95 % from -0.60 to "
-         "+0.40, p = 0.0059 for a larger one)."),
+         "+0.40, p = 0.0059 for a larger gap)."),
         (40, 9, 1000, "first", "The first model is better on these images (+3.10 points, 95 % from +1.70 to +4.50, "
          "p = 9.3e-06)."),
         (2, 20, 10_000, "second", "The second model is better on these images, by less than 1 point (-0.18 points, "

@@ -63,7 +63,7 @@ class Compared(Figures):
         """The figures behind the outcome, as words that go into brackets: the p-value is the one that counts for it."""
         low, high = (100 * bound for bound in self.interval)
         same = self.outcome == "equivalent"
-        p = f"{self.equivalence_p:.2g} for a larger one" if same else f"{self.p_value:.2g}"
+        p = f"{self.equivalence_p:.2g} for a larger gap" if same else f"{self.p_value:.2g}"
         return f"{100 * self.difference:+.2f} points, 95 % from {low:+.2f} to {high:+.2f}, p = {p}"
 
     @property
@@ -113,7 +113,7 @@ class Comparison(Compared):
 
     @property
     def evidence(self) -> str:
-        return f"p = {self.equivalence_p:.2g} for a larger one" if self.same else super().evidence
+        return f"p = {self.equivalence_p:.2g} for a larger gap" if self.same else super().evidence
 
     @property
     def verdict(self) -> str:

@@ -41,9 +41,9 @@ def forward_pass(first, last, sizes, passes, votes, bias, v, length, coupling):
 
 
 @compiled
-def backward_pass(first, last, sizes, passes, votes, bias, grad_v, grad_length, grad_coupling, grad_votes, grad_bias):
-    """Gradients of votes and, of each group, of the bias `[g, j, d, lane]`."""
-    children, parents, dim, positions = sizes
+def backward_pass(first, last, sizes, passes, votes, bias, grads, grad_votes, grad_bias):
+    """Gradients of votes and, of each group, of the bias `[g, j, d, lane]`, from those of v, length and coupling."""
+    (children, parents, dim, positions), (grad_v, grad_length, grad_coupling) = sizes, grads
     per, rows, links, kind = positions // LANES, parents * dim, children * parents, votes.dtype
     each = rows * LANES
     u, grad_u = vectors.scratch(children * each, kind), vectors.scratch(children * each, kind)

@@ -1,4 +1,4 @@
-"""Routing by agreement on maps in compiled loops: all passes, and the way back, while votes lie in a core's cache.
+"""Routing by agreement (arXiv 1710.09829) on maps in compiled loops: all passes, and back, in a core's own cache.
 
 What a convolution has made is read once, position by position beside each other in the lanes of vector registers (see
 `_loops.py`, which needs numba and is imported at the first call); on the way back the passes are made anew. Letters:
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, limit
+from torchcaps.functional.fields import places_first
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.numerics import within
@@ -59,12 +60,8 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     maps = votes.maps()
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, votes.wanted))
-    return Routed(_last(v, maps), _last(length, maps), _last(coupling, maps) if votes.wanted else None)
-
-
-def _last(x: Tensor, maps: Tensor) -> Tensor:
-    """`[batch, ..., p]` -> `[batch, rows, columns, ...]`, a view."""
-    return x.unflatten(-1, maps.shape[4:]).movedim((-2, -1), (1, 2))
+    v, length = (places_first(x.unflatten(-1, maps.shape[4:])) for x in (v, length))
+    return Routed(v, length, places_first(coupling.unflatten(-1, maps.shape[4:])) if votes.wanted else None)
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
@@ -85,7 +82,7 @@ def _backward(x: Problem, _: Sequence[Tensor], grads: Sequence[Tensor], __: Sequ
     grad_votes = x.votes.new_empty(x.votes.shape)
     groups, (j, d) = len(x.votes) * x.votes.shape[-1] // LANES, x.votes.shape[2:4]
     grad_bias = x.votes.new_empty(groups, j, d, LANES)
-    _run("backward_pass", x, *map(_padded, grads), grad_votes, grad_bias)
+    _run("backward_pass", x, tuple(map(_padded, grads)), grad_votes, grad_bias)
     return grad_votes[..., :p], None if x.bias is None else grad_bias.sum(dim=(0, 3))
 
 
@@ -102,11 +99,11 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, more)) if more else x
 
 
-def _run(name: str, x: Problem, *arguments: Tensor) -> None:
+def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
     """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
     from torchcaps.kernels.maps import _loops  # numba takes half a second to import
 
     b, *sizes = x.votes.shape
     bias = x.votes.new_empty(0) if x.bias is None else x.bias
-    given = map(flat, (x.votes, bias, *arguments))
+    given = (tuple(map(flat, of)) if isinstance(of, tuple) else flat(of) for of in (x.votes, bias, *arguments))
     in_threads(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)

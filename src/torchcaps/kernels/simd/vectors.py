@@ -190,8 +190,7 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple
     """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
     It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position, a
-    list of numbers in the place of a tuple;
-    arguments named in `before` come first, and are taken by the code itself.
+    list of numbers in the place of a tuple; arguments named in `before` come first, and are taken by the code itself.
     """
 
     def define(_context: Any, *arguments: Any) -> Any:
