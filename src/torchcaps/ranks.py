@@ -16,6 +16,7 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.errors import TrainingError
@@ -223,6 +224,18 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
 def summed(values: Tensor) -> Tensor:
     """The sum over all ranks, of those whose rows count (see `counting`), with its gradient; for what a batch is."""
     return values if joined().world == 1 else _summed(values * (0 if _idle else 1))
+
+
+def gathered(rows: Tensor) -> tuple[Tensor, int]:
+    """The rows [rows, numbers] of all ranks in rank order with their gradients, those that count (see `counting`), and
+    where this rank's begin: 0 where they do not."""
+    ranks = joined()
+    if ranks.world == 1:
+        return rows, 0
+    counts = ranks.gather(0 if _idle else len(rows))
+    before = sum(counts[: ranks.rank])
+    mine = F.pad(rows[: counts[ranks.rank]], (0, 0, before, sum(counts) - before - counts[ranks.rank]))
+    return _summed(mine), 0 if _idle else before
 
 
 def _summed(values: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part 
 # Of the parts of the loss, with MNIST; see `tasks.discover.losses`.
 WEIGHTS = {
     "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
+    "views": 0.0,
 }  # fmt: skip
 COLOUR_UNITS, BLOCKS, SET_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 128, 32
 
@@ -237,7 +238,8 @@ class SCAE(ImageModel):
         strides: of the convolutions, one each.
         units: of the learned seeds that look for objects; 256 there.
         pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
-        weights: of parts of the loss, those that differ from `WEIGHTS`.
+        weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts and objects learn
+            one after the other; see `tasks.discover.Discover`.
     """
 
     spec = ModelSpec(pose=True, activation="probability", task="discover", loss="likelihood")
@@ -267,15 +269,24 @@ class SCAE(ImageModel):
 
     def explain(self, images: Images, noise: Noise | None = None) -> Explained:
         """Parts and objects of the images, what they draw, and how likely that makes what is seen."""
+        parts, drawn, share, seen = self.depict(images, None if noise is None else noise.parts)
+        objects, told, posterior = self._told(parts, noise)
+        return Explained(parts, objects, drawn, share, seen, told, posterior)
+
+    def depict(self, images: Images, noise: Tensor | None = None) -> tuple[Parts, Tensor, Tensor, Tensor]:
+        """Parts of the images, and of them what `Explained` has as `drawn`, `share` and `log_likelihood`."""
         self._check(images)
-        parts = self.part_capsules(images, None if noise is None else noise.parts)
-        objects = self._objects(parts, noise)
+        parts = self.part_capsules(images, noise)
         with without_autocast(images):
             drawn, share = self.part_capsules.draw(parts)
-            seen = self.part_capsules.log_likelihood(images, drawn, share)
-            each, posterior = pose_likelihood(parts.pose.detach(), objects)
-            told = (parts.logit.detach().sigmoid() * each).sum(dim=1)
-        return Explained(parts, objects, drawn, share, seen, told, posterior)
+            return parts, drawn, share, self.part_capsules.log_likelihood(images, drawn, share)
+
+    def recognise(self, images: Images) -> tuple[Objects, Float[Tensor, " batch"]]:
+        """Objects of the images, and the log likelihood of the poses of their parts, from which nothing flows back."""
+        self._check(images)
+        with torch.no_grad():
+            parts = self.part_capsules(images, None)
+        return self._told(parts, None)[:2]
 
     def capsules(self, images: Images) -> Capsules:
         self._check(images)
@@ -289,6 +300,13 @@ class SCAE(ImageModel):
     def covers(self) -> Float[Tensor, "parts 1 side side"]:
         """How much each pixel of a template has to say, in (0, 1), beside a part of the same presence that is grey."""
         return self.part_capsules.alpha.detach().sigmoid()
+
+    def _told(self, parts: Parts, noise: Noise | None) -> tuple[Objects, Tensor, Tensor]:
+        """Objects, and of their votes what `Explained` has as `part_log_likelihood` and `posterior`."""
+        objects = self._objects(parts, noise)
+        with without_autocast(parts.pose):
+            each, posterior = pose_likelihood(parts.pose.detach(), objects)
+            return objects, (parts.logit.detach().sigmoid() * each).sum(dim=1), posterior
 
     def _objects(self, parts: Parts, noise: Noise | None) -> Objects:
         """The objects that explain the parts, from which nothing flows back but through features."""

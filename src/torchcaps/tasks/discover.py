@@ -16,28 +16,39 @@ from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models.scae import NOISE, Explained, Noise
-from torchcaps.ranks import summed
+from torchcaps.models.scae import NOISE, Explained, Noise, Objects
+from torchcaps.ranks import gathered, summed
 from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, register_task
 
 KINDS = ("posterior", "presence")  # what is clustered
-SEED, LEAST = 99, 1e-8
+SEED, LEAST, SMALLEST = 99, 1e-8, 1e-6
+PARTS_FIRST, TEMPERATURE = (
+    0.5,
+    0.1,
+)  # with two views: the share of a training that is for parts, and that of `agreement`
 MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
 
 
 class Seen(NamedTuple):
-    """A batch: images, the classes that figures are told of, and noise, of which there is none without training."""
+    """A batch: images, the classes that figures are told of, and what there is in training alone: noise, and a second
+    view of each image where the loss asks for it."""
 
     images: Float[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch"]
     parts: Float[Tensor, "batch parts"] | None = None
     objects: Float[Tensor, "batch objects"] | None = None
     votes: Float[Tensor, "batch objects parts"] | None = None
+    again: Float[Tensor, "batch channels height width"] | None = None
 
 
 @register_task("discover")
 class Discover(Task):
-    """Parts that draw an image, and objects that explain where the parts are; no labels."""
+    """Parts that draw an image, and objects that explain where the parts are; no labels.
+
+    Where the model has a weight for `views`, which the paper does not, the first half of a training is for parts alone.
+    In the second half these stay as they are, and objects learn from two views of each image, changed at random: to
+    explain both, and to be present alike in both, unlike in other images.
+    """
 
     score = "log_likelihood"
     losses = ("likelihood",)
@@ -48,17 +59,36 @@ class Discover(Task):
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
         if not self.training:
             return Seen(images.float_images(indices), images.labels[indices])
-        drawn = images.draw(indices, generator=generator)
-        pictures = self.lit(self.changed(drawn.images, generator), generator)
+        pictures, labels = self._view(images, indices, generator)
         b, m, k = len(indices), self.model.num_parts, self.model.num_objects
-        noise = (NOISE * (torch.rand(b, *n, generator=generator) - 0.5) for n in ((m,), (k,), (k, m)))
-        return Seen(pictures, drawn.labels, *(each.to(pictures.device) for each in noise))
+        parts, objects, votes = (
+            NOISE * (torch.rand(b, *n, generator=generator).to(pictures.device) - 0.5) for n in ((m,), (k,), (k, m))
+        )
+        again = self._view(images, indices, generator)[0] if self.by_views else None
+        return Seen(pictures, labels, parts, objects, votes, again)
+
+    def _view(self, images: ImageSet, indices: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Images, changed at random, and their labels."""
+        drawn = images.draw(indices, generator=generator)
+        return self.lit(self.changed(drawn.images, generator), generator), drawn.labels
+
+    @property
+    def by_views(self) -> bool:
+        """Whether objects learn from two views of each image."""
+        return self.model.weights["views"] > 0
 
     def forward(self, batch: Seen, share: float) -> Outcomes:
-        noise: Any = batch[2:]
-        found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
-        with without_autocast(batch.images):
-            parts = losses(found, self.model.num_clusters)
+        if batch.again is None:
+            noise: Any = batch[2:5]
+            found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
+            with without_autocast(batch.images):
+                parts = losses(found, self.model.num_clusters)
+        elif share < PARTS_FIRST:
+            parts = {"pixels": -self.model.depict(batch.images, batch.parts)[3].mean()}
+        else:
+            objects, told = self.model.recognise(torch.cat([batch.images, batch.again]))
+            with without_autocast(batch.images):
+                parts = {"poses": -told.mean(), "dynamic": bending(objects), "views": agreement(objects.presence)}
         return {"loss": sum(self.model.weights[name] * value for name, value in parts.items()), **parts}
 
     def outcome(self, batch: Seen) -> Outcomes:
@@ -70,22 +100,27 @@ class Discover(Task):
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         """Likelihoods, and how well classes can be told; in training, clusters are found and named by these images."""
+        points = {kind: self._points(outcomes[kind]) if kind == "presence" else outcomes[kind] for kind in KINDS}
         if self.training:
             generator = Generator().manual_seed(SEED)
             for row, kind in enumerate(KINDS):
-                centres = kmeans(outcomes[kind], self.model.num_clusters, generator=generator)
-                taken = nearest(outcomes[kind], centres)
+                centres = kmeans(points[kind], self.model.num_clusters, generator=generator)
+                taken = nearest(points[kind], centres)
                 self.model.centres[row] = centres
                 self.model.names[row] = match_clusters(taken, outcomes["labels"], len(centres))
         pixels, poses = (float(outcomes[name].double().mean()) for name in ("pixels", "poses"))
         weighted = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
         found = {"loss": weighted, "log_likelihood": -weighted, "pixels": pixels, "poses": poses}
         for row, kind in enumerate(KINDS):
-            taken = nearest(outcomes[kind], self.model.centres[row].cpu())
+            taken = nearest(points[kind], self.model.centres[row].cpu())
             right = self.model.names[row].cpu()[taken] == outcomes["labels"]
             found[f"accuracy_{kind}"] = float(right.double().mean())
-            found[f"linear_{kind}"] = linear_accuracy(outcomes[kind], outcomes["labels"])
+            found[f"linear_{kind}"] = linear_accuracy(points[kind], outcomes["labels"])
         return found
+
+    def _points(self, presence: Tensor) -> Tensor:
+        """What is clustered of presences `[n, objects]`: what the loss compares, where it compares them."""
+        return directions(presence) if self.by_views else presence
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         figures = self.eval().figures(self.outcomes(images, progress=progress))
@@ -98,7 +133,7 @@ class Discover(Task):
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         presences = self.model(pictures).float().cpu()
-        clusters = nearest(presences, self.model.centres[1].cpu())
+        clusters = nearest(self._points(presences), self.model.centres[1].cpu())
         found = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
@@ -190,10 +225,35 @@ def losses(found: Explained, classes: int) -> dict[str, Tensor]:
     together, present, count = whole.split([k, k, 1])
     return {
         "pixels": -found.log_likelihood.mean(), "poses": -found.part_log_likelihood.mean(),
-        "dynamic": 0.5 * found.objects.dynamic.square().sum() / b, "within": entropy(q).mean(),
+        "dynamic": bending(found.objects), "within": entropy(q).mean(),
         "between": -entropy(together), "objects": (a.sum(dim=1) - k / classes).square().mean(),
         "examples": (present - count / classes).square().mean(),
     }  # fmt: skip
+
+
+def bending(objects: Objects) -> Float[Tensor, ""]:
+    """Half the sum of the squares of the dynamic relations of an image, a mean over images."""
+    return 0.5 * objects.dynamic.square().sum() / len(objects.dynamic)
+
+
+def directions(presence: Float[Tensor, "n objects"]) -> Float[Tensor, "n objects"]:
+    """Logits of presences, scaled to length 1."""
+    return F.normalize(presence.logit(eps=SMALLEST), dim=1)
+
+
+def agreement(presence: Float[Tensor, "both objects"]) -> Float[Tensor, ""]:
+    """Cross-entropy of telling, by presences, the second view of an image from those of all images of the batch, and
+    the first one by the second (InfoNCE with cosines of logits; van den Oord, Li, Vinyals, arXiv 1807.03748, eq. 4).
+
+    The first half of the rows are first views, the other half second views in the same order."""
+    first, second = directions(presence).chunk(2)
+    return 0.5 * (_told_apart(first, second) + _told_apart(second, first))
+
+
+def _told_apart(these: Tensor, others: Tensor) -> Tensor:
+    """Cross-entropy of choosing for each row its own one of the others, of all processes."""
+    everyone, start = gathered(others)
+    return F.cross_entropy(these @ everyone.mT / TEMPERATURE, start + torch.arange(len(these), device=these.device))
 
 
 def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
