@@ -19,12 +19,13 @@ from torchcaps import ranks as room
 from torchcaps.errors import TrainingError
 from torchcaps.nn.vb import VariationalBayes
 from torchcaps.ranks import Ranks, counting, join, joined, leave, listening, parallel, synced
+from torchcaps.tasks.discover import TEMPERATURE, agreement, directions
 from torchcaps.types import LayerSizes
 
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
 CHECKS = [
     "rows", "exchange", "first", "norm", "norm_of_no_rows", "norm_of_rows_that_do_not_count", "norm_of_one_value",
-    "norm_that_knows_one_value", "norm_in_bf16", "copy", "gradient",
+    "norm_that_knows_one_value", "norm_in_bf16", "copy", "gradient", "agreement",
 ]  # fmt: skip
 NORMS = [
     (nn.BatchNorm1d(3), (3,)), (nn.BatchNorm1d(3), (3, 5)), (nn.BatchNorm2d(3), (3, 4, 2)),
@@ -177,6 +178,24 @@ def check_gradient(ranks):
             if expected.grad is not None:
                 close(mine.grad, expected.grad)
     close(dict(ours.state_dict()), dict(whole.state_dict()))
+
+
+def check_agreement(ranks):
+    """Views are told from those of all processes; some process may have none that counts."""
+    for count in (5, 1):
+        presence = torch.rand(2, count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+        whole, ours = (presence.clone().requires_grad_() for _ in range(2))
+        likeness = directions(whole[0]) @ directions(whole[1]).mT / TEMPERATURE
+        own = torch.arange(count)
+        expected = sum(nn.functional.cross_entropy(each, own) for each in (likeness, likeness.mT)) / 2
+        expected.backward()
+        rows = ranks.rows(count)
+        mine = rows.stop - rows.start
+        with counting(mine):
+            loss = agreement(ours[:, rows if mine else slice(0, 1)].flatten(0, 1)) * (mine / count)
+        loss.backward()
+        close(ranks.sum(loss.detach()), expected.detach())
+        close(ranks.sum(ours.grad), whole.grad)
 
 
 def attempt(check, ranks):

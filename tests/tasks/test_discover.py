@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torchcaps as tc
 from torchcaps.data import ImageSet
@@ -21,7 +22,7 @@ from torchcaps.models import SCAE
 from torchcaps.report import finish_run
 from torchcaps.tasks import create_task, list_tasks
 from torchcaps.tasks._base import mapped
-from torchcaps.tasks.discover import entropy, explained, losses
+from torchcaps.tasks.discover import agreement, directions, entropy, explained, losses
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
@@ -89,6 +90,64 @@ def test_poses_and_presences_are_weighted_by_the_model():
     found = create_task(SCAE(1, 20, **MODEL, weights={"poses": 0.0}), TrainConfig())
     assert found.model.weights["poses"] == 0
     assert found.model.weights["objects"] == 2
+
+
+def test_agreement_is_the_cross_entropy_of_choosing_ones_own_view():
+    presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
+    z = np.log(presence.numpy() / (1 - presence.numpy()))
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    np.testing.assert_allclose(directions(presence), z)
+    likeness = np.exp(z[:3] @ z[3:].T / 0.1)
+    chosen = [np.log(likeness[n, n] / side.sum()) for n in range(3) for side in (likeness[n], likeness[:, n])]
+    assert agreement(presence).item() == pytest.approx(-np.mean(chosen))
+    alike = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
+    assert agreement(alike) < 0.01
+    assert agreement(torch.cat([alike[:3], alike[:3].roll(1, 0)])) > 5
+    sure = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
+    agreement(sure).backward()
+    assert sure.grad.isfinite().all()
+
+
+def test_parts_learn_first_and_then_objects_by_views():
+    torch.manual_seed(0)
+    model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
+    task = create_task(model, TrainConfig.of(degrees=20.0)).train()
+    batch = task.batch(some(), torch.arange(6), generator())
+    assert batch.again.shape == batch.images.shape
+    assert not torch.equal(batch.again, batch.images)
+
+    def learned(share):
+        model.zero_grad()
+        losses = task(batch, share)
+        losses["loss"].backward()
+        groups = (model.part_capsules, model.object_capsules)
+        return losses, [any(p.grad is not None for p in group.parameters()) for group in groups]
+
+    first, who = learned(0.74)
+    assert (first.keys(), who) == ({"loss", "pixels"}, [True, False])
+    torch.testing.assert_close(first["pixels"], -model.depict(batch.images, batch.parts)[3].mean())
+    second, who = learned(0.75)
+    assert (second.keys(), who) == ({"loss", "poses", "dynamic", "views"}, [False, True])
+    found = model.explain(torch.cat([batch.images, batch.again]))
+    torch.testing.assert_close(second["poses"], -found.part_log_likelihood.mean())
+    torch.testing.assert_close(second["views"], agreement(found.objects.presence))
+    torch.testing.assert_close(second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"])
+    assert task.eval().batch(some(), torch.arange(4), generator()).again is None
+
+
+def test_clusters_are_of_what_the_views_compare():
+    task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
+    one, other = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    presence = torch.stack(
+        [0.1 * one, 5 * one, 0.1 * other, 5 * other]
+    ).sigmoid()  # clear and unclear, of one direction
+    torch.testing.assert_close(directions(presence), F.normalize(torch.stack([one, one, other, other]), dim=1))
+    outcomes = {
+        "pixels": torch.zeros(4), "poses": torch.zeros(4), "presence": presence, "posterior": presence,
+        "labels": torch.tensor([0, 0, 1, 1]),
+    }  # fmt: skip
+    figures = task.figures(outcomes)
+    assert (figures["accuracy_presence"], figures["accuracy_posterior"]) == (1, 0.75)
 
 
 def test_entropy():

@@ -45,8 +45,8 @@ class Seen(NamedTuple):
 class Discover(Task):
     """Parts that draw an image, and objects that explain where the parts are; no labels.
 
-    Where the model has a weight for `views`, which the paper does not, the first half of a training is for parts alone.
-    In the second half these stay as they are, and objects learn from two views of each image, changed at random: to
+    Where the model has a weight for `views`, which the paper does not, three quarters of a training are for parts alone.
+    In the last quarter these stay as they are, and objects learn from two views of each image, changed at random: to
     explain both, and to be present alike in both, unlike in other images.
     """
 
