@@ -22,10 +22,7 @@ from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, regi
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST, SMALLEST = 99, 1e-8, 1e-6
-PARTS_FIRST, TEMPERATURE = (
-    0.5,
-    0.1,
-)  # with two views: the share of a training that is for parts, and that of `agreement`
+PARTS_FIRST, TEMPERATURE = 0.75, 0.1  # with two views: the share of a training that is for parts
 MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
 
 
@@ -45,9 +42,9 @@ class Seen(NamedTuple):
 class Discover(Task):
     """Parts that draw an image, and objects that explain where the parts are; no labels.
 
-    Where the model has a weight for `views`, which the paper does not, three quarters of a training are for parts alone.
-    In the last quarter these stay as they are, and objects learn from two views of each image, changed at random: to
-    explain both, and to be present alike in both, unlike in other images.
+    Where the model has a weight for `views`, which the paper has not, three quarters of a training are for parts
+    alone. In the last quarter these stay as they are, and objects learn from two views of each image, changed at
+    random: to explain both, and to be present alike in both, unlike in other images.
     """
 
     score = "log_likelihood"
