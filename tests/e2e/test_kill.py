@@ -13,7 +13,7 @@ from training.makers import contents, left_behind
 
 from .commands import PLAIN, SMALL, begun, typed, until
 
-EPOCHS, STEPS = 40, 280  # of the run below
+EPOCHS, STEPS = 24, 168  # of the run below
 RUN = ("train", "capsnet", "--output", "run", "--epochs", EPOCHS, "--batch-size", 6, "--holdout", 6, *SMALL)
 SEED = 20_171_026
 

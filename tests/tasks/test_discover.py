@@ -148,6 +148,8 @@ def test_clusters_are_of_what_the_views_compare():
     }  # fmt: skip
     figures = task.figures(outcomes)
     assert (figures["accuracy_presence"], figures["accuracy_posterior"]) == (1, 0.75)
+    task.model.forward = lambda pictures: presence
+    assert [answer["class"] for answer in task.eval().predict(torch.zeros(4, 1, 20, 20))] == [0, 0, 1, 1]
 
 
 def test_entropy():
