@@ -222,9 +222,13 @@ def test_figures_name_clusters_in_training_alone():
     assert task.train().figures(other)["accuracy_presence"] == 1
 
 
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step):
-    config, calls = TrainConfig.of(**settings), iter(range(1, 100))
+@pytest.mark.parametrize(
+    ("step", "views", "named"),
+    [(2, 0.0, {"train_pixels", "train_within"}), (4, 0.0, {"train_within"}), (8, 9.0, {"train_pixels", "train_views"})],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step, views, named):
+    options = {**MODEL, "weights": {"views": views}}
+    config, calls = TrainConfig.of(**settings | {"model_options": options}), iter(range(1, 100))
     whole = train(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(config, tmp_path / "stopped", should_stop=lambda: next(calls) == step)
@@ -232,7 +236,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step):
     for file in ("model.safetensors", "checkpoints/last.safetensors"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "stopped" / file).read_bytes()
     rows = whole.rows()
-    assert {"train_pixels", "train_within", "val_accuracy_presence", "val_linear_posterior"} <= rows[-1].keys()
+    assert {*named, "val_accuracy_presence", "val_linear_posterior"} <= rows[-1].keys()
 
 
 def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
@@ -253,7 +257,13 @@ def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
 def test_what_it_refuses(settings, tmp_path):
     with pytest.raises(ValueError, match="task: discover takes a model of parts and objects, got CapsNet"):
         create_task(tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="discover"))
-    for options, words in (({"partz": 3}, "partz"), ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'")):
+    for options, words in (
+        ({"partz": 3}, "partz"),
+        ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
+        ({**MODEL, "weights": 3}, "weights: expected numbers by name, got 3"),
+        ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
+        ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
+    ):
         with pytest.raises((ValueError, TypeError), match=words):
             train(TrainConfig.of(**settings | {"model_options": options}), tmp_path / "run")
         assert not (tmp_path / "run").exists()

@@ -31,7 +31,7 @@ GAIN, START = 10.0, 0.2  # of templates: what makes their pixels learn as fast a
 NOISE = 4.0  # the range of what is added to logits of presence in training
 VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
 NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part that no object explains
-# Of the parts of the loss, with MNIST; see `tasks.discover.losses`.
+# Of the parts of the loss, with MNIST; see `tasks.discover.losses`, and for `views`, not of the paper, `agreement`.
 WEIGHTS = {
     "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
     "views": 0.0,
@@ -260,10 +260,13 @@ class SCAE(ImageModel):
         how: dict[str, Any] = {"channels": channels, "strides": strides, "pixel_scale": pixel_scale}
         self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
         self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
-        for name, value in (weights or {}).items():
+        weights = {} if weights is None else weights
+        if not isinstance(weights, Mapping) or not all(isinstance(value, int | float) for value in weights.values()):
+            raise ValueError(f"weights: expected numbers by name, got {weights!r}")
+        for name, value in weights.items():
             check_known("weight", name, WEIGHTS)
             check_range(name, value, low=0)
-        self.num_clusters, self.weights = clusters, {**WEIGHTS, **(weights or {})}
+        self.num_clusters, self.weights = clusters, {**WEIGHTS, **weights}
         self.register_buffer("centres", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
