@@ -138,9 +138,7 @@ def test_parts_learn_first_and_then_objects_by_views():
 def test_clusters_are_of_what_the_views_compare():
     task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
     one, other = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
-    presence = torch.stack(
-        [0.1 * one, 5 * one, 0.1 * other, 5 * other]
-    ).sigmoid()  # clear and unclear, of one direction
+    presence = torch.stack([0.1 * one, 5 * one, 0.1 * other, 5 * other]).sigmoid()  # unclear and clear ones
     torch.testing.assert_close(directions(presence), F.normalize(torch.stack([one, one, other, other]), dim=1))
     outcomes = {
         "pixels": torch.zeros(4), "poses": torch.zeros(4), "presence": presence, "posterior": presence,

@@ -11,6 +11,7 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -239,7 +240,8 @@ class SCAE(ImageModel):
         units: of the learned seeds that look for objects; 256 there.
         pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
         weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts and objects learn
-            one after the other; see `tasks.discover.Discover`.
+            one after the other; see `tasks.discover.Discover`. ValueError for unknown names, and for what is no number
+            of at least 0.
     """
 
     spec = ModelSpec(pose=True, activation="probability", task="discover", loss="likelihood")
@@ -261,7 +263,7 @@ class SCAE(ImageModel):
         self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
         self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
         weights = {} if weights is None else weights
-        if not isinstance(weights, Mapping) or not all(isinstance(value, int | float) for value in weights.values()):
+        if not isinstance(weights, Mapping) or not all(isinstance(value, Real) for value in weights.values()):
             raise ValueError(f"weights: expected numbers by name, got {weights!r}")
         for name, value in weights.items():
             check_known("weight", name, WEIGHTS)

@@ -22,7 +22,7 @@ from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, regi
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST, SMALLEST = 99, 1e-8, 1e-6
-PARTS_FIRST, TEMPERATURE = 0.75, 0.1  # with two views: the share of a training that is for parts
+PARTS_FIRST, TEMPERATURE = 0.75, 0.1  # by views: share of a training for parts, scale of `agreement`
 MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
 
 
@@ -81,7 +81,8 @@ class Discover(Task):
             with without_autocast(batch.images):
                 parts = losses(found, self.model.num_clusters)
         elif share < PARTS_FIRST:
-            parts = {"pixels": -self.model.depict(batch.images, batch.parts)[3].mean()}
+            *_, seen = self.model.depict(batch.images, batch.parts)
+            parts = {"pixels": -seen.mean()}
         else:
             objects, told = self.model.recognise(torch.cat([batch.images, batch.again]))
             with without_autocast(batch.images):
@@ -97,7 +98,7 @@ class Discover(Task):
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         """Likelihoods, and how well classes can be told; in training, clusters are found and named by these images."""
-        points = {kind: self._points(outcomes[kind]) if kind == "presence" else outcomes[kind] for kind in KINDS}
+        points = {"posterior": outcomes["posterior"], "presence": self._points(outcomes["presence"])}
         if self.training:
             generator = Generator().manual_seed(SEED)
             for row, kind in enumerate(KINDS):
