@@ -144,6 +144,9 @@ class AugmentationSettings(_Group):
         None, "largest shear either way, pixels to the side for each down; by default that of the task", low=0
     )
     squish: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
+    thicken: float = setting(
+        0.0, "share of images in which what is bright is made a pixel thicker, or thinner", low=0, high=1
+    )
     erase: int = setting(0, "side of a square in pixels that is set to zero at a random place", low=0)
     relight: bool = setting(False, "vary brightness and contrast as in the smallNORB experiments")
 

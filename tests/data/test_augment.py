@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data import affine, erase, flip, shift
+from torchcaps.data import affine, erase, flip, shift, thicken
 
 
 def drawn(seed):
@@ -154,6 +154,23 @@ def test_erase_is_the_loop(dtype):
     assert torch.equal(erase(images, 0, generator=drawn(2)), images)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_thicken_is_the_loop(dtype):
+    images = torch.randint(1, 256, (60, 2, 5, 4), generator=drawn(1)).to(dtype)
+    found, before = thicken(images, 0.6, generator=drawn(2)), images.clone()
+    chosen, kinds = torch.rand(60, generator=drawn(2)).tolist(), []
+    for image, changed, number in zip(images, found, chosen, strict=True):
+        kinds.append(max if number < 0.3 else min if number < 0.6 else lambda values: values[0])
+        for c, y, x in np.ndindex(2, 5, 4):
+            inside = [(y + down, x + right) for down in (0, 1) for right in (0, 1)]
+            values = [float(image[c, v, u]) if v < 5 and u < 4 else 0.0 for v, u in inside]
+            assert float(changed[c, y, x]) == kinds[-1](values)
+    assert found.dtype == dtype
+    assert torch.equal(images, before)
+    assert {max, min} < set(kinds)
+    assert torch.equal(thicken(images, 0.0, generator=drawn(2)), images)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
@@ -176,6 +193,7 @@ def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
         (lambda x, g: affine(x, scale=(1.2, 0.8), generator=g), "scale: expected between 0.001 and 0.8, got 1.2"),
         (lambda x, g: affine(x, shear=90, generator=g), "shear: expected between 0 and 89, got 90"),
         (lambda x, g: affine(x, squish=1.0, generator=g), "squish: expected between 0 and 0.9, got 1.0"),
+        (lambda x, g: thicken(x, 1.5, generator=g), "share: expected between 0 and 1, got 1.5"),
         (lambda x, g: erase(x, 4, generator=g), "side: expected between 0 and 3, got 4"),
     ],
 )

@@ -230,8 +230,8 @@ def test_only_capsules_are_said_to_be_dead():
     assert task_of(model_of()).stuck({"activation": torch.eye(3)}) is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"degrees": 30.0}, {"squish": 0.25}, {"erase": 4}])
-def test_images_are_turned_squished_and_erased_where_the_run_asks_for_it(settings):
+@pytest.mark.parametrize("settings", [{}, {"degrees": 30.0}, {"squish": 0.25}, {"thicken": 1.0}, {"erase": 4}])
+def test_images_are_turned_squished_thickened_and_erased_where_the_run_asks_for_it(settings):
     images = ImageSet(torch.full((4, 1, 20, 20), 255, dtype=torch.uint8), LABELS, ("a", "b", "c"), "white")
     task = create_task(model_of(), TrainConfig.of(shift=0, **settings), images).train()
     batches = [task.batch(images, torch.arange(4), torch.Generator().manual_seed(seed)).images for seed in (0, 0, 1)]

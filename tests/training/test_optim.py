@@ -57,6 +57,21 @@ def test_the_constant_schedule_rises_like_the_short_one_and_stays():
     assert set(found[99:]) == {0.25}
 
 
+@pytest.mark.parametrize("name", ["short", "cosine", "constant"])
+def test_a_schedule_starts_anew_in_each_stage(name):
+    config = TrainConfig.of(lr=1e-3, schedule=name)
+    found = [learning_rate(config, step, 1000, (0.0, 0.7)) for step in range(1000)]
+    assert found == rates(700, schedule=name) + rates(300, schedule=name)
+
+
+@pytest.mark.parametrize("settings", [{"name": "paper"}, {"name": "exponential"}, {"name": "steps", "milestones": (3,)}])
+def test_schedules_of_whole_runs_know_no_stages(settings):
+    config = TrainConfig.of(lr=1e-3, epochs=10, schedule=settings["name"], milestones=settings.get("milestones", ()))
+    assert [learning_rate(config, step, 100, (0.0, 0.7)) for step in range(100)] == [
+        learning_rate(config, step, 100) for step in range(100)
+    ]
+
+
 def test_the_cosine_falls_from_the_start():
     found = rates(100, schedule="cosine", lr=0.5)
     assert found == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 100)) for step in range(100)])

@@ -13,7 +13,7 @@ from torchcaps.data._registry import (
     DatasetInfo, dataset_info, list_datasets, register_dataset, register_format, register_layout, register_made,
 )  # fmt: skip
 from torchcaps.data.arrays import read_arrays
-from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift
+from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift, thicken
 from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.folder import read_folder, read_tar
@@ -47,5 +47,5 @@ __all__ = [
     "placed", "preprocess_of", "random_crop", "read_affnist", "read_arrays", "read_cifar", "read_folder", "read_gtsrb",
     "read_idx", "read_masks", "read_mat", "read_matrix", "read_norb", "read_points", "read_svhn", "read_table",
     "read_tar", "register_dataset", "register_format", "register_layout", "register_made", "relight", "render_shapes",
-    "render_synthnorb", "shift", "split_views", "verify_dataset",
+    "render_synthnorb", "shift", "split_views", "thicken", "verify_dataset",
 ]  # fmt: skip

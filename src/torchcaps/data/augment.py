@@ -122,6 +122,17 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, gene
     return (low + (high - low) * drawn).to(like.device)
 
 
+def thicken(images: Images, share: float, *, generator: Generator) -> Images:
+    """Make what is bright a pixel thicker in half of this share of the images, in [0, 1], and thinner in as many:
+    each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the first."""
+    check_shape("images", images, AXES)
+    check_range("share", share, low=0, high=1)
+    drawn = _uniform((len(images), 1, 1, 1), 0, 1, images, generator)
+    pixels = F.pad(images, (0, 1, 0, 1)).unfold(2, 2, 1).unfold(3, 2, 1)
+    thick, thin = pixels.amax(dim=(-2, -1)), pixels.amin(dim=(-2, -1))
+    return torch.where(drawn < share / 2, thick, torch.where(drawn < share, thin, images))
+
+
 def relight(
     images: Float[Tensor, "batch channels height width"], *, brightness: float = 63 / 255,
     contrast: tuple[float, float] = (0.2, 1.8), generator: Generator,

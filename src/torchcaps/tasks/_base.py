@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
-from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, random_crop, relight, shift
+from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, random_crop, relight, shift, thicken
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.ranks import Ranks, joined
@@ -100,6 +100,7 @@ class Task(nn.Module):
     pixels: ClassVar[bool] = False  # whether its models say something of each pixel
     at_once: int = BATCH  # images in a pass of the model that are not trained with
     clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
+    stages: tuple[float, ...] = (0.0,)  # shares of a training at which the learning rate starts anew
     made_for: ClassVar[str] = ""  # in words, the models it takes, if they are only those that declare it
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
@@ -183,12 +184,15 @@ class Task(nn.Module):
         return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
 
     def changed(self, images: Tensor, generator: Generator) -> Tensor:
-        """Images `[batch, channels, height, width]` moved, mirrored, turned, resized, cropped and erased at random."""
+        """Images `[batch, channels, height, width]` changed at random: moved, mirrored, thickened, turned, resized,
+        cropped and erased."""
         how, crop = self.how, self.config.data.crop
         if how.shift:
             images = shift(images, how.shift, generator=generator)
         if how.flip:
             images = flip(images, generator=generator)
+        if how.thicken:
+            images = thicken(images, how.thicken, generator=generator)
         if how.degrees or how.zoom or how.shear or how.squish:
             zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
             images = affine(

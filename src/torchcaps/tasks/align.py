@@ -29,7 +29,7 @@ SHAPES, SHOWN_VIEWS = 4, 3  # drawn
 NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
 LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
 PIECE = 32  # sets measured at a time
-UNUSED = ("flip", "squish", "erase", "relight")  # changes of images
+UNUSED = ("flip", "squish", "thicken", "erase", "relight")  # changes of images
 
 
 class Motions(NamedTuple):

@@ -18,6 +18,7 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise, Objects
 from torchcaps.ranks import gathered, summed
+from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import Exhibit, Found, Measured, Outcomes, Task, register_task
 
 KINDS = ("posterior", "presence")  # what is clustered
@@ -52,6 +53,11 @@ class Discover(Task):
     labelled = False
     clip = 0.0  # the loss is a sum over pixels, and so are its gradients
     made_for = "a model of parts and objects"
+
+    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+        super().__init__(model, config, images)
+        if self.by_views:
+            self.stages = (0.0, PARTS_FIRST)
 
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
         if not self.training:

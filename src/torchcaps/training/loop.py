@@ -119,7 +119,7 @@ class Trainer:
         batch = self.task.batch(self.images, indices, generator)
         rows = self.ranks.rows(len(indices))
         count = len(range(len(indices))[rows])
-        rate = self.progress.rate * learning_rate(config, step, self.total)
+        rate = self.progress.rate * learning_rate(config, step, self.total, self.task.stages)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)

@@ -1,7 +1,8 @@
 """Optimisers, learning-rate schedules, sizes of batches, and hardware precision."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -53,27 +54,34 @@ def batch_size(images: int) -> int:
     return size
 
 
-def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
-    """Learning rate of step `step`, counted from 0, of `total_steps`."""
+def learning_rate(config: TrainConfig, step: int, total_steps: int, stages: Sequence[float] = (0.0,)) -> float:
+    """Learning rate of step `step`, counted from 0, of `total_steps`. In each of the stages, which begin at these
+    shares of all steps, short, cosine and constant start anew."""
     rate, schedule = config.optimiser.lr or 0.0, config.schedule
-    # Adam's first steps move every weight by the whole rate: a shorter rise leaves every capsule saturated.
-    rise = max(1, round(WARM_UP * total_steps), min(WARM_UP_STEPS, total_steps // 2))
     if schedule.name == "paper":
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
         fallen = max(PAPER_FLOOR, rate * PAPER_DECAY ** (step / PAPER_STEPS))
-        return fallen * min(1.0, (step + 1) / min(rise, PAPER_RISE))
+        return fallen * min(1.0, (step + 1) / min(_rise(total_steps), PAPER_RISE))
     done = step * config.run.epochs // total_steps
     if schedule.name == "steps":
         return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
     if schedule.name == "exponential":
         return rate * max(LOWEST, schedule.decay**done)
-    if schedule.name == "cosine":
-        rise = 0
+    starts = [math.ceil(share * total_steps) for share in (*stages, 1.0)]
+    first, last = next(pair for pair in reversed(list(pairwise(starts))) if pair[0] <= step)
+    step, steps = step - first, last - first
+    rise = 0 if schedule.name == "cosine" else _rise(steps)
     if step < rise:
         return rate * (step + 1) / rise
     if schedule.name == "constant":
         return rate
-    return rate * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
+    return rate * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def _rise(steps: int) -> int:
+    """Steps in which the rate rises: Adam's first ones move every weight by the whole rate, and a shorter rise leaves
+    every capsule saturated."""
+    return max(1, round(WARM_UP * steps), min(WARM_UP_STEPS, steps // 2))
 
 
 def resolve_device(name: str) -> torch.device:
