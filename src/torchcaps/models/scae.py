@@ -37,7 +37,7 @@ WEIGHTS = {
     "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
     "views": 0.0,
 }  # fmt: skip
-COLOUR_UNITS, BLOCKS, SET_UNITS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 16, 128, 32
+COLOUR_UNITS, BLOCKS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 128, 32
 
 
 class Noise(NamedTuple):
@@ -172,11 +172,11 @@ def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor
 class ObjectCapsules(nn.Module):
     """Objects by a set transformer over parts; each votes for the pose of every part."""
 
-    def __init__(self, numbers: int, parts: int, objects: int, units: int) -> None:
+    def __init__(self, numbers: int, parts: int, objects: int, units: int, set_units: int = 16) -> None:
         super().__init__()
-        self.parts, self.embed = parts, nn.Linear(numbers, SET_UNITS)
-        self.blocks = nn.ModuleList(_Block(SET_UNITS) for _ in range(BLOCKS))
-        self.widen = nn.Linear(SET_UNITS, units)
+        self.parts, self.embed = parts, nn.Linear(numbers, set_units)
+        self.blocks = nn.ModuleList(_Block(set_units) for _ in range(BLOCKS))
+        self.widen = nn.Linear(set_units, units)
         self.key, self.value = nn.Linear(units, units, bias=False), nn.Linear(units, units)
         self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
         out = parts * (POSE + 2) + POSE + 1
@@ -238,6 +238,7 @@ class SCAE(ImageModel):
         channels: of the 3x3 convolutions; 128 there.
         strides: of the convolutions, one each.
         units: of the learned seeds that look for objects; 256 there.
+        set_units: of the set transformer that looks at parts; 16 there.
         pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
         weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts and objects learn
             one after the other; see `tasks.discover.Discover`. ValueError for unknown names, and for what is no number
@@ -249,9 +250,10 @@ class SCAE(ImageModel):
     def __init__(
         self, in_chans: int = 1, img_size: int | tuple[int, int] = 40, *, parts: int = 40, objects: int = 32,
         clusters: int = 10, channels: int = 128, strides: Sequence[int] = (2, 2, 1, 1), units: int = 256,
-        pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
+        set_units: int = 16, pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
-        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels, "units": units}
+        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels}
+        sizes |= {"units": units, "set_units": set_units}
         for stride in strides:
             check_range("strides", stride, low=1)
         smallest = side_before(1, [(3, stride) for stride in strides])
@@ -261,7 +263,8 @@ class SCAE(ImageModel):
         self.num_parts, self.num_objects = parts, objects
         how: dict[str, Any] = {"channels": channels, "strides": strides, "pixel_scale": pixel_scale}
         self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
-        self.object_capsules = ObjectCapsules(POSE + 1 + FEATURES + in_chans * TEMPLATE**2, parts, objects, units)
+        numbers = POSE + 1 + FEATURES + in_chans * TEMPLATE**2
+        self.object_capsules = ObjectCapsules(numbers, parts, objects, units, set_units)
         weights = {} if weights is None else weights
         if not isinstance(weights, Mapping) or not all(isinstance(value, Real) for value in weights.values()):
             raise ValueError(f"weights: expected numbers by name, got {weights!r}")
