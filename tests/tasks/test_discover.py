@@ -23,7 +23,8 @@ from torchcaps.report import finish_run
 from torchcaps.tasks import create_task, list_tasks
 from torchcaps.tasks._base import mapped
 from torchcaps.tasks.discover import agreement, directions, entropy, explained, losses
-from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
+from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
+from torchcaps.training.optim import learning_rate
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
 
@@ -133,6 +134,13 @@ def test_parts_learn_first_and_then_objects_by_views():
     torch.testing.assert_close(second["views"], agreement(found.objects.presence))
     torch.testing.assert_close(second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"])
     assert task.eval().batch(some(), torch.arange(4), generator()).again is None
+
+
+@pytest.mark.parametrize(("weights", "stages"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
+def test_objects_by_views_have_a_learning_rate_of_their_own(weights, stages):
+    rates, how = [], {"lr": 1e-3, "schedule": "short", "epochs": 5, "batch_size": 8, "holdout": 4}
+    fit(SCAE(1, 20, **MODEL, weights=weights), some(36), on_step=lambda _, told: rates.append(told["lr"]), **how)
+    assert rates == [learning_rate(TrainConfig.of(**how), step, 20, stages) for step in range(20)]
 
 
 def test_clusters_are_of_what_the_views_compare():
