@@ -1,0 +1,54 @@
+"""Test accuracy of trained runs, and of all of them together: by the mean of their activations.
+
+    python -m benchmarks.ensemble RUN RUN ... [--root data/]
+
+Runs are folders of `torchcaps train` with the same data. Each network reads the test images once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet
+from torchcaps.report import open_run
+
+BATCH = 500
+
+
+@torch.inference_mode()
+def activations(model: nn.Module, images: ImageSet) -> Tensor:
+    """Class activations `[n, classes]` of all images."""
+    return torch.cat([model(images.float_images(index)).float() for index in torch.arange(len(images)).split(BATCH)])
+
+
+def together(found: list[Tensor], labels: Tensor) -> dict[str, object]:
+    """Accuracy of each network's activations `[n, classes]`, their mean and standard deviation, and that of all."""
+    each = [float((one.argmax(dim=1) == labels).double().mean()) for one in found]
+    spread = stdev(each) if len(each) > 1 else 0.0
+    all_of_them = float((torch.stack(found).mean(dim=0).argmax(dim=1) == labels).double().mean())
+    return {"each": each, "mean": mean(each), "std": spread, "together": all_of_them}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument("--root", help="where the data set is looked for first")
+    given = parser.parse_args(arguments)
+    opened = [open_run(run, root=given.root, device="cpu") for run in given.runs]
+    if len({(images.name, images.classes) for _, images in opened}) > 1:
+        print("runs: expected runs with the same data", file=sys.stderr)
+        return 2
+    images = opened[0][1]
+    print(json.dumps(together([activations(task.model.eval(), images) for task, _ in opened], images.labels)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
