@@ -151,6 +151,8 @@ def test_what_does_not_suit_is_refused():
     plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
     with pytest.raises(ValueError, match="segment takes images with masks, and plain has none"):
         create_task(model_of(), TrainConfig(), plain)
+    with pytest.raises(ValueError, match="thicken: expected 0 for images with masks, which would not fit, got 0.5"):
+        create_task(model_of(), TrainConfig.of(thicken=0.5))
     with pytest.raises(ValueError, match="takes a model whose outputs are of pixels, which CapsNet is not"):
         create_task(tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment"))
     with pytest.raises(ValueError, match="takes a model whose outputs are of images, which UNet is not"):

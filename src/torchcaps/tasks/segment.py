@@ -101,6 +101,8 @@ class Segment(Task):
             self.spec = self.model.spec = replace(self.spec, pixels=True, task=self.name)
         if images is not None and not self.takes(images):
             raise ValueError(f"task: {self.name} takes images with masks, and {images.name} has none")
+        if self.how.thicken:
+            raise ValueError(f"thicken: expected 0 for images with masks, which would not fit, got {self.how.thicken}")
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
         self.rare, self.absent, self.at_once = torch.ones(1, 1, 1), [], BATCH
         if isinstance(images, MaskedSet):
