@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet
+from torchcaps.errors import DataError, RunError
 from torchcaps.report import open_run
 
 BATCH = 500
@@ -41,12 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--root", help="where the data set is looked for first")
     given = parser.parse_args(arguments)
-    opened = [open_run(run, root=given.root, device="cpu") for run in given.runs]
+    try:
+        opened = [open_run(run, root=given.root, device="cpu") for run in given.runs]
+    except (RunError, DataError) as error:
+        print(error, file=sys.stderr)
+        return 2
     if len({(images.name, images.classes) for _, images in opened}) > 1:
         print("runs: expected runs with the same data", file=sys.stderr)
         return 2
-    images = opened[0][1]
-    print(json.dumps(together([activations(task.model.eval(), images) for task, _ in opened], images.labels)))
+    found = [activations(task.model.eval(), images) for task, images in opened]  # of the size each of them takes
+    print(json.dumps(together(found, opened[0][1].labels)))
     return 0
 
 

@@ -41,3 +41,5 @@ def test_runs_of_other_data_are_refused(capsys, tmp_path):
     train(TrainConfig.of(**how, data=str(path)), tmp_path / "other")
     assert ensemble.main([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
     assert "runs: expected runs with the same data" in capsys.readouterr().err
+    assert ensemble.main([str(tmp_path / "none")]) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err

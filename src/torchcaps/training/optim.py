@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -67,8 +66,9 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int, stages: Sequ
         return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
     if schedule.name == "exponential":
         return rate * max(LOWEST, schedule.decay**done)
-    starts = [math.ceil(share * total_steps) for share in (*stages, 1.0)]
-    first, last = next(pair for pair in reversed(list(pairwise(starts))) if pair[0] <= step)
+    starts = [math.ceil(share * total_steps) for share in stages]
+    first = max(start for start in starts if start <= step)
+    last = min((start for start in starts if start > step), default=total_steps)
     step, steps = step - first, last - first
     rise = 0 if schedule.name == "cosine" else _rise(steps)
     if step < rise:
