@@ -69,7 +69,9 @@ class DataSettings(_Group):
     max_bytes: int | None = setting(
         None, "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk", low=1
     )
-    img_size: tuple[int, int] | None = setting(None, "height and width to which images are resized")
+    img_size: tuple[int, int] | int | None = setting(
+        None, "height and width to which images are resized, or one for both"
+    )
     crop: int | None = setting(
         None, "side of the window that the model sees: anywhere in training, in the middle otherwise", low=1
     )

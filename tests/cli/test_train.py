@@ -214,6 +214,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
         (("--holdout", 0), "holdout: expected a fraction below 1 or a whole count, got 0.0"),
         (("--seed", -1), "seed: expected between 0 and 2147483647, got -1"),
         (("--img-size", 0, 5), "img_size: expected height and width in pixels, got (0, 5)"),
+        (("--img-size", 0), "img_size: expected height and width in pixels, got 0"),
         (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
         (("--threads", 10**9), "--threads: expected between 1 and 256, got 1000000000"),
         (("--output", ""), "--output: expected a value, got an empty word"),
@@ -228,6 +229,11 @@ def test_a_wrong_flag_is_2_and_leaves_nothing(command, start, tmp_path, flags, s
     assert outcome.status == 2
     assert the_sentence(outcome) == sentence
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_side_is_both(command, start):
+    outcome = command(*start, "--img-size", 5)
+    assert the_sentence(outcome).endswith("need images of at least 17x17 pixels, got 5x5")
 
 
 @pytest.mark.parametrize("option", ["itertions=2", "channels=many", "iterations=[1]"])
