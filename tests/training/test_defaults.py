@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -67,23 +69,28 @@ def test_only_lengths_that_tell_nothing_are_stuck(lengths, expected):
 
 @pytest.fixture
 def never_starts(monkeypatch):
-    """Every network counts as saturated, in its second attempt too."""
-    asked = []
-    monkeypatch.setattr(classify_module, "stuck", lambda activation: asked.append(activation) or "saturated")
+    """Every network counts as saturated after its first step. Each training asks twice, there and in step 3."""
+    return asked_in_turn(monkeypatch, None, "saturated")
+
+
+def asked_in_turn(monkeypatch, *answers):
+    """Make `stuck` give these answers, again and again; what it was asked about."""
+    asked, given = [], itertools.cycle(answers)
+    monkeypatch.setattr(classify_module, "stuck", lambda activation: asked.append(activation) or next(given))
     return asked
 
 
 def test_a_network_that_does_not_start_starts_again_once_at_a_tenth_of_the_rate(bars, tmp_path, never_starts):
     rates = []
     train(tiny(bars), tmp_path / "run", listener=lambda row: rates.append(row["kind"]))
-    assert len(never_starts) == 1 and never_starts[0].shape == (10, 3)  # the last batch of 42 images
+    assert [tuple(lengths.shape) for lengths in never_starts] == [(16, 3), (10, 3)]  # of 42 images
     assert notes(tmp_path / "run") == [(0, f"every class capsule was saturated after step 3; {RESTARTED}")]
     assert rates.count("tick") == 3 + 6 and rates.count("epoch") == 2
 
 
 def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, monkeypatch):
     train(tiny(bars, lr=1e-4), tmp_path / "slow")
-    monkeypatch.setattr(classify_module, "stuck", lambda activation: "dead")
+    asked_in_turn(monkeypatch, None, "dead")
     train(tiny(bars), tmp_path / "again")
     found, expected = contents(tmp_path / "again"), contents(tmp_path / "slow")
     assert found["model.safetensors"] == expected["model.safetensors"]
@@ -98,6 +105,27 @@ def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(bars
     train(TrainConfig(), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
     assert len(notes(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize(("first", "later", "again"), [("dead", "dead", 0), ("dead", "saturated", 1), ("dead", None, 0)])
+def test_a_network_that_began_so_does_not_start_again(bars, tmp_path, monkeypatch, first, later, again):
+    asked_in_turn(monkeypatch, first, later)
+    with pytest.raises(Interrupted):
+        train(tiny(bars, checkpoint_every=1), tmp_path / "run", should_stop=stop_after(2))
+    train(TrainConfig(), tmp_path / "run", resume=True)
+    assert len(notes(tmp_path / "run")) == again
+
+
+def test_a_network_with_short_lengths_at_first_learns_from_few_images(tmp_path):
+    # Nothing is planted: lengths of this network are below 0.05 at first, and 100 images are 13 steps.
+    config = TrainConfig.of(
+        data="digits", per_class=10, model="efficient_capsnet", model_options={"decoder": False}, epochs=2,
+        precision="fp32", device="cpu",
+    )  # fmt: skip
+    run = train(config, tmp_path / "run")
+    epochs = [row for row in run.rows() if row["kind"] == "epoch"]
+    assert notes(run.path) == [] and epochs[1]["train_margin"] < epochs[0]["train_margin"]
+    assert epochs[1]["warnings"] == [] or "train longer" in epochs[1]["warnings"][0]
 
 
 def test_networks_without_capsules_do_not_start_again(bars, tmp_path, never_starts):

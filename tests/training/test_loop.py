@@ -319,6 +319,7 @@ def test_a_resumed_run_refuses_a_configuration_that_was_edited(bars, whole, tmp_
         ({"best_score": None}, "best_score: expected a finite number, got None"),
         ({"best_loss": math.inf}, "best_loss: expected a finite number, got inf"),
         ({"best_epoch": 1.0}, "best_epoch: expected a whole number from 0 on, got 1.0"),
+        ({"began": None}, "began: expected a sentence, got None"),
         ({"other": 1}, "is not the state of this training ("),
     ],
 )

@@ -162,8 +162,10 @@ class Task(nn.Module):
         return []
 
     def stuck(self, losses: Outcomes) -> str | None:
-        """What is wrong with a network that does not learn, by what `forward` gave in an early step: it starts again.
-        Such as "every class capsule was dead"; None where nothing is."""
+        """What is wrong with a network that does not learn, by what `forward` gave in an early step.
+
+        Such as "every class capsule was dead"; None where nothing is. The training starts again, unless the first step
+        gave the same."""
         return None
 
     def outcomes(

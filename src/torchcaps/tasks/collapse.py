@@ -7,7 +7,7 @@ from torch import Tensor
 DEAD, SATURATED, CONSTANT = 0.05, 0.9, 0.01  # the largest length, the mean length, the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
 ADVICE = {
-    "dead": "switch the bias on (option bias=true)",
+    "dead": "train longer, or switch the bias on (option bias=true)",
     "saturated": "lower the learning rate (lr), take smaller batches (batch_size), or clip the gradient (clip 0.1)",
 }
 NAMED = 5  # silent classes that a warning names

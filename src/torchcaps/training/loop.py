@@ -173,12 +173,15 @@ class Trainer:
             self._log({"kind": "step", "step": step, **figures})
 
     def _failed_to_start(self, losses: dict[str, Tensor]) -> bool:
-        """Whether the network does not learn at step 100 (in the middle of a shorter run) and starts again, once."""
-        at = min(PROBED_STEP, self.total // 2)
-        if self.progress.step != at or self.progress.rate < 1:
+        """Whether the network does not learn at step 100 (in the middle of a shorter run) and starts again, once.
+
+        Not where it began so: that is not the learning rate's doing."""
+        if self.progress.step not in (1, min(PROBED_STEP, self.total // 2)) or self.progress.rate < 1:
             return False
         state = self.task.stuck({n: self.ranks.cat(v.detach()) for n, v in losses.items() if v.dim()})
-        if state is None:
+        if self.progress.step == 1:  # computed before the weights changed
+            self.progress.began = state or ""
+        if state in (None, self.progress.began):
             return False
         rate = self.config.optimiser.lr or 0.0
         how = f"once, with a tenth of the learning rate ({rate * RESTART_RATE:g})"

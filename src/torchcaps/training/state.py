@@ -22,6 +22,7 @@ class Progress:
 
     step: int = 0
     rate: float = 1.0  # share of the configured learning rate in use: below 1 once the training has started again
+    began: str = ""  # what was wrong with the network before its first step, by the task's `stuck`
     best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
@@ -127,7 +128,9 @@ def _check_progress(path: Path, progress: Progress, steps: int) -> None:
         raise RunError(f"{path}: sums: expected none, or loss and count among them, got {progress.sums!r}")
     numbers = {name: value for name, value in vars(progress).items() if name != "sums"}
     for name, value in (numbers | progress.sums).items():
-        if name in ("step", "best_epoch"):
+        if name == "began":
+            good, wanted = isinstance(value, str), "a sentence"
+        elif name in ("step", "best_epoch"):
             good, wanted = type(value) is int and value >= 0, "a whole number from 0 on"
         else:
             good, wanted = type(value) in (int, float) and abs(value) < math.inf, "a finite number"
