@@ -107,9 +107,9 @@ def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(bars
     assert len(notes(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize(("first", "later", "again"), [("dead", "dead", 0), ("dead", "saturated", 1), ("dead", None, 0)])
-def test_a_network_that_began_so_does_not_start_again(bars, tmp_path, monkeypatch, first, later, again):
-    asked_in_turn(monkeypatch, first, later)
+@pytest.mark.parametrize(("later", "again"), [("dead", 0), ("saturated", 1), (None, 0)])
+def test_a_network_that_began_dead_does_not_start_again_for_that(bars, tmp_path, monkeypatch, later, again):
+    asked_in_turn(monkeypatch, "dead", later)
     with pytest.raises(Interrupted):
         train(tiny(bars, checkpoint_every=1), tmp_path / "run", should_stop=stop_after(2))
     train(TrainConfig(), tmp_path / "run", resume=True)
