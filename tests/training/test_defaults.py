@@ -117,7 +117,7 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(bars, tmp_path,
 
 
 def test_a_network_with_short_lengths_at_first_learns_from_few_images(tmp_path):
-    # Nothing is planted: lengths of this network are below 0.05 at first, and 100 images are 13 steps.
+    # Nothing is planted: lengths of this network are below 0.05 at first, and 100 images are 13 steps an epoch.
     config = TrainConfig.of(
         data="digits", per_class=10, model="efficient_capsnet", model_options={"decoder": False}, epochs=2,
         precision="fp32", device="cpu",
