@@ -10,6 +10,7 @@ from types import ModuleType
 
 import make_dependencies
 
+WIDTH = 120  # of a line, in characters
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
@@ -69,6 +70,12 @@ def unknown_commands(path: Path, text: str) -> list[str]:
     return faults
 
 
+def long_lines(path: Path, text: str) -> list[str]:
+    """Lines of over 120 characters, but for rows of tables."""
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{path.name}:{n}: over {WIDTH} characters" for n, line in lines if len(line) > WIDTH and line[0] != "|"]
+
+
 def gallery_gaps() -> list[str]:
     """Public functions of `torchcaps.viz` without an entry in the gallery; entries without a function or picture."""
     from torchcaps import viz
@@ -92,6 +99,7 @@ def main() -> int:
             continue
         text = path.read_text(encoding="utf-8")
         faults += broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
+        faults += long_lines(path, text)
         faults += [f"{path.name}: names a path of one machine: {found}" for found in FORBIDDEN.findall(text)]
     faults += gallery_gaps() + make_dependencies.gaps()
     for fault in faults:
