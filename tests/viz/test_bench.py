@@ -53,3 +53,12 @@ def test_curves_are_logarithmic_with_the_exponents_in_the_legend():
         "auto: exponent 1.00",
         "reference: exponent 1.00",
     ]
+
+
+def test_equal_times_look_equal():
+    panel = {"one": (0.90, [0.99, 0.98]), "two": (0.92, [0.97])}
+    figure = viz.accuracy_against_time({"digits": panel, "slow": {"one": (1.0, [0.9]), "two": (100.0, [1.0])}})
+    assert_nothing_cut(figure)
+    (low, high), (_, slowest) = (axes.get_xlim() for axes in figure.axes)
+    assert high / low == pytest.approx(4)
+    assert 100 < slowest < 400
