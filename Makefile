@@ -54,7 +54,7 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
 
-# The tested versions, the lowest ones, and the licences: constraints*.txt and docs/dependencies.md.
+# The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.
 dependencies: $(INSTALLED)
 	$(BIN)/python tools/make_dependencies.py
 

@@ -62,16 +62,26 @@ class Attendance(NamedTuple):
 
     def told(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        told = {"strokes": len(self.seconds) + self.unanswered, "unanswered": self.unanswered, "refused": self.refused}
+        told = {
+            "strokes": len(self.seconds) + self.unanswered,
+            "unanswered": self.unanswered,
+            "refused": self.refused,
+        }
         spread = {"median_ms": median(self.seconds), "p95_ms": quantiles(self.seconds, n=20)[-1]}
         spread["longest_ms"] = max(self.seconds)
-        return told | {"superseded": self.superseded} | {name: round(1000 * one) for name, one in spread.items()}
+        return (
+            told
+            | {"superseded": self.superseded}
+            | {name: round(1000 * one) for name, one in spread.items()}
+        )
 
 
 async def ask(port: int, body: bytes, stream: str) -> tuple[int, bytes]:
     """One request, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
+    head = (
+        f"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
+    )
     try:
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         answer = await reader.read()
@@ -120,7 +130,9 @@ class Page:
     async def _ask(self, stroke: int) -> None:
         picture = base64.b64encode(self.draw.randbytes(self.size)).decode()
         try:
-            status, answer = await ask(self.port, json.dumps({"image": picture}).encode(), self.name)
+            status, answer = await ask(
+                self.port, json.dumps({"image": picture}).encode(), self.name
+            )
         except (OSError, IndexError, ValueError) as error:
             self.wrong.append(repr(error))
             return
@@ -128,7 +140,9 @@ class Page:
             self.refused += 1
             if stroke == self.sent:
                 self.next = self.next or stroke
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.tries) * (0.5 + self.draw.random() / 2)
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.tries) * (
+                    0.5 + self.draw.random() / 2
+                )
                 self.earliest, self.tries = time.monotonic() + pause, self.tries + 1
         elif status != 200:
             self.wrong.append(f"{status}: {answer[:200]!r}")
@@ -140,7 +154,9 @@ class Page:
                 self.seconds.append(time.monotonic() - self.begun.pop(0))
 
 
-def attend(port: int, seconds: float, clients: int = CLIENTS, size: int = 784, *, in_step: bool = False) -> Attendance:
+def attend(
+    port: int, seconds: float, clients: int = CLIENTS, size: int = 784, *, in_step: bool = False
+) -> Attendance:
     """What a class gets of the server on this port.
 
     Args:
@@ -155,19 +171,29 @@ def attend(port: int, seconds: float, clients: int = CLIENTS, size: int = 784, *
     async def all_attend() -> None:
         start = time.monotonic()
         first = [start + EVERY * (0 if in_step else page.draw.random()) for page in pages]
-        await asyncio.gather(*(page.attend(one, start + seconds) for page, one in zip(pages, first, strict=True)))
+        await asyncio.gather(
+            *(page.attend(one, start + seconds) for page, one in zip(pages, first, strict=True))
+        )
 
     asyncio.run(all_attend())
     return Attendance(
-        [one for page in pages for one in page.seconds], sum(len(page.begun) for page in pages),
-        sum(page.refused for page in pages), sum(page.superseded for page in pages),
+        [one for page in pages for one in page.seconds],
+        sum(len(page.begun) for page in pages),
+        sum(page.refused for page in pages),
+        sum(page.superseded for page in pages),
         [one for page in pages for one in page.wrong][:5],
-    )  # fmt: skip
+    )
 
 
 def measure(given: argparse.Namespace, in_step: bool) -> Attendance:
     """A class before a server of its own."""
-    command = [sys.executable, "-c", SERVER, str(given.threads), *([given.run] if given.run else [])]
+    command = [
+        sys.executable,
+        "-c",
+        SERVER,
+        str(given.threads),
+        *([given.run] if given.run else []),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -179,8 +205,12 @@ def measure(given: argparse.Namespace, in_step: bool) -> Attendance:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper"
+    )
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
@@ -188,8 +218,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     check_range("--clients", given.clients, low=1)
     found = {name: measure(given, in_step=name == "in_step") for name in ("by_chance", "in_step")}
-    told = {"model": given.run or "untrained", "clients": given.clients, "seconds": given.seconds, "every_s": EVERY}
-    told |= {name: one.told() | {"wrong": one.wrong} for name, one in found.items()} | {"machine": machine()}
+    told = {
+        "model": given.run or "untrained",
+        "clients": given.clients,
+        "seconds": given.seconds,
+        "every_s": EVERY,
+    }
+    told |= {name: one.told() | {"wrong": one.wrong} for name, one in found.items()} | {
+        "machine": machine()
+    }
     given.output.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     json.dump(told, sys.stdout, indent=2)
     print()

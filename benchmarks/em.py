@@ -26,10 +26,19 @@ IMPLS, ITERATIONS, PRECISION = ("numba", "blocked", "reference"), (2, 3), "bf16"
 def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
     """A row for each implementation."""
     workloads = {
-        impl: Workload("matrix_caps_small", {"iterations": iterations, "impl": impl, "in_chans": 1, "img_size": 28,
-                                            "num_classes": 10}, batch)
+        impl: Workload(
+            "matrix_caps_small",
+            {
+                "iterations": iterations,
+                "impl": impl,
+                "in_chans": 1,
+                "img_size": 28,
+                "num_classes": 10,
+            },
+            batch,
+        )
         for impl in IMPLS
-    }  # fmt: skip
+    }
     models = {impl: workload.build() for impl, workload in workloads.items()}
     images, labels = workloads[IMPLS[0]].data(models[IMPLS[0]])
     work = {impl: training_step(model, images, labels, PRECISION) for impl, model in models.items()}
@@ -40,16 +49,21 @@ def measure(iterations: int, batch: int, repeats: int) -> list[Row]:
         memory = in_fresh_process("memory", workload=asdict(workload), precision=PRECISION)
         rows.append(
             {
-                "iterations": iterations, "impl": impl, **times, "img/s": 1e3 * batch / times["ms"],
+                "iterations": iterations,
+                "impl": impl,
+                **times,
+                "img/s": 1e3 * batch / times["ms"],
                 "peak MiB": memory["peak_mib"] - memory["before_mib"],
             }
-        )  # fmt: skip
+        )
     return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=32, help="images in a step")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each that are timed")
     chosen = parser.parse_args(arguments)
@@ -58,12 +72,17 @@ def main(arguments: list[str] | None = None) -> int:
         check_range("--repeats", chosen.repeats, low=1)
     except ValueError as error:
         parser.error(str(error))
-    rows = [row for iterations in ITERATIONS for row in measure(iterations, chosen.batch, chosen.repeats)]
+    rows = [
+        row
+        for iterations in ITERATIONS
+        for row in measure(iterations, chosen.batch, chosen.repeats)
+    ]
     for line in cells(rows):
         print("".join(f"{cell:>12}" for cell in line))
     settings = {"batch": chosen.batch, "repeats": chosen.repeats, "precision": PRECISION}
     RESULT.write_text(
-        json.dumps({"machine": machine(), "settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+        json.dumps({"machine": machine(), "settings": settings, "rows": rows}, indent=2) + "\n",
+        encoding="utf-8",
     )
     return 0
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import DataError, RunError
-from torchcaps.report import open_run
+from torchcaps.reporting import open_run
 
 BATCH = 500
 
@@ -25,7 +25,12 @@ BATCH = 500
 @torch.inference_mode()
 def activations(model: nn.Module, images: ImageSet) -> Tensor:
     """Class activations `[n, classes]` of all images."""
-    return torch.cat([model(images.float_images(index)).float() for index in torch.arange(len(images)).split(BATCH)])
+    return torch.cat(
+        [
+            model(images.float_images(index)).float()
+            for index in torch.arange(len(images)).split(BATCH)
+        ]
+    )
 
 
 def together(found: list[Tensor], labels: Tensor) -> dict[str, object]:
@@ -38,7 +43,9 @@ def together(found: list[Tensor], labels: Tensor) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--root", help="where the data set is looked for first")
     given = parser.parse_args(arguments)
@@ -50,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     if len({(images.name, images.classes) for _, images in opened}) > 1:
         print("runs: expected runs with the same data", file=sys.stderr)
         return 2
-    found = [activations(task.model.eval(), images) for task, images in opened]  # of the size each of them takes
+    found = [
+        activations(task.model.eval(), images) for task, images in opened
+    ]  # of the size each of them takes
     print(json.dumps(together(found, opened[0][1].labels)))
     return 0
 

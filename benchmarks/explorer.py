@@ -69,13 +69,22 @@ def opened(address: str) -> Iterator[Chrome]:
     from selenium import webdriver
     from selenium.webdriver.support.ui import WebDriverWait
 
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     driver = shutil.which("chromedriver")
     if program is None or driver is None:
-        raise SystemExit("this needs chromium and chromedriver; `make browser` installs them where it can")
+        raise SystemExit(
+            "this needs chromium and chromedriver; `make browser` installs them where it can"
+        )
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+    ):
         options.add_argument(argument)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
@@ -90,11 +99,15 @@ def stroke(browser: Chrome, draw: random.Random) -> list[float]:
     """Clear the page, draw one stroke, and return the milliseconds of its movements."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    browser.execute_script("document.getElementById('clear').click(); performance.clearMeasures('stroke-to-bars')")
+    browser.execute_script(
+        "document.getElementById('clear').click(); performance.clearMeasures('stroke-to-bars')"
+    )
     paper = browser.find_element("id", "paper")
     reach = int(0.4 * paper.size["width"])
     x, y = (draw.randint(-reach, reach) for _ in range(2))
-    chain = ActionChains(browser, duration=10).move_to_element_with_offset(paper, x, y).click_and_hold()
+    chain = (
+        ActionChains(browser, duration=10).move_to_element_with_offset(paper, x, y).click_and_hold()
+    )
     for _ in range(MOVES):
         x, y = (max(-reach, min(reach, at + draw.randint(-25, 25))) for at in (x, y))
         chain.pause(PAUSE).move_to_element_with_offset(paper, x, y)
@@ -117,8 +130,12 @@ def measure(session: Session, strokes: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper"
+    )
     parser.add_argument("--strokes", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -127,7 +144,11 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     session = untrained() if given.run is None else open_session(given.run)
-    found = {"model": session.name, "strokes": given.strokes} | measure(session, given.strokes) | {"machine": machine()}
+    found = (
+        {"model": session.name, "strokes": given.strokes}
+        | measure(session, given.strokes)
+        | {"machine": machine()}
+    )
     given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     json.dump(found, sys.stdout, indent=2)
     print()

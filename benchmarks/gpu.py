@@ -43,7 +43,10 @@ from torchcaps.types import Capsules
 
 EPOCH = 60_000
 RESULT = Path(__file__).parent / "results" / "gpu.json"
-LAYERS = {name: VARIANTS[name] for name in ("limit", "textbook", "einsum", "compiled", "reference", "triton")}
+LAYERS = {
+    name: VARIANTS[name]
+    for name in ("limit", "textbook", "einsum", "compiled", "reference", "triton")
+}
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
@@ -101,14 +104,23 @@ def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> C
 def layer_rows(batch: int, repeats: int, measured: dict[str, float]) -> list[dict[str, object]]:
     """A row for each layer at this batch size, and its share of the roofline."""
     layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
-    bound = 1e3 * least_seconds(least_work(batch, layer), Rates(measured["copy"], measured[str(torch.float32)]))
+    bound = 1e3 * least_seconds(
+        least_work(batch, layer), Rates(measured["copy"], measured[str(torch.float32)])
+    )
     rows = []
     for name, variant in LAYERS.items():
         built = variant.build(layer).cuda()
         time = milliseconds(both_passes(built, batch, (1152, 8)), repeats)
         peak = peak_mib(both_passes(built, batch, (1152, 8)))
         rows.append(
-            {"layer": name, "batch": batch, "ms": time, "roofline ms": bound, "of roofline": bound / time, "MiB": peak}
+            {
+                "layer": name,
+                "batch": batch,
+                "ms": time,
+                "roofline ms": bound,
+                "of roofline": bound / time,
+                "MiB": peak,
+            }
         )
     return rows
 
@@ -128,15 +140,18 @@ def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     model = create_model("capsnet")
     model.class_capsules = LAYERS[name].build(model.class_capsules)
     task = create_task(model, TrainConfig()).cuda()
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
-    images, labels = torch.rand(batch, 1, 28, 28, device="cuda"), torch.randint(10, (batch,), device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    images, labels = (
+        torch.rand(batch, 1, 28, 28, device="cuda"),
+        torch.randint(10, (batch,), device="cuda"),
+    )
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=False)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             loss = task(Batch(images, labels), 0.0)["loss"]
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -145,16 +160,26 @@ def step_rows(batch: int, repeats: int) -> list[dict[str, object]]:
     """A row for each layer and precision: step time as it is and as a graph, tax, seconds per epoch."""
     rows = []
     for bf16 in (False, True):
-        steps = {name: step_of(name, batch, bf16) for name in ("limit", "triton", "compiled", "textbook")}
+        steps = {
+            name: step_of(name, batch, bf16) for name in ("limit", "triton", "compiled", "textbook")
+        }
         plain = {name: milliseconds(step, repeats) for name, step in steps.items()}
-        graphs = {name: milliseconds(as_graph(steps[name]), repeats) for name in ("limit", "triton")}
+        graphs = {
+            name: milliseconds(as_graph(steps[name]), repeats) for name in ("limit", "triton")
+        }
         for name in steps:
             best = graphs.get(name, plain[name])
-            rows.append({
-                "step": name, "batch": batch, "precision": "bf16" if bf16 else "fp32",
-                "ms": plain[name], "ms as graph": graphs.get(name),
-                "tax": best / graphs["limit"], "s per epoch": best / 1e3 * EPOCH / batch,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "step": name,
+                    "batch": batch,
+                    "precision": "bf16" if bf16 else "fp32",
+                    "ms": plain[name],
+                    "ms as graph": graphs.get(name),
+                    "tax": best / graphs["limit"],
+                    "s per epoch": best / 1e3 * EPOCH / batch,
+                }
+            )
     return rows
 
 
@@ -165,7 +190,10 @@ def verify(batch: int = 37) -> float:
         WrongResultError: if it exceeds the tolerance.
     """
     layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
-    pose, upstream = torch.randn(batch, 1152, 8, device="cuda") * 0.1, torch.randn(batch, 10, 16, device="cuda")
+    pose, upstream = (
+        torch.randn(batch, 1152, 8, device="cuda") * 0.1,
+        torch.randn(batch, 10, 16, device="cuda"),
+    )
     truth = outcome(layer, pose, upstream)
     found = outcome(LAYERS["triton"].build(layer).cuda(), pose, upstream)
     return checked({"triton": largest_error(found, truth)})["triton"]
@@ -182,11 +210,17 @@ def offline(shapes: str, command: str) -> int:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--offline", action="store_true", help="compile for sm_80 and sm_90 and run nothing")
-    parser.add_argument("--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline")
+    parser.add_argument(
+        "--offline", action="store_true", help="compile for sm_80 and sm_90 and run nothing"
+    )
+    parser.add_argument(
+        "--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline"
+    )
     chosen = parser.parse_args()
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
     if chosen.offline:
@@ -195,12 +229,16 @@ def main() -> int:
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
     torch.backends.cuda.matmul.allow_tf32 = False
     error, measured = verify(), rates(chosen.repeats)
-    layers = [row for batch in chosen.batches for row in layer_rows(batch, chosen.repeats, measured)]
+    layers = [
+        row for batch in chosen.batches for row in layer_rows(batch, chosen.repeats, measured)
+    ]
     steps = [row for batch in chosen.batches for row in step_rows(batch, chosen.repeats)]
     print_table(cells(layers))
     print_table(cells(steps))
     found = {"error": error, "rates": measured, "layers": layers, "steps": steps}
-    RESULT.write_text(json.dumps({"command": command, "machine": machine(), **found}, indent=2) + "\n")
+    RESULT.write_text(
+        json.dumps({"command": command, "machine": machine(), **found}, indent=2) + "\n"
+    )
     print(f"written to {RESULT}")
     return 0
 

@@ -32,11 +32,16 @@ def step(model: torch.nn.Module, images: torch.Tensor) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default, about in (
-        ("side", 32, "of an image"), ("dim", 4, "of the smallest capsules; 16 is published"),
-        ("batch", 16, "images in a step"), ("repeats", 9, "steps of each that are timed"), ("threads", 2, "of torch"),
-    ):  # fmt: skip
+        ("side", 32, "of an image"),
+        ("dim", 4, "of the smallest capsules; 16 is published"),
+        ("batch", 16, "images in a step"),
+        ("repeats", 9, "steps of each that are timed"),
+        ("threads", 2, "of torch"),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default, help=about)
     chosen = parser.parse_args(arguments)
     try:
@@ -50,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     images, work = torch.rand(chosen.batch, 1, chosen.side, chosen.side), {}
     for impl in IMPLS:
         size = (chosen.side, chosen.side)
-        model = torchcaps.create_model("segcaps", num_classes=4, in_chans=1, img_size=size, dim=chosen.dim)
+        model = torchcaps.create_model(
+            "segcaps", num_classes=4, in_chans=1, img_size=size, dim=chosen.dim
+        )
         torchcaps.set_impl(model, impl)
         work[impl] = lambda model=model: step(model, images)
     rows = []

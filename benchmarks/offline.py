@@ -29,9 +29,12 @@ RESULT = Path(__file__).parent / "results" / "gpu_offline.json"
 TARGETS = (80, 90)
 # Types of poses and weights, and how matrices are multiplied.
 PRECISIONS = {
-    "fp32": ("*fp32", "*fp32", "ieee"), "tf32": ("*fp32", "*fp32", "tf32"), "bf16": ("*bf16", "*bf16", "bf16"),
-    "fp16": ("*fp16", "*fp16", "tf32"), "bf16, fp32 weights": ("*bf16", "*fp32", "bf16"),
-}  # fmt: skip
+    "fp32": ("*fp32", "*fp32", "ieee"),
+    "tf32": ("*fp32", "*fp32", "tf32"),
+    "bf16": ("*bf16", "*bf16", "bf16"),
+    "fp16": ("*fp16", "*fp16", "tf32"),
+    "bf16, fp32 weights": ("*bf16", "*fp32", "bf16"),
+}
 FACTORS = {"uniform": 0, "couplings": 1, "gradients": 2}
 KERNELS: dict[str, dict[str, Any]] = {
     "agreements": {"LEAKY": False, "BACKWARD": False, "OUTER": False},
@@ -54,7 +57,10 @@ SHAPES = {
         (24, 48),
     ],
 }
-LARGEST = ["agreements, backward", *(f"{name}, gradients" for name in ("sums", "pose_gradient", "weight_gradient"))]
+LARGEST = [
+    "agreements, backward",
+    *(f"{name}, gradients" for name in ("sums", "pose_gradient", "weight_gradient")),
+]
 MAIN = ["fp32", "tf32", "bf16"]
 MOST_SHARED, MOST_SPILLED = 160 << 10, 256  # bytes
 
@@ -67,13 +73,20 @@ def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> 
     ptx = compiled.asm["ptx"]
     log = _assemble(ptx, target)
     return {
-        "kernel": kernel, "dim": dim, "in_dim": in_dim, "precision": precision, "gpu": f"sm_{target}",
-        "samples": chosen.BLOCK_B, "children": chosen.BLOCK_I, "warps": chosen.num_warps, "stages": chosen.num_stages,
+        "kernel": kernel,
+        "dim": dim,
+        "in_dim": in_dim,
+        "precision": precision,
+        "gpu": f"sm_{target}",
+        "samples": chosen.BLOCK_B,
+        "children": chosen.BLOCK_I,
+        "warps": chosen.num_warps,
+        "stages": chosen.num_stages,
         "registers": int(_found(r"Used (\d+) registers", log)),
         "spilled B": int(_found(r"(\d+) bytes spill stores", log)),
         "shared B": compiled.metadata.shared,
         "tensor-core": len(re.findall(r"\bmma\.sync|\bwgmma\.mma_async", ptx)),
-    }  # fmt: skip
+    }
 
 
 def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSource, dict[str, Any]]:
@@ -84,11 +97,19 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     options = {name: value for name, value in arguments.items() if name.islower()}
     constants = {name: value for name, value in arguments.items() if not name.islower()}
     constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **KERNELS[kernel]}
-    numbers = {"batch": "i32", "children": "i32", "parents": "i32", "per_split": "i32", "uniform": "fp32"}
+    numbers = {
+        "batch": "i32",
+        "children": "i32",
+        "parents": "i32",
+        "per_split": "i32",
+        "uniform": "fp32",
+    }
     types = numbers | {"pose": pose, "weight": weight} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "*fp32") for name in function.arg_names}
     even = [
-        n for n, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name in ("children", "per_split")
+        n
+        for n, (name, kind) in enumerate(signature.items())
+        if kind[0] == "*" or name in ("children", "per_split")
     ]
     attributes = {(n,): [["tt.divisibility", 16]] for n in even}
     return ASTSource(function, signature, constants, attributes), options
@@ -100,7 +121,14 @@ def _assemble(ptx: str, target: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx, encoding="utf-8")
-        command = [get_ptxas(target).path, "-v", f"--gpu-name={arch}", "-o", str(path.with_suffix(".cubin")), str(path)]
+        command = [
+            get_ptxas(target).path,
+            "-v",
+            f"--gpu-name={arch}",
+            "-o",
+            str(path.with_suffix(".cubin")),
+            str(path),
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
@@ -124,7 +152,9 @@ def worst(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in found:
         same = {name: row[name] for name in list(row)[1:9]}
-        group = groups.setdefault(tuple(same.values()), same | {name: row[name] for name in list(row)[9:]})
+        group = groups.setdefault(
+            tuple(same.values()), same | {name: row[name] for name in list(row)[9:]}
+        )
         for name in ("registers", "spilled B", "shared B"):
             group[name] = max(group[name], row[name])
         group["tensor-core"] = min(group["tensor-core"], row["tensor-core"])
@@ -141,10 +171,21 @@ def main(shapes: str, command: str) -> int:
         print(*row.values(), sep="  ", flush=True)
     print("\nWorst of all kernels:")
     print_table(cells(worst(found)))
-    heavy = [row for row in found if row["shared B"] > MOST_SHARED or row["spilled B"] > MOST_SPILLED]
-    head = {"command": command, "triton": triton.__version__, "machine": machine(), "columns": list(found[0])}
+    heavy = [
+        row for row in found if row["shared B"] > MOST_SHARED or row["spilled B"] > MOST_SPILLED
+    ]
+    head = {
+        "command": command,
+        "triton": triton.__version__,
+        "machine": machine(),
+        "columns": list(found[0]),
+    }
     lines = ",\n".join("    " + json.dumps(list(row.values())) for row in found)
-    RESULT.write_text(json.dumps(head, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
-    print(f"written to {RESULT}; {len(heavy)} of {len(found)} take more than {MOST_SHARED} B shared or spill more than "
-          f"{MOST_SPILLED} B")  # fmt: skip
+    RESULT.write_text(
+        json.dumps(head, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n', encoding="utf-8"
+    )
+    print(
+        f"written to {RESULT}; {len(heavy)} of {len(found)} take more than {MOST_SHARED} B shared or spill more than "
+        f"{MOST_SPILLED} B"
+    )
     return 1 if heavy else 0

@@ -23,7 +23,7 @@ import torch
 
 import torchcaps
 from torchcaps.data import load_dataset
-from torchcaps.ranks import join, leave
+from torchcaps.distributed import join, leave
 from torchcaps.training.environment import environment
 from torchcaps.training.run import fit
 
@@ -38,11 +38,19 @@ def work(output: Path, steps: int, size: int) -> None:
     with join(os.environ, "cpu") as ranks:
         model = torchcaps.create_model("capsnet", img_size=images.img_size, in_chans=1)
         fit(
-            model, images, epochs=1, epoch_size=(WARM + steps) * size, batch_size=size, holdout=10,
+            model,
+            images,
+            epochs=1,
+            epoch_size=(WARM + steps) * size,
+            batch_size=size,
+            holdout=10,
             on_step=lambda *_: times.append(time.perf_counter()),
-        )  # fmt: skip
+        )
         if ranks.main:
-            seconds = [after - before for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False)]
+            seconds = [
+                after - before
+                for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False)
+            ]
             output.write_text(json.dumps(size / median(seconds)), encoding="utf-8")
     leave(0)
 
@@ -51,8 +59,21 @@ def measure(world: int, given: argparse.Namespace) -> float:
     """Images per second of so many processes."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "found.json"
-        line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
-        line += ["benchmarks.processes", "--steps", str(given.steps), "--batch-size", str(given.batch_size)]
+        line = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={world}",
+            "-m",
+        ]
+        line += [
+            "benchmarks.processes",
+            "--steps",
+            str(given.steps),
+            "--batch-size",
+            str(given.batch_size),
+        ]
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([*line, "--work", str(output)], env=environ, check=True, capture_output=True)
         return float(json.loads(output.read_text(encoding="utf-8")))
@@ -60,16 +81,22 @@ def measure(world: int, given: argparse.Namespace) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--world", type=int, default=2, help="processes beside one")
-    parser.add_argument("--steps", type=int, default=10, help="of each start, beside 3 that do not count")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="of each start, beside 3 that do not count"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.work is not None:
         work(given.work, given.steps, given.batch_size)
-    rounds = [{world: measure(world, given) for world in (1, given.world)} for _ in range(given.rounds)]
+    rounds = [
+        {world: measure(world, given) for world in (1, given.world)} for _ in range(given.rounds)
+    ]
     told: dict[str, Any] = {"batch_size": given.batch_size, "load": os.getloadavg()}
     for world in (1, given.world):
         speeds = [one[world] for one in rounds]

@@ -5,7 +5,7 @@
 
 A record is a file benchmarks/records/NAME.toml: its claim (mean test accuracy; seconds, parameters or both) and the
 settings of the run.
-The clock is the wall's, over the steps of training with all that they need (order, augmentation, optimiser);
+The clock is the wall's, over the steps of training with all that they need (order, augmentation, optimizer);
 validation after epochs is left out. Each run reads the test images once. The log goes to benchmarks/records/NAME.json,
 a run at a time; runs with other settings are another record's and are refused. A record counts when every run is within
 the seconds and the parameters, and the mean of all runs is above the accuracy with p < 0.01 (one-sided t-test over
@@ -56,26 +56,39 @@ def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -
     """Train once and classify the images of `tested` once."""
     config = TrainConfig.of(**record["run"], seed=seed)
     torch.manual_seed(seed)
-    options = {"num_classes": len(images.classes), "in_chans": images.in_chans, "img_size": images.img_size}
+    options = {
+        "num_classes": len(images.classes),
+        "in_chans": images.in_chans,
+        "img_size": images.img_size,
+    }
     model = torchcaps.create_model(config.model.name, **options, **config.model.options)
     clock = Clock()
-    model, history = torchcaps.fit(model, images, config=config, on_step=clock.step, on_epoch=clock.epoch)
+    model, history = torchcaps.fit(
+        model, images, config=config, on_step=clock.step, on_epoch=clock.epoch
+    )
     return {
-        "seed": seed, "seconds": round(clock.seconds, 2), "accuracy": accuracy(model, tested, record.get("views", 0)),
-        "validation": history[-1]["val_accuracy"], "images": sum(row["images"] for row in history),
+        "seed": seed,
+        "seconds": round(clock.seconds, 2),
+        "accuracy": accuracy(model, tested, record.get("views", 0)),
+        "validation": history[-1]["val_accuracy"],
+        "images": sum(row["images"] for row in history),
         "parameters": sum(p.numel() for p in model.parameters()),
-    }  # fmt: skip
+    }
 
 
 def accuracy(model: torch.nn.Module, tested: ImageSet, views: int) -> float:
-    """Share of images that are classified as labelled, by the sum of activations over shifts of `views` pixels.
+    """Share of images that are classified as labeled, by the sum of activations over shifts of `views` pixels.
 
     An image is seen as it is and moved up, down, left and right; 0 is as it is only.
     """
-    moves = [(0, 0)] + [(y * views, x * views) for y, x in ((-1, 0), (1, 0), (0, -1), (0, 1)) if views]
+    moves = [(0, 0)] + [
+        (y * views, x * views) for y, x in ((-1, 0), (1, 0), (0, -1), (0, 1)) if views
+    ]
     right = 0
     with torch.inference_mode():
-        for pictures, labels in zip(tested.images.split(500), tested.labels.split(500), strict=True):
+        for pictures, labels in zip(
+            tested.images.split(500), tested.labels.split(500), strict=True
+        ):
             pictures = pictures.float() / (255 if pictures.dtype == torch.uint8 else 1)
             found = sum(model(torch.roll(pictures, move, (2, 3))) for move in moves)
             right += int((found.argmax(1) == labels).sum())
@@ -88,24 +101,37 @@ def verdict(claim: dict[str, float], runs: list[dict[str, Any]]) -> dict[str, An
 
     found = [one["accuracy"] for one in runs]
     slowest = max(one["seconds"] for one in runs)
-    within = all(one[what] <= claim.get(what, math.inf) for one in runs for what in ("seconds", "parameters"))
+    within = all(
+        one[what] <= claim.get(what, math.inf) for one in runs for what in ("seconds", "parameters")
+    )
     if len(found) < 2:
         return {"runs": len(found), "mean": found[0], "slowest": slowest, "counts": False}
     spread = stdev(found)
     distance = (mean(found) - claim["accuracy"]) / max(spread / math.sqrt(len(found)), 1e-12)
     p = float(student.sf(distance, len(found) - 1))
     counts = within and p < LEVEL
-    return {"runs": len(found), "mean": mean(found), "std": spread, "slowest": slowest, "p": p, "counts": counts}
+    return {
+        "runs": len(found),
+        "mean": mean(found),
+        "std": spread,
+        "slowest": slowest,
+        "p": p,
+        "counts": counts,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", help="of a file in benchmarks/records/")
     parser.add_argument("--root", help="where the data set is looked for first")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--search", action="store_true", help="test on held-out training images; nothing is written")
+    parser.add_argument(
+        "--search", action="store_true", help="test on held-out training images; nothing is written"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     keep_memory()
@@ -129,7 +155,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(runs[-1]), json.dumps(found), flush=True)
         if not given.search:
             facts = {"record": record, "threads": given.threads, "environment": environment()}
-            log.write_text(json.dumps({**facts, "verdict": found, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+            log.write_text(
+                json.dumps({**facts, "verdict": found, "runs": runs}, indent=1) + "\n",
+                encoding="utf-8",
+            )
     return 0
 
 

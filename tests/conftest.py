@@ -10,8 +10,14 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--case", type=Path, help="repeat the cases in this file, which a campaign wrote")
-    parser.addoption("--typecheck", action="store_true", help="check the shapes in signatures of torchcaps.functional")
+    parser.addoption(
+        "--case", type=Path, help="repeat the cases in this file, which a campaign wrote"
+    )
+    parser.addoption(
+        "--typecheck",
+        action="store_true",
+        help="check the shapes in signatures of torchcaps.functional",
+    )
 
 
 def pytest_configure(config):

@@ -14,9 +14,17 @@ import torchcaps
 
 LIST = Path(__file__).with_name("api_surface.json")
 MODULES = [
-    "torchcaps", "torchcaps.functional", "torchcaps.nn", "torchcaps.models", "torchcaps.data", "torchcaps.training",
-    "torchcaps.evaluation", "torchcaps.viz", "torchcaps.report", "torchcaps.testing",
-]  # fmt: skip
+    "torchcaps",
+    "torchcaps.functional",
+    "torchcaps.nn",
+    "torchcaps.models",
+    "torchcaps.data",
+    "torchcaps.training",
+    "torchcaps.evaluation",
+    "torchcaps.viz",
+    "torchcaps.reporting",
+    "torchcaps.testing",
+]
 
 
 def surface() -> dict[str, list[str]]:
@@ -25,7 +33,9 @@ def surface() -> dict[str, list[str]]:
     for name in MODULES:
         module = import_module(name)
         names = getattr(module, "__all__", None) or [
-            key for key, value in vars(module).items() if not key.startswith("_") and not isinstance(value, ModuleType)
+            key
+            for key, value in vars(module).items()
+            if not key.startswith("_") and not isinstance(value, ModuleType)
         ]
         found[name] = sorted(names)
     return found
@@ -36,18 +46,28 @@ def test_public_names_are_those_on_the_list():
 
 
 def test_every_public_method_has_a_docstring_or_inherits_one():
-    modules = [import_module(found.name) for found in pkgutil.walk_packages(torchcaps.__path__, "torchcaps.")]
+    modules = [
+        import_module(found.name)
+        for found in pkgutil.walk_packages(torchcaps.__path__, "torchcaps.")
+    ]
     classes = {
-        value for module in modules for name, value in vars(module).items()
-        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
         and not vars(value).get("_is_protocol")
-    }  # fmt: skip
+    }
     assert len(classes) > 100
     bare = [
-        f"{cls.__module__}.{cls.__qualname__}.{name}" for cls in classes for name, value in vars(cls).items()
-        if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
+        f"{cls.__module__}.{cls.__qualname__}.{name}"
+        for cls in classes
+        for name, value in vars(cls).items()
+        if not name.startswith("_")
+        and (inspect.isroutine(value) or isinstance(value, property))
         and not inspect.getdoc(getattr(cls, name))
-    ]  # fmt: skip
+    ]
     assert not bare
 
 

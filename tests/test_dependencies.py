@@ -13,8 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 made = pytest.importorskip("make_dependencies", reason="needs a checkout")
 
-DECLARED = [(canonicalize_name(one.name), one) for group in made.declared().values() for one in group]
-TESTED, LOWEST = (made.pinned((ROOT / name).read_text()) for name in ("constraints.txt", "constraints-lowest.txt"))
+DECLARED = [
+    (canonicalize_name(one.name), one) for group in made.declared().values() for one in group
+]
+TESTED, LOWEST = (
+    made.pinned((ROOT / name).read_text()) for name in ("constraints.txt", "constraints-lowest.txt")
+)
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -43,7 +47,7 @@ def test_the_makefile_installs_with_both():
     assert dict(DECLARED)["torch"].specifier.contains(torch)
 
 
-def test_every_dependency_of_users_has_its_licence_in_the_documents():
+def test_every_dependency_of_users_has_its_license_in_the_documents():
     lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
     told = {
         line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |")

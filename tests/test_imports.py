@@ -11,10 +11,27 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
-    ("types", "errors"), ("plugins",), ("ranks",), ("settings",), ("functional",), ("kernels",), ("ops",), ("data",),
-    ("nn",), ("testing",), ("models",), ("evaluation",), ("viz",), ("tasks",), ("training",), ("bench",), ("report",),
-    ("reproduce",), ("explorer",), ("cli",),
-]  # fmt: skip
+    ("types", "errors"),
+    ("plugins",),
+    ("ranks",),
+    ("settings",),
+    ("functional",),
+    ("kernels",),
+    ("ops",),
+    ("data",),
+    ("nn",),
+    ("testing",),
+    ("models",),
+    ("evaluation",),
+    ("viz",),
+    ("tasks",),
+    ("training",),
+    ("bench",),
+    ("report",),
+    ("reproduce",),
+    ("explorer",),
+    ("cli",),
+]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -34,12 +51,16 @@ def room_of(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in RANK], ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room_of(p) in RANK], ids=lambda p: str(p.relative_to(SOURCE))
+)
 def test_a_room_imports_from_those_above_it(path):
     room = room_of(path)
     for other in imported_rooms(path):
         assert other in RANK, f"{path} imports {other}, which is no room"
-        assert other == room or RANK[other] < RANK[room] or {room, other} == {"types", "errors"}, f"imports {other}"
+        assert other == room or RANK[other] < RANK[room] or {room, other} == {"types", "errors"}, (
+            f"imports {other}"
+        )
 
 
 def test_every_room_has_its_place():
@@ -64,7 +85,9 @@ def test_only_ops_imports_kernels():
 
 @pytest.mark.parametrize("statement", ["import torchcaps", "import torchcaps.cli.main"])
 def test_import_does_not_wait_for_torch(statement):
-    code = f"{statement}; import sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = (
+        f"{statement}; import sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -72,7 +95,9 @@ def test_library_code_reads_no_environment_and_no_torchvision():
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         reads = "os.environ" in text or "getenv" in text
-        assert not reads or path.name == "main.py", path  # the command line, which says it to what it calls
+        assert not reads or path.name == "main.py", (
+            path
+        )  # the command line, which says it to what it calls
         assert "import torchvision" not in text, path
 
 

@@ -39,7 +39,10 @@ def install(monkeypatch):
     def these(**points):
         def entry_points(group):
             asked.append(group)
-            return [metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in points.items()]
+            return [
+                metadata.EntryPoint(name, f"{__name__}:{value}", group)
+                for name, value in points.items()
+            ]
 
         monkeypatch.setattr(metadata, "entry_points", entry_points)
         return asked
@@ -63,7 +66,10 @@ def test_one_that_fails_is_a_warning_once_and_a_hint(install):
     with pytest.warns(UserWarning, match="plug-in") as caught:
         create_router("from-outside")
     assert str(caught[0].message).startswith(BROKEN)
-    assert str(caught[1].message) == "the plug-in 'worse' of an unknown package cannot be loaded (SystemExit: no)"
+    assert (
+        str(caught[1].message)
+        == "the plug-in 'worse' of an unknown package cannot be loaded (SystemExit: no)"
+    )
     with warnings.catch_warnings(action="error"):
         assert "from-outside" in list_routers()
     with pytest.raises(UnknownNameError) as error:
@@ -78,8 +84,12 @@ def test_one_that_fails_is_a_warning_once_and_a_hint(install):
 
 def test_the_package_is_named(monkeypatch, tmp_path):
     (tmp_path / "mine-1.dist-info").mkdir()
-    (tmp_path / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text("[torchcaps.plugins]\nx = no_such_module\n")
+    (tmp_path / "mine-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 1\n"
+    )
+    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(
+        "[torchcaps.plugins]\nx = no_such_module\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("_failures", "_loaded"):
         monkeypatch.setattr(plugins, name, type(getattr(plugins, name))())
@@ -91,12 +101,16 @@ def test_the_package_is_named(monkeypatch, tmp_path):
 
 def test_an_import_of_the_library_loads_none(tmp_path):
     (tmp_path / "mine-1.dist-info").mkdir()
-    (tmp_path / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text("[torchcaps.plugins]\nx = told_of\n")
+    (tmp_path / "mine-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 1\n"
+    )
+    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(
+        "[torchcaps.plugins]\nx = told_of\n"
+    )
     (tmp_path / "told_of.py").write_text("")
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r}); import torchcaps, torchcaps.data, torchcaps.models, "
-        "torchcaps.reproduce; torchcaps.data.load_dataset; assert 'told_of' not in sys.modules; "
+        "torchcaps.reproduction; torchcaps.data.load_dataset; assert 'told_of' not in sys.modules; "
         "torchcaps.data.list_datasets(); assert 'told_of' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

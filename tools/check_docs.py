@@ -1,4 +1,4 @@
-"""Check the documents: links, examples, commands, figures and licences. Faults: status 1."""
+"""Check the documents: links, examples, commands, figures and licenses. Faults: status 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import make_dependencies
 
 WIDTH = 120  # of a line, in characters
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
-)
+DOCUMENTS = [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+] + sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FORBIDDEN = re.compile(r"/(?:work|root|tmp|home)/|files\.pythonhosted|registry\.npmjs")
@@ -44,7 +44,9 @@ def broken_links(path: Path, text: str) -> list[str]:
 def broken_python(path: Path, text: str) -> list[str]:
     """Python blocks of one document are run one after another, as a reader would type them; `# not run` opts out."""
     faults, module = [], ModuleType("documents")
-    sys.modules[module.__name__] = module  # classes of an example can be pickled, as those of a reader's file
+    sys.modules[module.__name__] = (
+        module  # classes of an example can be pickled, as those of a reader's file
+    )
     names = vars(module)
     for language, block in FENCE.findall(text):
         if language != "python" or block.startswith("# not run"):
@@ -73,7 +75,11 @@ def unknown_commands(path: Path, text: str) -> list[str]:
 def long_lines(path: Path, text: str) -> list[str]:
     """Lines of over 120 characters, but for rows of tables."""
     lines = enumerate(text.splitlines(), 1)
-    return [f"{path.name}:{n}: over {WIDTH} characters" for n, line in lines if len(line) > WIDTH and line[0] != "|"]
+    return [
+        f"{path.name}:{n}: over {WIDTH} characters"
+        for n, line in lines
+        if len(line) > WIDTH and line[0] != "|"
+    ]
 
 
 def gallery_gaps() -> list[str]:
@@ -85,9 +91,17 @@ def gallery_gaps() -> list[str]:
     entries = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
     shown = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))
     again = "add an Entry to tools/make_gallery.py and run: make gallery"
-    faults = [f"gallery.md: torchcaps.viz.{name} has no entry; {again}" for name in sorted(functions - entries)]
-    faults += [f"gallery.md: there is no torchcaps.viz.{name}" for name in sorted(entries - functions)]
-    return faults + [f"gallery.md: {name} has an entry or a picture, not both" for name in sorted(entries ^ shown)]
+    faults = [
+        f"gallery.md: torchcaps.viz.{name} has no entry; {again}"
+        for name in sorted(functions - entries)
+    ]
+    faults += [
+        f"gallery.md: there is no torchcaps.viz.{name}" for name in sorted(entries - functions)
+    ]
+    return faults + [
+        f"gallery.md: {name} has an entry or a picture, not both"
+        for name in sorted(entries ^ shown)
+    ]
 
 
 def main() -> int:
@@ -98,9 +112,14 @@ def main() -> int:
             faults.append(f"{path.relative_to(ROOT)} is missing")
             continue
         text = path.read_text(encoding="utf-8")
-        faults += broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
+        faults += (
+            broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
+        )
         faults += long_lines(path, text)
-        faults += [f"{path.name}: names a path of one machine: {found}" for found in FORBIDDEN.findall(text)]
+        faults += [
+            f"{path.name}: names a path of one machine: {found}"
+            for found in FORBIDDEN.findall(text)
+        ]
     faults += gallery_gaps() + make_dependencies.gaps()
     for fault in faults:
         print(fault, file=sys.stderr)

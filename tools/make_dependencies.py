@@ -3,7 +3,7 @@
     python tools/make_dependencies.py
 
 writes constraints.txt (the versions that are tested), constraints-lowest.txt (the lowest versions allowed) and
-docs/dependencies.md (the licences). Run it in an environment of `make install`.
+docs/dependencies.md (the licenses). Run it in an environment of `make install`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TESTED_HEAD = """# The versions that are tested, of every dependency but torch (
 LOWEST_HEAD = """# The lower bounds of pyproject.toml, which `make test-lowest` tests.
 # Made by: python tools/make_dependencies.py
 """
-DOCUMENT_HEAD = """# Dependencies and their licences
+DOCUMENT_HEAD = """# Dependencies and their licenses
 
 Made by `python tools/make_dependencies.py`, from what the installed packages say of themselves. "Extra" is the word in
 `pip install 'torchcaps[plots]'`. The development tools (extra `dev`) are not part of what users install, and are not
@@ -62,7 +62,9 @@ def needed(requirements: list[Requirement]) -> Iterator[str]:
     while left:
         one = left.pop()
         name = canonicalize_name(one.name)
-        if name in seen or (one.marker and not any(one.marker.evaluate({"extra": e}) for e in {"", *one.extras})):
+        if name in seen or (
+            one.marker and not any(one.marker.evaluate({"extra": e}) for e in {"", *one.extras})
+        ):
             continue
         seen.add(name)
         yield name
@@ -70,7 +72,8 @@ def needed(requirements: list[Requirement]) -> Iterator[str]:
             left += [
                 more
                 for more in map(Requirement, requires(name) or [])
-                if not more.marker or any(more.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
+                if not more.marker
+                or any(more.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
             ]
 
 
@@ -82,36 +85,50 @@ def tested() -> str:
 
 def lowest() -> str:
     """constraints-lowest.txt."""
-    pins = {f"{canonicalize_name(one.name)}=={lower_bound(one)}" for group in declared().values() for one in group}
+    pins = {
+        f"{canonicalize_name(one.name)}=={lower_bound(one)}"
+        for group in declared().values()
+        for one in group
+    }
     return LOWEST_HEAD + "".join(f"{pin}\n" for pin in sorted(pins))
 
 
-def licence(name: str) -> str:
-    """What a package says of its own licence."""
+def license(name: str) -> str:
+    """What a package says of its own license."""
     said = metadata(name)
     if said["License-Expression"]:
         return str(said["License-Expression"])
-    classes = [one.rpartition(" :: ")[2] for one in said.get_all("Classifier") or [] if one.startswith("License ::")]
+    classes = [
+        one.rpartition(" :: ")[2]
+        for one in said.get_all("Classifier") or []
+        if one.startswith("License ::")
+    ]
     return ", ".join(classes) or " ".join((said["License"] or "not said").split())[:80]
 
 
 def rows() -> dict[str, str]:
     """Lines of docs/dependencies.md, by package: those declared, and what they bring."""
     groups = {extra: group for extra, group in declared().items() if extra != "dev"}
-    bounds = {canonicalize_name(one.name): (extra, one) for extra, group in groups.items() for one in group}
+    bounds = {
+        canonicalize_name(one.name): (extra, one)
+        for extra, group in groups.items()
+        for one in group
+    }
     found = {}
     for name, (extra, one) in bounds.items():
         versions = ", ".join(sorted(map(str, one.specifier), reverse=True))
-        found[name] = f"| {name} | {versions} | {extra} | {licence(name)} |"
+        found[name] = f"| {name} | {versions} | {extra} | {license(name)} |"
     for extra, group in groups.items():
         for name in sorted(needed(group)):
-            found.setdefault(name, f"| {name} | | {extra}, indirectly | {licence(name)} |")
+            found.setdefault(name, f"| {name} | | {extra}, indirectly | {license(name)} |")
     return found
 
 
 def document() -> str:
     """docs/dependencies.md."""
-    table = "\n".join(["| package | versions | extra | licence |", "|---|---|---|---|", *rows().values()])
+    table = "\n".join(
+        ["| package | versions | extra | license |", "|---|---|---|---|", *rows().values()]
+    )
     return f"{DOCUMENT_HEAD}\n{table}\n"
 
 
@@ -139,8 +156,10 @@ def gaps() -> list[str]:
 def main() -> int:
     """Write the three files."""
     for name, text in (
-        ("constraints.txt", tested()), ("constraints-lowest.txt", lowest()), ("docs/dependencies.md", document()),
-    ):  # fmt: skip
+        ("constraints.txt", tested()),
+        ("constraints-lowest.txt", lowest()),
+        ("docs/dependencies.md", document()),
+    ):
         (ROOT / name).write_text(text, encoding="utf-8")
         print(name)
     return 0

@@ -11,17 +11,25 @@ from matplotlib.patches import Rectangle
 
 import torchcaps as tc
 from make_gallery import PICTURES, save
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, new_figure
+from torchcaps.viz.canvas import BLUE, GRAY, ORANGE, new_figure
 
 NAMES = ("vb_caps", "deepcaps", "inverted_attention", "heinsen", "sr_capsnet")
 QUIET = re.compile(r"BatchNorm|LayerNorm|ShiftNorm|SiLU|ReLU")  # stages that change no size
 WORDS = {
-    "ResidualBlock": "residual block", "Conv2d": "convolution",
-    "RoutingHead": "routing head", "RoutedStack": "three routed layers", "CapsuleCell": "cell", "RoutedLayer, ": "",
-    "ConvCaps": "capsules", "ClassCaps": "class capsules", "CapsuleLinear": "class capsules",
-    "NormalisedPrimaryCaps": "primary capsules", "BranchedPrimaryCaps": "primary capsules",
-    "ClassIndependentDecoder": "decoder", "Linear": "linear",
-}  # fmt: skip
+    "ResidualBlock": "residual block",
+    "Conv2d": "convolution",
+    "RoutingHead": "routing head",
+    "RoutedStack": "three routed layers",
+    "CapsuleCell": "cell",
+    "RoutedLayer, ": "",
+    "ConvCaps": "capsules",
+    "ClassCaps": "class capsules",
+    "CapsuleLinear": "class capsules",
+    "NormalizedPrimaryCaps": "primary capsules",
+    "BranchedPrimaryCaps": "primary capsules",
+    "ClassIndependentDecoder": "decoder",
+    "Linear": "linear",
+}
 
 
 def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
@@ -35,12 +43,16 @@ def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
             kind = kind.replace(long, short)
         numbers = [int(n) for n in re.findall(r"\d+", stage.output)]
         capsules = "capsule" in stage.output
-        rows = numbers[0] if capsules and len(numbers) > 2 else 1 if len(numbers) < 3 else numbers[1]
+        rows = (
+            numbers[0] if capsules and len(numbers) > 2 else 1 if len(numbers) < 3 else numbers[1]
+        )
         wide = numbers[-1] * numbers[-2] if capsules else numbers[0]
         if found and found[-1][:2] == (kind, stage.output):
             found[-1] = (*found[-1][:2], found[-1][2] + 1, *found[-1][3:])
         else:
-            found.append((kind, stage.output, 1, 0.35 + log2(rows + 1) / 2.4, 0.25 + log2(wide + 1) / 12))
+            found.append(
+                (kind, stage.output, 1, 0.35 + log2(rows + 1) / 2.4, 0.25 + log2(wide + 1) / 12)
+            )
     return found
 
 
@@ -50,16 +62,43 @@ def draw(name: str) -> Figure:
     figure = new_figure(1.0 + 1.55 * len(found), 3.6)
     axes = figure.subplots()
     for place, (kind, output, times, height, width) in enumerate(found):
-        colour = ORANGE if "capsule" in output or "rout" in kind else BLUE if "decoder" not in kind else GREY
+        color = (
+            ORANGE
+            if "capsule" in output or "rout" in kind
+            else BLUE
+            if "decoder" not in kind
+            else GRAY
+        )
         for copy in range(min(times, 4) - 1, -1, -1):
             corner = (1.55 * place - width / 2 + 0.07 * copy, -height / 2 + 0.07 * copy)
-            axes.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor="white", alpha=0.85, lw=1.2))
+            axes.add_patch(
+                Rectangle(
+                    corner, width, height, facecolor=color, edgecolor="white", alpha=0.85, lw=1.2
+                )
+            )
         if place:
-            ends = (1.55 * place - width / 2 - 0.06, 0), (1.55 * (place - 1) + found[place - 1][4] / 2 + 0.2, 0)
+            ends = (
+                (1.55 * place - width / 2 - 0.06, 0),
+                (1.55 * (place - 1) + found[place - 1][4] / 2 + 0.2, 0),
+            )
             axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": "#555555"})
         many = f"{times} × " if times > 1 else ""
-        axes.text(1.55 * place, 1.95, f"{many}{kind}".replace(", ", "\n"), ha="center", va="bottom", fontsize=7.5)
-        axes.text(1.55 * place, -1.85, output.replace(" capsules", "\ncapsules"), ha="center", va="top", fontsize=7.5)
+        axes.text(
+            1.55 * place,
+            1.95,
+            f"{many}{kind}".replace(", ", "\n"),
+            ha="center",
+            va="bottom",
+            fontsize=7.5,
+        )
+        axes.text(
+            1.55 * place,
+            -1.85,
+            output.replace(" capsules", "\ncapsules"),
+            ha="center",
+            va="top",
+            fontsize=7.5,
+        )
     axes.set_xlim(-0.9, 1.55 * (len(found) - 1) + 0.9)
     axes.set_ylim(-2.4, 2.7)
     axes.set_axis_off()

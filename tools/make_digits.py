@@ -62,8 +62,12 @@ def _idx(array: Tensor) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", type=Path, required=True, help="folder of MNIST's four IDX files, plain or .gz")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="where to write (default: the package)")
+    parser.add_argument(
+        "--source", type=Path, required=True, help="folder of MNIST's four IDX files, plain or .gz"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=FOLDER, help="where to write (default: the package)"
+    )
     options = parser.parse_args()
     check_source(options.source)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import torchcaps as tc
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE
+from torchcaps.viz.canvas import BLUE, GRAY, ORANGE
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "efficient_capsnet.png"
 DIGIT, THICK = 4, 6.0  # of the test images; points of a coupling of 1
@@ -35,8 +35,15 @@ def draw_maps(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:
         wide, high = 0.12 * width / 28, 0.28 * height / 28
         for k in (2, 1, 0):
             corner = (left + 0.008 * k, 0.5 - high / 2 + 0.018 * k)
-            ax.add_patch(Rectangle(corner, wide, high, facecolor="white", edgecolor=GREY))
-        ax.text(left + wide / 2, 0.47 - high / 2, f"{channels}\n{height} × {width}", ha="center", va="top", fontsize=8)
+            ax.add_patch(Rectangle(corner, wide, high, facecolor="white", edgecolor=GRAY))
+        ax.text(
+            left + wide / 2,
+            0.47 - high / 2,
+            f"{channels}\n{height} × {width}",
+            ha="center",
+            va="top",
+            fontsize=8,
+        )
         left += wide + 0.035
 
 
@@ -47,17 +54,25 @@ def draw_capsules(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None
     coupling = record["class_capsules"][0].coupling[0].numpy()
     below, above = np.linspace(0.06, 0.9, len(coupling)), np.linspace(0.06, 0.9, len(lengths))
     for child, row in zip(below, coupling, strict=True):
-        ax.plot([0.66, FIRST - 0.012], [0.5, child], color=GREY, linewidth=0.4)
+        ax.plot([0.66, FIRST - 0.012], [0.5, child], color=GRAY, linewidth=0.4)
         for parent, share in enumerate(row):
-            colour = ORANGE if parent == int(np.argmax(lengths)) else BLUE
-            ax.plot([FIRST, SECOND], [child, above[parent]], color=colour, linewidth=THICK * share, alpha=0.45)
-        ax.plot(FIRST - 0.006, child, "s", color=GREY, markersize=5)
+            color = ORANGE if parent == int(np.argmax(lengths)) else BLUE
+            ax.plot(
+                [FIRST, SECOND],
+                [child, above[parent]],
+                color=color,
+                linewidth=THICK * share,
+                alpha=0.45,
+            )
+        ax.plot(FIRST - 0.006, child, "s", color=GRAY, markersize=5)
     for parent, (y, length) in enumerate(zip(above, lengths, strict=True)):
         ax.add_patch(Rectangle((SECOND + 0.005, y - 0.02), 0.05 * length, 0.04, color=BLUE))
         ax.text(SECOND + 0.062, y, str(parent), va="center", fontsize=8)
     ax.text(FIRST, 0.96, "16 capsules of 8", ha="center", fontsize=8)
     ax.text(SECOND, 0.96, "10 capsules of 16", ha="center", fontsize=8)
-    ax.text(0.6, 0.2, "each channel's whole map\nbecomes one number", ha="center", va="top", fontsize=8)
+    ax.text(
+        0.6, 0.2, "each channel's whole map\nbecomes one number", ha="center", va="top", fontsize=8
+    )
 
 
 def main(run: str) -> None:

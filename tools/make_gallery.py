@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
-from torchcaps.report import Run
+from torchcaps.reporting import Run
 from torchcaps.training import TrainConfig
 from torchcaps.training.recipes import load_recipe
 
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
         source: where its numbers are from.
         code: what draws it, ending with `figure = ...`; the names of `SETUP` are known.
         dpi: of the picture.
-        colours: of its palette; few will do for pictures in grey, whose bytes are many.
+        colors: of its palette; few will do for pictures in gray, whose bytes are many.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     source: str
     code: str
     dpi: int = 90
-    colours: int = 128
+    colors: int = 128
 
 
 SETUP = """\
@@ -69,14 +69,14 @@ import torch
 import torchcaps as tc
 from torchcaps import evaluation, tasks, viz
 
-model, digits = tc.report.open_run("runs/capsnet-digits", device="cpu")
+model, digits = tc.reporting.open_run("runs/capsnet-digits", device="cpu")
 some = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
 images, labels, classes = digits.float_images(some), digits.labels[some], digits.classes
 found = evaluation.evaluate(model, digits)
 
 
 def epochs(run):
-    rows = tc.report.Run(run).epochs
+    rows = tc.reporting.Run(run).epochs
     return [row | {"train_loss": row["train_margin"]} for row in rows]  # the loss of the classes, as in validation
 
 
@@ -85,34 +85,41 @@ def bench(name):
         return json.load(file)[name]["rows"]"""
 
 TRANSFORMING = """\
-auto = tc.report.Run("runs/transforming-digits").load()
+auto = tc.reporting.Run("runs/transforming-digits").load()
 test = digits.float_images()
 pairs = tasks.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
 known = tasks.evaluate_transforming(auto, pairs)
 """
-BENCH = "`benchmarks/results/{0}.json`, written by `torchcaps bench {0}` on the machine that it names"
+BENCH = (
+    "`benchmarks/results/{0}.json`, written by `torchcaps bench {0}` on the machine that it names"
+)
 TEST = "the 1,000 embedded test digits"
 
 SECTIONS: dict[str, list[Entry]] = {
     "What a capsule says": [
         Entry(
-            "reconstructions", "Test digits above what the decoder draws from the sixteen numbers of one capsule each.",
+            "reconstructions",
+            "Test digits above what the decoder draws from the sixteen numbers of one capsule each.",
             "two test digits of each class",
             """\
 drawn = evaluation.reconstructions(model, images)
 figure = viz.reconstructions(images, drawn.images, labels, predictions=drawn.predictions, classes=classes)""",
-            84, 32,
+            84,
+            32,
         ),
         Entry(
-            "perturbations", "What a pose dimension stands for: each row moves another one, and draws what comes out.",
+            "perturbations",
+            "What a pose dimension stands for: each row moves another one, and draws what comes out.",
             "a test digit of class 4",
             """\
 moved = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
 figure = viz.perturbations(moved.reconstructions[0], moved.offsets, title="pose of the capsule of class 4")""",
-            72, 64,
+            72,
+            64,
         ),
         Entry(
-            "activation_bars", "The lengths of all class capsules under the image they were found in; here the worst "
+            "activation_bars",
+            "The lengths of all class capsules under the image they were found in; here the worst "
             "mistakes.",
             TEST,
             """\
@@ -123,7 +130,8 @@ figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[w
     ],
     "What routing does": [
         Entry(
-            "coupling_map", "Where on the image the votes for the winning class come from.",
+            "coupling_map",
+            "Where on the image the votes for the winning class come from.",
             "one test digit of each class",
             """\
 maps = evaluation.coupling_maps(model, images[::2])
@@ -131,7 +139,8 @@ lengths = maps.activations.amax(dim=1)
 figure = viz.coupling_map(images[::2], maps.maps, labels[::2], shown=maps.shown, lengths=lengths, classes=classes)""",
         ),
         Entry(
-            "diagnosis", "Is the routing doing anything? Couplings, activations, idle capsules, accuracy without it.",
+            "diagnosis",
+            "Is the routing doing anything? Couplings, activations, idle capsules, accuracy without it.",
             "128 test digits",
             """\
 figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
@@ -140,12 +149,15 @@ figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
     ],
     "How a training went": [
         Entry(
-            "curves", "Loss and accuracy over epochs, training beside validation.", "the metrics of the run",
+            "curves",
+            "Loss and accuracy over epochs, training beside validation.",
+            "the metrics of the run",
             """\
 figure = viz.curves(epochs("runs/capsnet-digits"))""",
         ),
         Entry(
-            "overlaid_curves", "Several runs, one beside the other.",
+            "overlaid_curves",
+            "Several runs, one beside the other.",
             "three runs: as above, and a small network with routing and with uniform coupling",
             """\
 names = ("capsnet-digits", "small-dynamic", "small-uniform")
@@ -154,23 +166,30 @@ figure = viz.overlaid_curves({name: epochs(f"runs/{name}") for name in names})""
     ],
     "How good it is": [
         Entry(
-            "confusion_matrix", "Which classes are taken for which.", TEST,
+            "confusion_matrix",
+            "Which classes are taken for which.",
+            TEST,
             """\
 figure = viz.confusion_matrix(found.confusion, classes)""",
         ),
         Entry(
-            "per_class_bars", "Accuracy of each class.", TEST,
+            "per_class_bars",
+            "Accuracy of each class.",
+            TEST,
             """\
 rows = found.per_class
 figure = viz.per_class_bars([row["accuracy"] for row in rows], classes, [row["count"] for row in rows])""",
         ),
         Entry(
-            "calibration", "Whether a length can be read as confidence.", TEST,
+            "calibration",
+            "Whether a length can be read as confidence.",
+            TEST,
             """\
 figure = viz.calibration(found.to_dict()["calibration"])""",
         ),
         Entry(
-            "accuracy_curves", "Accuracy against anything: here the strength of an attack.",
+            "accuracy_curves",
+            "Accuracy against anything: here the strength of an attack.",
             "100 test digits, attacked with the gradient's sign",
             """\
 strengths = (0.0, 0.05, 0.1, 0.15, 0.2)
@@ -183,7 +202,8 @@ for name in ("capsnet-digits", "small-dynamic", "small-uniform"):
 figure = viz.accuracy_curves(curves, xlabel="largest change of a pixel (of 1)", chance=0.1, title="FGSM")""",
         ),
         Entry(
-            "affine_curves", "Accuracy on images that are turned, resized or moved, a panel each.",
+            "affine_curves",
+            "Accuracy on images that are turned, resized or moved, a panel each.",
             "100 test digits; in training, the networks saw shifts of up to 2 pixels and nothing else",
             """\
 few = digits.subset(torch.arange(0, 1000, 10))
@@ -200,68 +220,82 @@ figure = viz.affine_curves(lines, units=units, chance=0.1)""",
     ],
     "Overlapping digits": [
         Entry(
-            "overlaps", "Two digits in one picture, taken apart: one capsule drawn in magenta, the other in green.",
+            "overlaps",
+            "Two digits in one picture, taken apart: one capsule drawn in magenta, the other in green.",
             "composites of the embedded test digits",
             """\
-apart, composites = tc.report.open_run("runs/capsnet-pairs", data="multi-digits", device="cpu")
+apart, composites = tc.reporting.open_run("runs/capsnet-pairs", data="multi-digits", device="cpu")
 pictures, both = composites.float_images(range(16)), composites.labels[:16]
 drawn = evaluation.match_segments(evaluation.segment(apart, pictures), both)
 figure = viz.overlaps(pictures, drawn.images, both, shown=drawn.shown, lengths=drawn.lengths, classes=classes)""",
-            80, 64,
+            80,
+            64,
         ),
     ],
     "The transforming auto-encoder": [
         Entry(
-            "transformed", "Inputs, what was drawn when told of a shift, and what ought to be drawn.",
+            "transformed",
+            "Inputs, what was drawn when told of a shift, and what ought to be drawn.",
             "the embedded test digits, shifted by up to 4 pixels each way",
             f"""\
 {TRANSFORMING}with torch.inference_mode():
     drawn = auto(pairs.source[:10], pairs.transformation[:10])
 figure = viz.transformed(pairs.source[:10], drawn, pairs.target[:10])""",
-            84, 32,
+            84,
+            32,
         ),
         Entry(
-            "predicted_transformations", "Whether poses change as the images were shifted.",
+            "predicted_transformations",
+            "Whether poses change as the images were shifted.",
             "the same",
             """\
 figure = viz.predicted_transformations(known.true, known.predicted, names=known.names, unit="pixels")""",
         ),
         Entry(
-            "generation_weights", "What the generation units of a capsule draw.",
+            "generation_weights",
+            "What the generation units of a capsule draw.",
             "the weights of the five capsules most often present",
             """\
 often = known.presence.argsort(descending=True)[:5]
 figure = viz.generation_weights(auto.strokes()[often, :8], title="what the generation units draw")""",
-            80, 96,
+            80,
+            96,
         ),
         Entry(
-            "point_sets", "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
+            "point_sets",
+            "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
             "four test planes, moved three times",
             """\
-task, planes = tc.report.open_run("runs/planes", device="cpu")
-figure = task.exhibits(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",
+task, planes = tc.reporting.open_run("runs/planes", device="cpu")
+figure = task.report_items(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",
         ),
     ],
     "Speed and memory": [
         Entry(
-            "throughput_bars", "Training speed, for this library, other code, and a network without routing (`limit`).",
+            "throughput_bars",
+            "Training speed, for this library, other code, and a network without routing (`limit`).",
             BENCH.format("step"),
             """\
 figure = viz.throughput_bars(bench("step"))""",
         ),
         Entry(
-            "layer_bars", "The routed layer alone.", BENCH.format("layer"),
+            "layer_bars",
+            "The routed layer alone.",
+            BENCH.format("layer"),
             """\
 figure = viz.layer_bars(bench("layer"))""",
         ),
         Entry(
-            "scaling_curves", "Time of the routed layer against each of its sizes.", BENCH.format("scaling"),
+            "scaling_curves",
+            "Time of the routed layer against each of its sizes.",
+            BENCH.format("scaling"),
             """\
 figure = viz.scaling_curves(bench("scaling"))""",
             80,
         ),
         Entry(
-            "accuracy_against_time", "Test error of systems against minutes of training, a bar from worst to best run.",
+            "accuracy_against_time",
+            "Test error of systems against minutes of training, a bar from worst to best run.",
             "figures of [results](results.md)",
             """\
 panels = {
@@ -278,17 +312,21 @@ panels = {
 figure = viz.accuracy_against_time(panels)""",
         ),
         Entry(
-            "latency_curves", "How long an answer takes.", BENCH.format("latency"),
+            "latency_curves",
+            "How long an answer takes.",
+            BENCH.format("latency"),
             """\
 figure = viz.latency_curves(bench("latency"))""",
         ),
         Entry(
-            "memory_bars", "Memory of a training step, as predicted and as measured.", BENCH.format("memory"),
+            "memory_bars",
+            "Memory of a training step, as predicted and as measured.",
+            BENCH.format("memory"),
             """\
 figure = viz.memory_bars(bench("memory"))""",
         ),
     ],
-}  # fmt: skip
+}
 
 
 def train_missing(main: str) -> None:
@@ -299,7 +337,9 @@ def train_missing(main: str) -> None:
         if folder == MAIN and main != MAIN:
             raise SystemExit(f"{main}: there is no trained run here")
         subprocess.run(
-            [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder], cwd=ROOT, check=True
+            [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder],
+            cwd=ROOT,
+            check=True,
         )
 
 
@@ -308,10 +348,15 @@ def command(run: Run) -> str:
     config = run.config
     if not _changed(config, load_recipe("capsnet-digits").config):
         return "torchcaps train capsnet-digits"
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in _changed(config, TrainConfig()).items()
-             if name not in ("model", "model_options", "data")]  # fmt: skip
+    flags = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in _changed(config, TrainConfig()).items()
+        if name not in ("model", "model_options", "data")
+    ]
     options = [f"--option {name}={value}" for name, value in config.model.options.items()]
-    return " ".join([f"torchcaps train {config.model.name} --data {config.data.name}", *flags, *options])
+    return " ".join(
+        [f"torchcaps train {config.model.name} --data {config.data.name}", *flags, *options]
+    )
 
 
 def _changed(config: TrainConfig, other: TrainConfig) -> dict[str, Any]:
@@ -322,12 +367,12 @@ def _changed(config: TrainConfig, other: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if before[name] not in (None, value)}
 
 
-def save(figure: Figure, path: Path, dpi: int, colours: int) -> int:
+def save(figure: Figure, path: Path, dpi: int, colors: int) -> int:
     """Write a PNG with a palette; returns its bytes."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi)
     with Image.open(stream) as image:
-        image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(path, optimize=True)
     return path.stat().st_size
 
 
@@ -339,7 +384,7 @@ def draw(main: str, only: set[str]) -> None:
         if only and entry.name not in only:
             continue
         exec(entry.code.replace(MAIN, main), names)
-        size = save(names["figure"], PICTURES / f"{entry.name}.png", entry.dpi, entry.colours)
+        size = save(names["figure"], PICTURES / f"{entry.name}.png", entry.dpi, entry.colors)
         print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MOST_BYTES else ""))
 
 
@@ -352,14 +397,18 @@ def page(main: str) -> str:
     """The text of docs/gallery.md."""
     folders = [main, *(folder for folder in RUNS if folder != MAIN)]
     lines = [
-        "# Gallery", "",
+        "# Gallery",
+        "",
         wrapped(
             "Every figure of `torchcaps.viz`, drawn from real runs by the lines that stand below it. `make gallery` "
             "makes this page and its pictures; what they need is trained first, if it is not there."
         ),
-        "", "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.", "",
-        "| run | made by | what came out |", "|---|---|---|",
-    ]  # fmt: skip
+        "",
+        "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.",
+        "",
+        "| run | made by | what came out |",
+        "|---|---|---|",
+    ]
     for folder in folders:
         run = Run(ROOT / folder)
         told = repr(run).split(": ", 1)[1].removesuffix(")")
@@ -370,24 +419,40 @@ def page(main: str) -> str:
             "`make gallery` trains `runs/capsnet-pairs` on pairs of the package's digits where it is absent, so that "
             "nothing has to be fetched; its drawings are rougher then."
         ),
-        "", "The code below begins with this:", "", "```py", SETUP.replace(MAIN, main), "```",
-    ]  # fmt: skip
+        "",
+        "The code below begins with this:",
+        "",
+        "```py",
+        SETUP.replace(MAIN, main),
+        "```",
+    ]
     for section, entries in SECTIONS.items():
         lines += ["", f"## {section}"]
         for entry in entries:
             lines += [
-                "", f"### `{entry.name}`", "", wrapped(f"{entry.about} From: {entry.source}."), "",
-                wrapped(f"![{entry.about.rstrip('.')}](images/gallery/{entry.name}.png)"), "",
-                "```py", entry.code.replace(MAIN, main), "```",
-            ]  # fmt: skip
+                "",
+                f"### `{entry.name}`",
+                "",
+                wrapped(f"{entry.about} From: {entry.source}."),
+                "",
+                wrapped(f"![{entry.about.rstrip('.')}](images/gallery/{entry.name}.png)"),
+                "",
+                "```py",
+                entry.code.replace(MAIN, main),
+                "```",
+            ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """Train what is missing, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", nargs="?", default=MAIN, help="run folder of a classifier of the embedded digits")
-    parser.add_argument("--only", nargs="*", default=[], help="names of figures to draw anew; by default all")
+    parser.add_argument(
+        "run", nargs="?", default=MAIN, help="run folder of a classifier of the embedded digits"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of figures to draw anew; by default all"
+    )
     given = parser.parse_args()
     PICTURES.mkdir(parents=True, exist_ok=True)
     train_missing(given.run)

@@ -15,12 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import torchcaps as tc
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE
+from torchcaps.viz.canvas import BLUE, GRAY, ORANGE
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "label_tree.png"
 
 
-def draw(ax: Axes, tree: tc.data.LabelTree, lengths: list[torch.Tensor], image: torch.Tensor, truth: list[int]) -> None:
+def draw(
+    ax: Axes,
+    tree: tc.data.LabelTree,
+    lengths: list[torch.Tensor],
+    image: torch.Tensor,
+    truth: list[int],
+) -> None:
     """The tree from left to right; a disc is as large as a capsule is long, orange where it is the longest."""
     leaves = sorted(range(tree.sizes[-1]), key=tree.ancestors.__getitem__)
     heights = [{k: 1 - place / (len(leaves) - 1) for place, k in enumerate(leaves)}]
@@ -33,12 +39,29 @@ def draw(ax: Axes, tree: tc.data.LabelTree, lengths: list[torch.Tensor], image: 
         for k, name in enumerate(names):
             x, y = 0.9 + level, heights[level][k]
             if level:
-                ax.plot([x - 1, x], [heights[level - 1][tree.parents[level - 1][k]], y], color=GREY, lw=0.7, zorder=0)
+                ax.plot(
+                    [x - 1, x],
+                    [heights[level - 1][tree.parents[level - 1][k]], y],
+                    color=GRAY,
+                    lw=0.7,
+                    zorder=0,
+                )
             size = 330 * float(lengths[level][k]) ** 2
             ax.scatter(x, y, s=size, color=ORANGE if k == longest else BLUE, zorder=2)
             weight = "bold" if truth[level] == k else "normal"
-            offset = {"xytext": (10, 0), "va": "center"} if level == 2 else {"xytext": (0, 10), "ha": "center"}
-            ax.annotate(name.rpartition("/")[2], (x, y), textcoords="offset points", size=8, weight=weight, **offset)
+            offset = (
+                {"xytext": (10, 0), "va": "center"}
+                if level == 2
+                else {"xytext": (0, 10), "ha": "center"}
+            )
+            ax.annotate(
+                name.rpartition("/")[2],
+                (x, y),
+                textcoords="offset points",
+                size=8,
+                weight=weight,
+                **offset,
+            )
     inner = ax.inset_axes((0.0, 0.36, 0.17, 0.28))
     inner.imshow(image[0], cmap="gray_r")
     inner.axis("off")
@@ -58,8 +81,16 @@ def main(run: str, root: str) -> None:
     right = (said == paths[images.labels[:500]]).all(dim=1)
     torn = (said[:, :-1] != paths[said[:, -1]][:, :-1]).any(dim=1)
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    for ax, index in zip(figure.subplots(1, 2), (int(right.nonzero()[0]), int(torn.nonzero()[0])), strict=True):
-        draw(ax, model.tree, [one[index] for one in lengths], some[index], paths[images.labels[index]].tolist())
+    for ax, index in zip(
+        figure.subplots(1, 2), (int(right.nonzero()[0]), int(torn.nonzero()[0])), strict=True
+    ):
+        draw(
+            ax,
+            model.tree,
+            [one[index] for one in lengths],
+            some[index],
+            paths[images.labels[index]].tolist(),
+        )
     figure.savefig(PICTURE, dpi=120, metadata={"Software": None})
     print(PICTURE)
 

@@ -23,9 +23,9 @@ from torch import Tensor
 
 import torchcaps as tc
 from torchcaps import evaluation
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE
+from torchcaps.viz.canvas import BLUE, GRAY, ORANGE
 from torchcaps.viz.images import pictures
-from torchcaps.viz.tiles import coloured, overlaid
+from torchcaps.viz.tiles import colored, overlaid
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "torchcaps.png"
 WIDTH, HEIGHT, DPI = 8.5, 4.27, 200  # inches; a README shows it 850 pixels wide
@@ -72,18 +72,28 @@ def look(run: str, pairs: str) -> Shown:
     winner = int(capsules.activation.argmax())
     maps = evaluation.coupling_maps(model, image)
     swept = evaluation.perturb(model, image, span=SPAN, steps=STEPS).reconstructions[0]
-    apart, composites = tc.report.open_run(pairs, data="multi-digits", device="cpu")
-    composite, labels = composites.float_images([COMPOSITE]), composites.labels[COMPOSITE : COMPOSITE + 1]
+    apart, composites = tc.reporting.open_run(pairs, data="multi-digits", device="cpu")
+    composite, labels = (
+        composites.float_images([COMPOSITE]),
+        composites.labels[COMPOSITE : COMPOSITE + 1],
+    )
     found = evaluation.match_segments(evaluation.segment(apart, composite), labels)
     layers = pictures("drawn", found.images[0])[..., 0]
     whole = pictures("composite", composite)[0]
     return Shown(
-        image=pictures("image", image)[0], lengths=capsules.activation[0].numpy(),
-        pose=capsules.pose[0, winner].numpy(), drawn=pictures("drawn", drawn)[0],
+        image=pictures("image", image)[0],
+        lengths=capsules.activation[0].numpy(),
+        pose=capsules.pose[0, winner].numpy(),
+        drawn=pictures("drawn", drawn)[0],
         votes=overlaid(pictures("image", image)[0], maps.maps[0].numpy()),
-        moved={name: (d + 1, pictures("moved", swept[d])) for name, d in telling(swept[:, :, 0]).items()},
-        composite=whole, apart=coloured(whole, layers), labels=(int(labels[0, 0]), int(labels[0, 1])),
-    )  # fmt: skip
+        moved={
+            name: (d + 1, pictures("moved", swept[d]))
+            for name, d in telling(swept[:, :, 0]).items()
+        },
+        composite=whole,
+        apart=colored(whole, layers),
+        labels=(int(labels[0, 0]), int(labels[0, 1])),
+    )
 
 
 def telling(swept: Tensor) -> dict[str, int]:
@@ -97,7 +107,10 @@ def telling(swept: Tensor) -> dict[str, int]:
     total = swept.sum(dim=(-1, -2))
     ink = swept / total[..., None, None]
     height, width = swept.shape[2:]
-    x, y = torch.arange(width) - (width - 1) / 2, torch.arange(height).unsqueeze(1) - (height - 1) / 2
+    x, y = (
+        torch.arange(width) - (width - 1) / 2,
+        torch.arange(height).unsqueeze(1) - (height - 1) / 2,
+    )
 
     def mean(values: Tensor) -> Tensor:
         return (ink * values).sum(dim=(-1, -2))
@@ -118,7 +131,9 @@ def draw(shown: Shown) -> Figure:
     sheet.set_xlim(0, WIDTH)
     sheet.set_ylim(HEIGHT, 0)
     sheet.set_axis_off()
-    sheet.add_patch(Rectangle((0.02, 0.02), WIDTH - 0.04, HEIGHT - 0.04, fill=False, edgecolor="#d0d7de", lw=1))
+    sheet.add_patch(
+        Rectangle((0.02, 0.02), WIDTH - 0.04, HEIGHT - 0.04, fill=False, edgecolor="#d0d7de", lw=1)
+    )
     top, low = 0.56, 2.54
     _say(sheet, 0.3, "a test digit")
     _tile(sheet, shown.image, 0.3, top, TILE)
@@ -161,7 +176,9 @@ def _note(sheet: Any, left: float, top: float, words: str) -> None:
 
 
 def _tile(sheet: Any, image: np.ndarray, left: float, top: float, side: float) -> None:
-    sheet.imshow(image, extent=(left, left + side, top + side, top), interpolation="lanczos", zorder=2)
+    sheet.imshow(
+        image, extent=(left, left + side, top + side, top), interpolation="lanczos", zorder=2
+    )
     sheet.set_xlim(0, WIDTH)
     sheet.set_ylim(HEIGHT, 0)
     sheet.set_aspect("auto")
@@ -170,7 +187,9 @@ def _tile(sheet: Any, image: np.ndarray, left: float, top: float, side: float) -
 def _arrow(sheet: Any, left: float, top: float) -> None:
     middle = top + TILE / 2
     sheet.add_patch(
-        FancyArrowPatch((left, middle), (left + 0.32, middle), arrowstyle="-|>", mutation_scale=12, color=PALE)
+        FancyArrowPatch(
+            (left, middle), (left + 0.32, middle), arrowstyle="-|>", mutation_scale=12, color=PALE
+        )
     )
 
 
@@ -179,15 +198,26 @@ def _lengths(sheet: Any, lengths: np.ndarray, left: float, top: float, width: fl
     each, winner, floor = width / len(lengths), int(lengths.argmax()), top + TILE
     for index, length in enumerate(lengths):
         box = ((left + index * each + 0.03, floor - TILE * length), each - 0.06, TILE * length)
-        sheet.add_patch(Rectangle(*box, facecolor=BLUE if index == winner else GREY))
+        sheet.add_patch(Rectangle(*box, facecolor=BLUE if index == winner else GRAY))
         sheet.text(
-            left + (index + 0.5) * each, floor + 0.04, str(index), ha="center", va="top", fontsize=NOTE, color=INK
+            left + (index + 0.5) * each,
+            floor + 0.04,
+            str(index),
+            ha="center",
+            va="top",
+            fontsize=NOTE,
+            color=INK,
         )
     sheet.plot([left, left + width], [floor, floor], color=PALE, lw=0.8)
     sheet.text(
-        left + winner * each, floor - TILE * lengths[winner] + 0.02, f"{lengths[winner]:.2f} ", ha="right", va="top",
-        fontsize=NOTE, color=BLUE,
-    )  # fmt: skip
+        left + winner * each,
+        floor - TILE * lengths[winner] + 0.02,
+        f"{lengths[winner]:.2f} ",
+        ha="right",
+        va="top",
+        fontsize=NOTE,
+        color=BLUE,
+    )
 
 
 def _pose(sheet: Any, pose: np.ndarray, left: float, top: float, width: float) -> None:
@@ -195,11 +225,19 @@ def _pose(sheet: Any, pose: np.ndarray, left: float, top: float, width: float) -
     each, middle, scale = width / len(pose), top + TILE / 2, TILE / 2 / np.abs(pose).max()
     for index, value in enumerate(pose):
         low, high = sorted((middle, middle - scale * value))
-        colour = ORANGE if value < 0 else BLUE
-        sheet.add_patch(Rectangle((left + index * each + 0.015, low), each - 0.03, high - low, facecolor=colour))
+        color = ORANGE if value < 0 else BLUE
+        sheet.add_patch(
+            Rectangle((left + index * each + 0.015, low), each - 0.03, high - low, facecolor=color)
+        )
     sheet.plot([left, left + width], [middle, middle], color=PALE, lw=0.8)
     sheet.text(
-        left + width / 2, top + TILE + 0.04, f"{len(pose)} numbers", ha="center", va="top", fontsize=NOTE, color=INK
+        left + width / 2,
+        top + TILE + 0.04,
+        f"{len(pose)} numbers",
+        ha="center",
+        va="top",
+        fontsize=NOTE,
+        color=INK,
     )
 
 
@@ -212,7 +250,9 @@ def main() -> int:
     stream = io.BytesIO()
     draw(look(given.run, given.pairs)).savefig(stream, format="png", dpi=DPI)
     with Image.open(stream) as image:
-        image.convert("RGB").save(PICTURE, optimize=True)  # a palette would leave rings in the colours
+        image.convert("RGB").save(
+            PICTURE, optimize=True
+        )  # a palette would leave rings in the colors
     print(f"{PICTURE.name}: {PICTURE.stat().st_size:,} bytes")
     return 0
 

@@ -28,9 +28,19 @@ if TYPE_CHECKING:
 
 PICTURE = ROOT / "docs" / "images" / "explorer.png"
 VIEWS = ("pose", "routing", "overlap", "transform", "compare")
-STATES = {"pose": "&d=5:0.3", "routing": "", "overlap": "&ex2=1&right=3", "transform": "&deg=20", "compare": ""}
+STATES = {
+    "pose": "&d=5:0.3",
+    "routing": "",
+    "overlap": "&ex2=1&right=3",
+    "transform": "&deg=20",
+    "compare": "",
+}
 WIDTHS = {"desktop": 1280, "phone": 390}
-SEVEN = ((-60, -60), (60, -60), (-10, 90))  # corners of the stroke, pixels from the middle of the drawing area
+SEVEN = (
+    (-60, -60),
+    (60, -60),
+    (-10, 90),
+)  # corners of the stroke, pixels from the middle of the drawing area
 SETTLED = 4.0  # seconds until every answer is drawn, on a slow machine
 
 
@@ -44,7 +54,9 @@ def capture(browser: Chrome, path: Path, width: int, dark: bool = False) -> None
     height = browser.execute_script("return document.documentElement.scrollHeight")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": height})
     time.sleep(0.5)
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
+    shot = browser.execute_cdp_cmd(
+        "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True}
+    )
     path.write_bytes(base64.b64decode(shot["data"]))
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -54,21 +66,29 @@ def draw_seven(browser: Chrome) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     paper = browser.find_element("id", "paper")
-    chain = ActionChains(browser, duration=20).move_to_element_with_offset(paper, *SEVEN[0]).click_and_hold()
+    chain = (
+        ActionChains(browser, duration=20)
+        .move_to_element_with_offset(paper, *SEVEN[0])
+        .click_and_hold()
+    )
     for (x, y), (to_x, to_y) in pairwise(SEVEN):
         for k in range(1, 9):
-            chain.move_to_element_with_offset(paper, int(x + (to_x - x) * k / 8), int(y + (to_y - y) * k / 8))
+            chain.move_to_element_with_offset(
+                paper, int(x + (to_x - x) * k / 8), int(y + (to_y - y) * k / 8)
+            )
     chain.release().perform()
     time.sleep(SETTLED)
     sliders = browser.find_elements("css selector", "#pose .sliders .slider")
     moved = sliders[5].find_element("css selector", "input")
-    browser.execute_script("arguments[0].value = 0.45; arguments[0].dispatchEvent(new Event('input'))", moved)
+    browser.execute_script(
+        "arguments[0].value = 0.45; arguments[0].dispatchEvent(new Event('input'))", moved
+    )
     sliders[9].find_element("css selector", "button").click()
     time.sleep(SETTLED)
 
 
 def make_all(browser: Chrome, address: str, sessions: list[Session], folder: Path) -> None:
-    """Every view at every width in both colour schemes, named after them."""
+    """Every view at every width in both color schemes, named after them."""
     folder.mkdir(parents=True, exist_ok=True)
     for view in VIEWS if len(sessions) > 1 else VIEWS[:-1]:
         browser.get(f"{address}#tab={view}&ex=0{STATES[view]}")
@@ -76,16 +96,26 @@ def make_all(browser: Chrome, address: str, sessions: list[Session], folder: Pat
         time.sleep(SETTLED)
         for name, width in WIDTHS.items():
             for dark in (False, True):
-                capture(browser, folder / f"{view}-{name}-{'dark' if dark else 'light'}.png", width, dark)
+                capture(
+                    browser,
+                    folder / f"{view}-{name}-{'dark' if dark else 'light'}.png",
+                    width,
+                    dark,
+                )
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", nargs="+")
     parser.add_argument("--root", help="folder in which named data sets are looked for first")
     parser.add_argument(
-        "--all", type=Path, metavar="FOLDER", help="every view into this folder, and no picture for docs"
+        "--all",
+        type=Path,
+        metavar="FOLDER",
+        help="every view into this folder, and no picture for docs",
     )
     given = parser.parse_args()
     sessions = [open_session(run, root=given.root) for run in given.run]

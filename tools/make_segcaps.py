@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from torchcaps.report import open_run, save_figure
+from torchcaps.reporting import open_run, save_figure
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png"
 
@@ -18,7 +18,7 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png
 def main(run: str, root: str | None = None) -> None:
     """Draw what the run's report shows."""
     task, images = open_run(run, root=root, device="cpu")
-    [shown] = task.exhibits(task.evaluate(images), images)
+    [shown] = task.report_items(task.evaluate(images), images)
     assert shown.figure is not None
     print(save_figure(shown.figure, PICTURE))
 

@@ -21,11 +21,17 @@ def pack(path: Path) -> Path:
     config, found = run.config(), json.loads((path / "evaluation.json").read_text())
     tensors, about = load_tensors(run.model)
     about["weights"] = {
-        "data": config.data.name, "shown": SHOWN[config.data.name], "seed": config.run.seed,
-        "epochs": config.run.epochs, "held_out": config.data.holdout, "accuracy": found["accuracy"],
-        "images": found["num_samples"], "command": f"torchcaps train {path.name} --seed {config.run.seed}",
-        "licence": LICENCE, "torch": run.environment()["torch"],
-    }  # fmt: skip
+        "data": config.data.name,
+        "shown": SHOWN[config.data.name],
+        "seed": config.run.seed,
+        "epochs": config.run.epochs,
+        "held_out": config.data.holdout,
+        "accuracy": found["accuracy"],
+        "images": found["num_samples"],
+        "command": f"torchcaps train {path.name} --seed {config.run.seed}",
+        "license": LICENCE,
+        "torch": run.environment()["torch"],
+    }
     target = FOLDER / f"{about['model']}.safetensors"
     FOLDER.mkdir(exist_ok=True)
     save_tensors(target, tensors, about)

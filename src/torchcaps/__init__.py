@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from torchcaps import bench, data, evaluation, functional, models, nn, ops, report, tasks, testing, training, viz
+    from torchcaps import (
+        bench,
+        data,
+        evaluation,
+        functional,
+        models,
+        nn,
+        ops,
+        reporting,
+        tasks,
+        testing,
+        training,
+        viz,
+    )
     from torchcaps.bench import MemoryEstimate, estimate_memory
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
@@ -20,15 +33,44 @@ if TYPE_CHECKING:
 
 # What is no room itself: in which one it is.
 _HOMES = {
-    "Capsules": "types", "MemoryEstimate": "bench", "ModelSpec": "types", "Routed": "types", "create_model": "models",
-    "estimate_memory": "bench", "fit": "training", "list_models": "models", "load": "training", "record_routing": "nn",
+    "Capsules": "types",
+    "MemoryEstimate": "bench",
+    "ModelSpec": "types",
+    "Routed": "types",
+    "create_model": "models",
+    "estimate_memory": "bench",
+    "fit": "training",
+    "list_models": "models",
+    "load": "training",
+    "record_routing": "nn",
     "set_impl": "nn",
-}  # fmt: skip
+}
 __all__ = [
-    "Capsules", "MemoryEstimate", "ModelSpec", "Routed", "__version__", "bench", "create_model", "data",
-    "estimate_memory", "evaluation", "fit", "functional", "list_models", "load", "models", "nn", "ops",
-    "record_routing", "report", "set_impl", "tasks", "testing", "training", "viz",
-]  # fmt: skip
+    "Capsules",
+    "MemoryEstimate",
+    "ModelSpec",
+    "Routed",
+    "__version__",
+    "bench",
+    "create_model",
+    "data",
+    "estimate_memory",
+    "evaluation",
+    "fit",
+    "functional",
+    "list_models",
+    "load",
+    "models",
+    "nn",
+    "ops",
+    "record_routing",
+    "reporting",
+    "set_impl",
+    "tasks",
+    "testing",
+    "training",
+    "viz",
+]
 
 
 def __getattr__(name: str) -> object:

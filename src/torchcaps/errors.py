@@ -26,7 +26,7 @@ class DataError(TorchcapsError):
     """A data set that is absent, damaged or unusable."""
 
 
-class AbsentError(DataError):
+class DatasetNotFoundError(DataError):
     """A named data set is in none of the places looked at."""
 
 
@@ -38,7 +38,7 @@ class TrainingError(TorchcapsError):
     """Training that cannot go on: a non-finite loss, or a write that failed."""
 
 
-class NoAblationError(TorchcapsError, ValueError):
+class AblationUnsupportedError(TorchcapsError, ValueError):
     """A router whose couplings cannot be fixed, because it makes them by itself."""
 
 
@@ -48,7 +48,11 @@ class UnknownNameError(TorchcapsError, ValueError):
     def __init__(self, kind: str, name: str, known: Iterable[str], note: str = "") -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else f"known: {', '.join(names) or 'none'}"
+        )
         super().__init__(f"unknown {kind} {name!r}; {hint}" + (f" ({note})" if note else ""))
         self.name = name
 
@@ -64,7 +68,9 @@ def named_shape(axes: Sequence[str], shape: Sequence[int]) -> str:
     return f"[{', '.join(f'{a}={n}' for a, n in zip(axes, shape, strict=True))}]"
 
 
-def check_shape(argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int) -> None:
+def check_shape(
+    argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int
+) -> None:
     """Raise ValueError unless `tensor` has these axes, with the sizes given for some of them; a first axis `"*batch"`
     stands for one or more."""
     shape, starred = tuple(tensor.shape), axes[0].startswith("*")
@@ -83,7 +89,9 @@ def check_floating(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name}: expected floating point, got {tensor.dtype}")
 
 
-def check_range(argument: str, value: float, low: float | None = None, high: float | None = None) -> None:
+def check_range(
+    argument: str, value: float, low: float | None = None, high: float | None = None
+) -> None:
     """Raise ValueError unless low <= value <= high; None leaves a side open."""
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         one_sided = f"at least {low}" if high is None else f"at most {high}"
@@ -119,7 +127,9 @@ def read_text(path: Path) -> str:
 def one_line(text: str) -> str:
     """A message as one printable line: white space drawn together, control characters escaped, the middle cut out."""
     words = " ".join(_shortened(text).split())
-    return _shortened("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words))
+    return _shortened(
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    )
 
 
 def _shortened(text: str) -> str:

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torchcaps import functional
 from torchcaps import kernels as kernels  # every fast path registers itself
 from torchcaps.errors import UnknownNameError, check_floating, check_range, check_shape
-from torchcaps.functional.fields import Everything, Windows
+from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.routing.em import Beta, temperatures
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import AnyVotes, Bias, GivenMaps, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import made_anew
@@ -25,9 +25,15 @@ IMPLS = get_args(Impl)
 
 
 def dynamic_routing(
-    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
-    want_coupling: bool = False, impl: Impl = "auto",
-) -> Routed:  # fmt: skip
+    votes: AnyVotes,
+    iterations: int = 3,
+    *,
+    bias: Bias = None,
+    leaky: bool = False,
+    detach: bool = False,
+    want_coupling: bool = False,
+    impl: Impl = "auto",
+) -> Routed:
     """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
 
     Args:
@@ -48,9 +54,15 @@ def dynamic_routing(
 
 
 def em_routing(
-    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
-    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01, *, impl: Impl = "auto",
-) -> Routed:  # fmt: skip
+    votes: AnyVotes,
+    activation: Float[Tensor, "*batch children"] | None,
+    beta_u: Beta,
+    beta_a: Beta,
+    iterations: int = 3,
+    inverse_temperature: float | Sequence[float] = 0.01,
+    *,
+    impl: Impl = "auto",
+) -> Routed:
     """`functional.em_routing`, by the fastest implementation that can take these votes: "blocked" or "numba" lazy ones.
 
     Arguments are as there, but for `impl`; see `dynamic_routing`, and for its errors.
@@ -68,9 +80,13 @@ def em_routing(
 
 
 def conv2d(
-    x: Float[Tensor, "batch channels height width"], weight: Float[Tensor, "outputs channels rows columns"],
-    bias: Float[Tensor, " outputs"] | None = None, stride: int | tuple[int, int] = 1, *, impl: Impl = "auto",
-) -> Float[Tensor, "batch outputs out_height out_width"]:  # fmt: skip
+    x: Float[Tensor, "batch channels height width"],
+    weight: Float[Tensor, "outputs channels rows columns"],
+    bias: Float[Tensor, " outputs"] | None = None,
+    stride: int | tuple[int, int] = 1,
+    *,
+    impl: Impl = "auto",
+) -> Float[Tensor, "batch outputs out_height out_width"]:
     """`torch.nn.functional.conv2d` without padding; on a CPU, large kernels in the frequency domain.
 
     The 9x9 convolution of primary capsules is most of the arithmetic of a capsule network. In the frequency domain it
@@ -90,14 +106,20 @@ def conv2d(
     return (F.conv2d if path is None else path.run)(x, weight, bias, steps)
 
 
-def in_blocks(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
+def in_blocks(
+    route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
+) -> tuple[Any, ...]:
     """`route(votes, *others)`, for a routing without a fast path of its own: the votes of a batch are never stored.
 
     Where votes are products of poses and matrices, a block of samples is routed at a time, and its votes are made once
     more for the gradient. `route` gives tensors `[batch, ...]`, the couplings last: None unless somebody asked for
     them. The others, tensors `[batch, ...]` or None, go in blocks too.
     """
-    whole = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active() or not made_anew(votes).usable
+    whole = (
+        torch.compiler.is_exporting()
+        or torch._C._are_functorch_transforms_active()
+        or not made_anew(votes).usable
+    )
     if whole or len(votes.children.pose) == 0:
         return route(votes, *others)
     votes.shares += 1
@@ -136,9 +158,9 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
 
     typical: dict[str, tuple[Any, ...]] = {
         "conv2d": (zero.expand(128, 256, 20, 20), zero.expand(256, 256, 9, 9)),
-        "dynamic_routing": (votes((128, 1152, 8), (1152, 10, 8, 16), Everything()),),
-        "em_routing": (votes((64, 14, 14, 32, 16), (288, 32, 4, 4), Windows(14, 14, 3, 2)),),
-        "map_routing": (GivenMaps(zero.expand(1, 8, 8, 32, 64, 64)),),
+        "dynamic_routing": (votes((128, 1152, 8), (1152, 10, 8, 16), DenseField()),),
+        "em_routing": (votes((64, 14, 14, 32, 16), (288, 32, 4, 4), ConvField(14, 14, 3, 2)),),
+        "map_routing": (DenseMapVotes(zero.expand(1, 8, 8, 32, 64, 64)),),
     }
     return {op: choose(op, *operands) for op, operands in typical.items()}
 
@@ -149,21 +171,35 @@ def implementations(op: str) -> list[str]:
     return ["auto", "reference", *names, *(["cpu"] if "blocked" in names else [])]
 
 
-def _lazy(votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None, want_coupling: bool) -> Votes:
+def _lazy(
+    votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None, want_coupling: bool
+) -> Votes:
     """Lazy votes whose shapes fit; given ones become such."""
     if isinstance(votes, Tensor):
         votes = as_votes(votes, activation, None if bias is None else full_precision(bias))
         votes.wanted = want_coupling
     elif isinstance(votes, ProductVotes):
         pose, activation = votes.children
-        check_floating(pose=pose, activation=activation, weight=votes.weight, shift=votes.shift, bias=votes.bias)
+        check_floating(
+            pose=pose,
+            activation=activation,
+            weight=votes.weight,
+            shift=votes.shift,
+            bias=votes.bias,
+        )
         if votes.count % len(votes.weight):
-            raise ValueError(f"weight: expected matrices for {votes.count} children, got {len(votes.weight)}")
+            raise ValueError(
+                f"weight: expected matrices for {votes.count} children, got {len(votes.weight)}"
+            )
         inner, in_dim = votes.weight.shape[2], pose.shape[-1]
         if in_dim % inner:
-            raise ValueError(f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}")
+            raise ValueError(
+                f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}"
+            )
         if pose.shape[:-1] != activation.shape:
-            raise ValueError(f"activation: expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}")
+            raise ValueError(
+                f"activation: expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}"
+            )
     return votes
 
 
@@ -177,7 +213,9 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         return None, "an exported program consists of torch's own operations"
     if torch._C._are_functorch_transforms_active():
         if impl != "auto":
-            raise ValueError(f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference")
+            raise ValueError(
+                f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference"
+            )
         return None, "torch.func transforms see through torch's own operations alone"
     paths, reasons = registry.PATHS[op], []
     names = [path.impl for path in paths]

@@ -99,8 +99,14 @@ def import_module(name: str) -> None:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ModuleNotFoundError(f"{name}: there is no such module, installed or in {folder}") from error
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and f"{module}.".startswith(f"{error.name}.")
+        ):
+            raise ModuleNotFoundError(
+                f"{name}: there is no such module, installed or in {folder}"
+            ) from error
         raise PluginError(f"{name}: cannot be imported ({_cause(error)})") from error
     if name not in _imported:
         _imported.append(name)
@@ -113,7 +119,9 @@ def imported() -> list[str]:
 
 def flags(modules: Iterable[str] | None = None) -> str:
     """The end of a command line that imports these modules, by default those that were imported here."""
-    return "".join(f" --import {shlex.quote(name)}" for name in (_imported if modules is None else modules))
+    return "".join(
+        f" --import {shlex.quote(name)}" for name in (_imported if modules is None else modules)
+    )
 
 
 def _module_of(file: Path) -> str:
@@ -122,7 +130,9 @@ def _module_of(file: Path) -> str:
     except ValueError:  # such as __main__
         spec = None
     if spec is None or spec.origin is None or Path(spec.origin).resolve() != file.resolve():
-        raise PluginError(f"{file}: {file.stem!r} is the name of another module, or of none; rename the file")
+        raise PluginError(
+            f"{file}: {file.stem!r} is the name of another module, or of none; rename the file"
+        )
     return file.stem
 
 
@@ -133,7 +143,9 @@ def _load(point: metadata.EntryPoint) -> None:
             found()
     except (Exception, SystemExit) as error:
         owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
-        _failures.append(one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})"))
+        _failures.append(
+            one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})")
+        )
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """What a training run is: settings in groups. Recipes, flags of the command line and files are derived from them.
 
 Every setting has a name of its own, so that it may be given with or without its group: `{"lr": 0.1}` is
-`{"optimiser": {"lr": 0.1}}`.
+`{"optimizer": {"lr": 0.1}}`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,24 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torchcaps.errors import UnknownNameError, check_known, check_range
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "options by name"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "options by name",
+}
 
 
 def setting(
-    default: Any, about: str, *, low: float | None = None, high: float | None = None, name: str | None = None,
+    default: Any,
+    about: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    name: str | None = None,
     valid: tuple[Callable[[float], bool], str] = (lambda _: True, ""),
-) -> Any:  # fmt: skip
+) -> Any:
     """A field of a group: its default, what it is in one line, its range, its name without the group, and a test of a
     number with what it expects in words."""
     known = {"about": about, "low": low, "high": high, "name": name, "valid": valid}
@@ -62,54 +73,73 @@ class DataSettings(_Group):
     """Which images."""
 
     name: str = setting(
-        "digits", "name of a data set (`torchcaps data list`), or a path: class folders, .npz, .csv, IDX files, ...",
+        "digits",
+        "name of a data set (`torchcaps data list`), or a path: class folders, .npz, .csv, IDX files, ...",
         name="data",
-    )  # fmt: skip
+    )
     root: str | None = setting(None, "folder in which a named data set is looked for first")
     max_bytes: int | None = setting(
-        None, "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk", low=1
+        None,
+        "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk",
+        low=1,
     )
     img_size: tuple[int, int] | int | None = setting(
         None, "height and width to which images are resized, or one for both"
     )
     crop: int | None = setting(
-        None, "side of the window that the model sees: anywhere in training, in the middle otherwise", low=1
+        None,
+        "side of the window that the model sees: anywhere in training, in the middle otherwise",
+        low=1,
     )
-    epoch_size: int | None = setting(None, "images of an epoch, drawn anew for each; by default all, once", low=1)
+    epoch_size: int | None = setting(
+        None, "images of an epoch, drawn anew for each; by default all, once", low=1
+    )
     holdout: float = setting(
-        0.1, "training images kept for validation: a fraction below 1, or a count",
+        0.1,
+        "training images kept for validation: a fraction below 1, or a count",
         valid=(lambda n: n > 0 and (n <= 1 or n == int(n)), "a fraction below 1 or a whole count"),
-    )  # fmt: skip
-    per_class: int | None = setting(None, "labelled images of each class to train with; by default all", low=1)
+    )
+    per_class: int | None = setting(
+        None, "labeled images of each class to train with; by default all", low=1
+    )
 
 
 @dataclass(frozen=True)
 class TaskSettings(_Group):
     """What the model is trained for."""
 
-    name: str = setting("auto", "auto is what the model is made for, and what the data has", name="task")
+    name: str = setting(
+        "auto", "auto is what the model is made for, and what the data has", name="task"
+    )
     loss: str = setting("auto", "auto is what the model's paper has")
     reconstruction: float | None = setting(
-        None, "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 "
-        "with the margin loss and a decoder, else 0, which leaves it out", low=0,
-    )  # fmt: skip
-    label_smoothing: float = setting(0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1)
+        None,
+        "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 "
+        "with the margin loss and a decoder, else 0, which leaves it out",
+        low=0,
+    )
+    label_smoothing: float = setting(
+        0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1
+    )
 
 
 @dataclass(frozen=True)
-class OptimiserSettings(_Group):
+class OptimizerSettings(_Group):
     """How weights change."""
 
-    name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimiser")
+    name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimizer")
     lr: float | None = setting(
-        None, "peak learning rate; by default that of the task, 0.001 for classes",
+        None,
+        "peak learning rate; by default that of the task, 0.001 for classes",
         valid=(lambda lr: lr > 0, "a number above 0"),
-    )  # fmt: skip
+    )
     weight_decay: float = setting(0.0, "of every weight in each step", low=0)
     momentum: float = setting(0.9, "of sgd", low=0, high=1)
     nesterov: bool = setting(False, "Nesterov's momentum, of sgd")
     clip: float | Literal["auto"] = setting(
-        "auto", "largest norm of the gradient; 0 is none, auto is none for the spread loss and 1 for others", low=0
+        "auto",
+        "largest norm of the gradient; 0 is none, auto is none for the spread loss and 1 for others",
+        low=0,
     )
 
     def __post_init__(self) -> None:
@@ -122,14 +152,22 @@ class OptimiserSettings(_Group):
 class ScheduleSettings(_Group):
     """Learning rate over time."""
 
-    name: Literal["short", "cosine", "paper", "constant", "steps", "exponential"] | None = setting(
-        None, "by default that of the task, short for classes: it rises for 5 % of the steps, but at least for 40 or "
-        "half of them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; "
-        "paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor at milestones; "
-        "exponential falls by a factor after each epoch, to a tenth at the lowest", name="schedule",
-    )  # fmt: skip
-    milestones: tuple[int, ...] = setting((), "epochs after which the rate falls, with the schedule steps")
-    decay: float = setting(0.1, "factor by which it falls, with the schedules steps and exponential", low=0, high=1)
+    name: Literal["warmup_cosine", "cosine", "paper", "constant", "steps", "exponential"] | None = (
+        setting(
+            None,
+            "by default that of the task, warmup_cosine for classes: it rises for 5 % of the steps, but "
+            "at least for 40 or half of them, and falls to zero along a cosine; cosine falls so from the start; constant rises and stays; "
+            "paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor "
+            "at milestones; exponential falls by a factor after each epoch, to a tenth at the lowest",
+            name="schedule",
+        )
+    )
+    milestones: tuple[int, ...] = setting(
+        (), "epochs after which the rate falls, with the schedule steps"
+    )
+    decay: float = setting(
+        0.1, "factor by which it falls, with the schedules steps and exponential", low=0, high=1
+    )
 
 
 @dataclass(frozen=True)
@@ -138,19 +176,33 @@ class AugmentationSettings(_Group):
 
     shift: int = setting(2, "largest shift in pixels along each axis, zeros come in", low=0)
     flip: bool = setting(False, "mirror half of the images")
-    degrees: float | None = setting(None, "largest rotation either way; by default that of the task", low=0)
+    degrees: float | None = setting(
+        None, "largest rotation either way; by default that of the task", low=0
+    )
     zoom: float | None = setting(
-        None, "largest change of size either way, as a fraction; by default that of the task", low=0, high=0.9
+        None,
+        "largest change of size either way, as a fraction; by default that of the task",
+        low=0,
+        high=0.9,
     )
     shear: float | None = setting(
-        None, "largest shear either way, pixels to the side for each down; by default that of the task", low=0
+        None,
+        "largest shear either way, pixels to the side for each down; by default that of the task",
+        low=0,
     )
-    squish: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
-    thicken: float = setting(
-        0.0, "share of images in which what is bright is made a pixel thicker, or thinner", low=0, high=1
+    aspect: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
+    morphology: float = setting(
+        0.0,
+        "share of images in which what is bright is made a pixel thicker, or thinner",
+        low=0,
+        high=1,
     )
-    erase: int = setting(0, "side of a square in pixels that is set to zero at a random place", low=0)
-    relight: bool = setting(False, "vary brightness and contrast as in the smallNORB experiments")
+    erase: int = setting(
+        0, "side of a square in pixels that is set to zero at a random place", low=0
+    )
+    color_jitter: bool = setting(
+        False, "vary brightness and contrast as in the smallNORB experiments"
+    )
 
 
 @dataclass(frozen=True)
@@ -158,15 +210,22 @@ class RunSettings(_Group):
     """How long, where, and what is kept."""
 
     epochs: int = setting(10, "passes over the training images", low=1)
-    batch_size: int | None = setting(None, "images per step; by default 8 to 128, as suits the number of images", low=1)
+    batch_size: int | None = setting(
+        None, "images per step; by default 8 to 128, as suits the number of images", low=1
+    )
     stop_at: float | None = setting(
-        None, "end the training after the first epoch with this score on held-out images, and keep that epoch's model",
+        None,
+        "end the training after the first epoch with this score on held-out images, and keep that epoch's model",
         valid=(lambda score: 0 < score <= 1, "a score in (0, 1]"),
-    )  # fmt: skip
-    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is bf16 where the hardware multiplies it")
+    )
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "auto is bf16 where the hardware multiplies it"
+    )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     seed: int = setting(0, "of weights, order, augmentation and split", low=0, high=LARGEST_SEED)
-    checkpoint_every: int = setting(100, "steps between checkpoints; there is also one after each epoch", low=1)
+    checkpoint_every: int = setting(
+        100, "steps between checkpoints; there is also one after each epoch", low=1
+    )
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
 
 
@@ -183,7 +242,7 @@ class TrainConfig:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     task: TaskSettings = field(default_factory=TaskSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -210,7 +269,9 @@ class TrainConfig:
 
     def updated(self, **changes: Any) -> TrainConfig:
         """A copy with those of the changes that are not None, by their names without groups, or by groups."""
-        return self._with({name: value for name, value in flattened(changes).items() if value is not None})
+        return self._with(
+            {name: value for name, value in flattened(changes).items() if value is not None}
+        )
 
     def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
         """A copy in which these take the place of settings that are None."""
@@ -222,7 +283,9 @@ class TrainConfig:
         for name, value in changes.items():
             group, key = NAMES[name][:2]
             by_group.setdefault(group, {})[key] = value
-        return replace(self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()})
+        return replace(
+            self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()}
+        )
 
 
 GROUPS: dict[str, type[Any]] = get_type_hints(TrainConfig)
@@ -233,7 +296,9 @@ NAMES: dict[str, tuple[str, str, str, Any]] = {
     for group, kind in GROUPS.items()
     for f in fields(kind)
 }
-EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # "kind" of an early configuration -> settings
+EARLIER: dict[
+    str, Callable[[dict[str, Any]], dict[str, Any]]
+] = {}  # "kind" of an early configuration -> settings
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,5 +354,7 @@ def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
     sides = (value, value) if pair and isinstance(value, int) else value
     good = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
     if not good or (pair and len(sides) != 2):
-        raise ValueError(f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}")
+        raise ValueError(
+            f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}"
+        )
     return tuple(sides)

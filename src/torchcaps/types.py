@@ -39,7 +39,7 @@ class Routed(NamedTuple):
         coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one over the parents that
             compete for a child (at most one where a routing has a "none of the above" parent). None where a fast path
             was not asked for it.
-        more: what else a router tells, by name: logits, couplings before they are normalised; see `and_more`.
+        more: what else a router tells, by name: logits, couplings before they are normalized; see `with_extras`.
     """
 
     pose: Float[Tensor, "batch *space parents dim"]
@@ -51,7 +51,7 @@ class Routed(NamedTuple):
         """What else a router tells, by name; nothing unless it said so."""
         return {}
 
-    def and_more(self, **more: Tensor) -> Routed:
+    def with_extras(self, **more: Tensor) -> Routed:
         """The same three, with tensors of other names beside them; `record_routing` keeps them."""
         found = _RoutedAndMore(*self)
         found.named = {**self.more, **more}
@@ -90,7 +90,7 @@ class ModelSpec:
     activation: Literal["length", "probability", "logit", "none"] = "logit"
     decoder: bool = False
     logits: bool = False
-    several: bool = False
+    multilabel: bool = False
     pixels: bool = False
     smallest: int = 1
     task: str = "classify"

@@ -26,9 +26,11 @@ def weights(model):
 def test_parameters_and_moments_are_counted_exactly(model):
     estimate = estimate_memory(model, 2)
     assert estimate.parameters == weights(model)
-    assert estimate.optimiser == 2 * weights(model)
+    assert estimate.optimizer == 2 * weights(model)
     assert 0 < estimate.gradients <= weights(model)
-    assert estimate.total == sum(value for name, value in estimate.to_dict().items() if name != "total")
+    assert estimate.total == sum(
+        value for name, value in estimate.to_dict().items() if name != "total"
+    )
 
 
 def test_the_model_stays_as_it_is(model):
@@ -36,7 +38,10 @@ def test_the_model_stays_as_it_is(model):
     state = torch.random.get_rng_state()
     estimate_memory(model, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in model.parameters())
+    assert all(
+        type(parameter) is nn.Parameter and parameter.grad is None
+        for parameter in model.parameters()
+    )
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -52,10 +57,13 @@ def test_half_precision_takes_less(model):
     assert estimate_memory(model, 64, "bf16").total < estimate_memory(model, 64).total
 
 
-def test_colour_classes_and_stored_votes_take_more(model):
+def test_color_classes_and_stored_votes_take_more(model):
     base = estimate_memory(model, 8).total
     assert estimate_memory(create_model("capsnet", impl="cpu", in_chans=3, **SMALL), 8).total > base
-    assert estimate_memory(create_model("capsnet", impl="cpu", num_classes=20, **SMALL), 8).total > base
+    assert (
+        estimate_memory(create_model("capsnet", impl="cpu", num_classes=20, **SMALL), 8).total
+        > base
+    )
     votes = 8 * 144 * 10 * 16 * 4
     stored = estimate_memory(create_model("capsnet", impl="reference", **SMALL), 64).activations
     assert stored > estimate_memory(model, 64).activations + votes
@@ -73,7 +81,11 @@ def test_it_reads_as_a_sentence_in_mebibytes(model):
         ({"batch": 1.5}, TypeError, "batch: expected a whole number of images, got 1.5"),
         ({"batch": True}, TypeError, "batch: expected a whole number of images, got True"),
         ({"batch": 1, "precision": "fp16"}, ValueError, "unknown precision 'fp16'"),
-        ({"batch": 1, "model": nn.Linear(2, 2)}, TypeError, r"model: expected a model of create_model\(\), got Linear"),
+        (
+            {"batch": 1, "model": nn.Linear(2, 2)},
+            TypeError,
+            r"model: expected a model of create_model\(\), got Linear",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(model, arguments, error, sentence):
@@ -84,7 +96,10 @@ def test_bad_arguments_are_refused(model, arguments, error, sentence):
 def test_the_table_has_the_constants_of_the_kernels():
     assert workspace.VOTES_BYTES == samples.BLOCK_BYTES
     assert (workspace.FACTORS_BYTES, workspace.LANES) == (numba.FACTORS_BYTES, numba.LANES)
-    assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (frequency.BLOCK_BYTES, frequency.MOST_WINDOWS)
+    assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (
+        frequency.BLOCK_BYTES,
+        frequency.MOST_WINDOWS,
+    )
 
 
 @pytest.mark.slow

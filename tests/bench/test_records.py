@@ -17,10 +17,14 @@ def runs(accuracies, seconds=20.0, parameters=1000):
 def test_the_mean_must_be_above_the_claim_beyond_doubt():
     # t = (0.992 - 0.99) / (0.001 / sqrt 5) = 4.4721 with 4 degrees of freedom: p = 0.00553 by a table of t.
     spread = 0.001 * (5 / 5) ** 0.5
-    found = records.verdict({"accuracy": 0.99}, runs([0.992 + spread * x for x in (-1.0, -1.0, 0.0, 1.0, 1.0)]))
+    found = records.verdict(
+        {"accuracy": 0.99}, runs([0.992 + spread * x for x in (-1.0, -1.0, 0.0, 1.0, 1.0)])
+    )
     assert found["mean"] == pytest.approx(0.992) and found["std"] == pytest.approx(spread)
     assert found["p"] == pytest.approx(0.00553, abs=2e-5) and found["counts"]
-    assert not records.verdict({"accuracy": 0.991}, runs([0.991, 0.993, 0.992, 0.990, 0.994]))["counts"]
+    assert not records.verdict({"accuracy": 0.991}, runs([0.991, 0.993, 0.992, 0.990, 0.994]))[
+        "counts"
+    ]
     assert not records.verdict({"accuracy": 0.9}, runs([0.99]))["counts"]
 
 
@@ -46,7 +50,9 @@ def test_shifted_views_add_up():
     images.labels.zero_()
     assert records.accuracy(Corner(), images, 0) == 1.0  # 0.6 against 0
     assert records.accuracy(Corner(), images, 1) == 1.0  # 5 * 0.6 against 1
-    images.images[:, :, 0, 0] = images.images[:, :, -1, 0] = images.images[:, :, 0, 1] = 255  # four of the five views
+    images.images[:, :, 0, 0] = images.images[:, :, -1, 0] = images.images[:, :, 0, 1] = (
+        255  # four of the five views
+    )
     assert records.accuracy(Corner(), images, 1) == 0.0  # 3.0 against 4
 
 

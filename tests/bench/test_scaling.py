@@ -14,10 +14,14 @@ from .test_timing import ticking
 @pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.0, 2.0])
 def test_the_exponent_of_a_power_law_is_exact(power):
     sizes = [3, 6, 12, 24, 48]
-    assert fitted_exponent(sizes, [0.7 * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
+    assert fitted_exponent(sizes, [0.7 * size**power for size in sizes]) == pytest.approx(
+        power, abs=1e-12
+    )
 
 
-@pytest.mark.parametrize("bad", [([2], [1.0]), ([2, 2], [1.0, 2.0]), ([1, 2], [0.0, 1.0]), ([1, 2, 3], [1.0, 2.0])])
+@pytest.mark.parametrize(
+    "bad", [([2], [1.0]), ([2, 2], [1.0, 2.0]), ([1, 2], [0.0, 1.0]), ([1, 2, 3], [1.0, 2.0])]
+)
 def test_an_exponent_needs_two_sizes_above_zero(bad):
     with pytest.raises(ValueError, match="sizes: expected two or more, different and above zero"):
         fitted_exponent(*bad)
@@ -32,7 +36,9 @@ def test_series_double_around_the_middle_and_hold_no_size_twice():
 def test_every_size_is_measured_and_time_that_stands_still_has_exponent_zero(sizes):
     rows = benchmark_scaling(("cpu", "reference"), sizes, 1, ticking(), count=3)
     names = [field.name for field in fields(Sizes)]
-    assert [(row["against"], row["impl"]) for row in rows] == [(n, i) for n in names for i in ("cpu", "reference")]
+    assert [(row["against"], row["impl"]) for row in rows] == [
+        (n, i) for n in names for i in ("cpu", "reference")
+    ]
     assert all(row["exponent"] == pytest.approx(0, abs=1e-12) for row in rows)
     assert rows[0]["sizes"] == [2, 3, 6]
     assert rows[0]["ms"] == [1000, 1000, 1000]

@@ -38,8 +38,15 @@ def test_the_spread_of_five_and_of_one():
 
 
 def test_cells_are_figures_of_three_digits_or_a_dash():
-    rows = [{"name": "a", "ms": 1.23456, "MiB": None}, {"name": "b", "ms": 1234.56, "list": [1, 2.5]}]
-    assert timing.cells(rows) == [["name", "ms", "MiB", "list"], ["a", "1.23", "-", "-"], ["b", "1235", "-", "1 2.5"]]
+    rows = [
+        {"name": "a", "ms": 1.23456, "MiB": None},
+        {"name": "b", "ms": 1234.56, "list": [1, 2.5]},
+    ]
+    assert timing.cells(rows) == [
+        ["name", "ms", "MiB", "list"],
+        ["a", "1.23", "-", "-"],
+        ["b", "1235", "-", "1 2.5"],
+    ]
 
 
 def test_processor_time_is_for_one_thread():
@@ -57,12 +64,18 @@ def test_the_peak_of_a_large_tensor_is_its_size():
     # In a process of its own: here tests before it have left freed memory, which a tensor takes without a new page.
     code = "import json, torch; from torchcaps.bench import timing; "
     code += "print(json.dumps(timing.peak_of(lambda: torch.ones(64 << 18))))"
-    found = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert 60 < found["peak_mib"] - found["before_mib"] < 80
 
 
 @pytest.mark.skipif(not timing.can_measure_memory(), reason="no /proc here")
-def test_a_fresh_process_measures_from_any_folder_and_says_why_it_cannot(monkeypatch, tmp_path, sizes):
+def test_a_fresh_process_measures_from_any_folder_and_says_why_it_cannot(
+    monkeypatch, tmp_path, sizes
+):
     from dataclasses import asdict
 
     monkeypatch.chdir(tmp_path)
@@ -72,11 +85,17 @@ def test_a_fresh_process_measures_from_any_folder_and_says_why_it_cannot(monkeyp
 
 
 def test_a_fresh_process_that_fails_says_its_last_line(monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback ...\nValueError: too large\n")
+    failed = subprocess.CompletedProcess(
+        [], 1, stdout="", stderr="Traceback ...\nValueError: too large\n"
+    )
     monkeypatch.setattr(timing.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(TorchcapsError, match=r"memory of layer \{'sizes': 3\}: .* failed: ValueError: too large"):
+    with pytest.raises(
+        TorchcapsError, match=r"memory of layer \{'sizes': 3\}: .* failed: ValueError: too large"
+    ):
         timing.in_fresh_process("layer", sizes=3)
 
 
 def test_the_machine_is_json():
-    assert {"processor", "threads", "torch", "date"} <= json.loads(json.dumps(timing.machine())).keys()
+    assert {"processor", "threads", "torch", "date"} <= json.loads(
+        json.dumps(timing.machine())
+    ).keys()

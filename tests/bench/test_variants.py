@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.bench import Workload, baselines, benchmark_latency, benchmark_layers, benchmark_steps, step, verify
+from torchcaps.bench import (
+    Workload,
+    baselines,
+    benchmark_latency,
+    benchmark_layers,
+    benchmark_steps,
+    step,
+    verify,
+)
 from torchcaps.bench.baselines import WrongResultError
 from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
@@ -43,7 +51,9 @@ def test_a_wrong_variant_is_not_timed(monkeypatch):
             return type(children)(pose * 1.01, length)
 
     monkeypatch.setitem(baselines.VARIANTS, "einsum", baselines.Variant(Wrong))
-    with pytest.raises(WrongResultError, match=r"einsum: differs from the reference by .*; nothing was timed"):
+    with pytest.raises(
+        WrongResultError, match=r"einsum: differs from the reference by .*; nothing was timed"
+    ):
         verify(["einsum"], CapsuleLinear(12, 3, 4, 5))
 
 
@@ -53,11 +63,16 @@ def test_the_textbook_network_has_our_weights_and_computes_the_same(small):
     assert count(network) == count(model)
     images, labels = small.data(model)
     batch = Batch(images, labels)
-    ours, theirs = task_of(model)(batch, 0.0)["loss"], textbook_loss(images, labels, *network(images, labels))
+    ours, theirs = (
+        task_of(model)(batch, 0.0)["loss"],
+        textbook_loss(images, labels, *network(images, labels)),
+    )
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     ours.backward()
     theirs.backward()
-    torch.testing.assert_close(network.conv1.weight.grad, model.conv.weight.grad, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        network.conv1.weight.grad, model.conv.weight.grad, rtol=1e-3, atol=1e-6
+    )
     assert verify_steps([NETWORK, "einsum"], small)[NETWORK] < 1e-4
 
 
@@ -97,7 +112,9 @@ def test_a_model_without_dynamic_routing_has_no_variants():
 def test_steps_of_equal_time_have_ratios_of_one(small):
     variants = ["limit", "reference", "limit-torch", "einsum", "textbook", NETWORK]
     rows = benchmark_steps(small, variants, ("fp32", "bf16"), 2, memory=False, clock=ticking())
-    assert [(row["variant"], row["precision"]) for row in rows] == [(v, p) for p in ("fp32", "bf16") for v in variants]
+    assert [(row["variant"], row["precision"]) for row in rows] == [
+        (v, p) for p in ("fp32", "bf16") for v in variants
+    ]
     for row in rows:
         assert row["ms"] == row["q1"] == row["q3"] == 1000
         assert row["img/s"] == 4
@@ -106,9 +123,13 @@ def test_steps_of_equal_time_have_ratios_of_one(small):
 
 def test_memory_above_the_limit_and_ratios_without_their_base(small, monkeypatch):
     peaks = {"limit-torch": 100.0, "auto": 130.0}
-    monkeypatch.setattr(step.timing, "in_fresh_process", lambda *_, variant, **__: {"peak_mib": peaks[variant]})
+    monkeypatch.setattr(
+        step.timing, "in_fresh_process", lambda *_, variant, **__: {"peak_mib": peaks[variant]}
+    )
     monkeypatch.setattr(step.timing, "can_measure_memory", lambda: True)
-    rows = benchmark_steps(small, ["limit-torch", "auto"], ("fp32",), 1, memory=True, clock=ticking())
+    rows = benchmark_steps(
+        small, ["limit-torch", "auto"], ("fp32",), 1, memory=True, clock=ticking()
+    )
     assert [row["above limit-torch MiB"] for row in rows] == [0, 30]
     assert [row["x textbook"] for row in rows] == [None, None]
     assert [row["tax"] for row in rows] == [1, None]  # each over the limit in its own surroundings
@@ -123,9 +144,15 @@ def test_a_step_learns(small):
 
 def test_layers_have_their_share_of_the_roofline(sizes):
     rates = Rates(copy=1e12, product=1e3)
-    rows = benchmark_layers(sizes, ["limit", "reference", "einsum"], 2, memory=False, rates=rates, clock=ticking())
+    rows = benchmark_layers(
+        sizes, ["limit", "reference", "einsum"], 2, memory=False, rates=rates, clock=ticking()
+    )
     bound = least_work(sizes.batch, sizes.layer()).products
-    assert [row["roofline ms"] for row in rows] == [None, pytest.approx(bound), pytest.approx(bound)]
+    assert [row["roofline ms"] for row in rows] == [
+        None,
+        pytest.approx(bound),
+        pytest.approx(bound),
+    ]
     assert rows[1]["of roofline"] == pytest.approx(bound / 1000)
     assert [row["x reference"] for row in rows] == [1, 1, 1]
 
@@ -145,7 +172,12 @@ def test_rates_count_what_was_copied_and_multiplied():
 
 def test_latency_has_a_row_for_each_batch_and_precision(small):
     rows = benchmark_latency(small, ("fp32", "bf16"), 3, ticking(), batches=(1, 2))
-    assert [(row["batch"], row["precision"]) for row in rows] == [(1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")]
+    assert [(row["batch"], row["precision"]) for row in rows] == [
+        (1, "fp32"),
+        (2, "fp32"),
+        (1, "bf16"),
+        (2, "bf16"),
+    ]
     assert rows[1]["median ms"] == rows[1]["95 % ms"] == 1000
     assert rows[1]["ms / image"] == 500
 
@@ -154,5 +186,7 @@ def test_a_subject_is_the_same_each_time_and_leaves_the_callers_random_numbers()
     build = partial(Workload("capsnet", SMALL).build)
     state = torch.random.get_rng_state()
     first, second = build(), build()
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     assert torch.equal(torch.random.get_rng_state(), state)

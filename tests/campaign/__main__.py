@@ -16,12 +16,18 @@ from campaign.run import Campaign
 def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m campaign", description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000, help="how many, the committed ones first")
+    parser.add_argument(
+        "--cases", type=int, default=10_000, help="how many, the committed ones first"
+    )
     parser.add_argument("--minutes", type=float, help="run so long instead, whatever --cases says")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other cases")
-    parser.add_argument("--only", action="append", default=[], help='an area, or "area/test"; may be given again')
+    parser.add_argument(
+        "--only", action="append", default=[], help='an area, or "area/test"; may be given again'
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--failures", type=Path, default=Path("campaign-failures"), help="folder for their files")
+    parser.add_argument(
+        "--failures", type=Path, default=Path("campaign-failures"), help="folder for their files"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table for a document")
     given = parser.parse_args()
     stream = chain(fixed(given.only), cases(given.seed, given.only))
@@ -33,7 +39,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; so far:", file=sys.stderr)
     minutes = (time.monotonic() - started) / 60
-    print(f"{date.today()}, seed {given.seed}, {given.processes} processes, {minutes:.1f} minutes\n")
+    print(
+        f"{date.today()}, seed {given.seed}, {given.processes} processes, {minutes:.1f} minutes\n"
+    )
     print(campaign.table(given.markdown))
     return int(campaign.failed)
 

@@ -13,10 +13,13 @@ FRACTION = 60  # a short run draws one of so many of the campaign's cases
 def short_run():
     """The committed cases, and the first few of each test in areas that start no processes."""
     drawn = [
-        case for name in area_names() if limit(name, "WALL") == WALL
-        for test, share in area(name).TESTS.items() if share
+        case
+        for name in area_names()
+        if limit(name, "WALL") == WALL
+        for test, share in area(name).TESTS.items()
+        if share
         for case in islice(cases(0, [f"{name}/{test}"]), -(-share // FRACTION))
-    ]  # fmt: skip
+    ]
     return fixed() + drawn
 
 
@@ -35,7 +38,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def verdicts(request):
     """What became of each chosen case, by its title; two processes check them all."""
-    chosen = [item.callspec.params["case"] for item in request.session.items if "case" in item.fixturenames]
+    chosen = [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if "case" in item.fixturenames
+    ]
     campaign = Campaign(iter(chosen))
     campaign.run(2)
     return {title(case): verdict for case, verdict in campaign.done}

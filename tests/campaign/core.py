@@ -32,7 +32,11 @@ FIXED = Path(__file__).with_name("cases")
 
 def area_names() -> list[str]:
     """The areas; a name with an underscore before it is found by `area` alone."""
-    return sorted(found.name for found in pkgutil.iter_modules(areas.__path__) if not found.name.startswith("_"))
+    return sorted(
+        found.name
+        for found in pkgutil.iter_modules(areas.__path__)
+        if not found.name.startswith("_")
+    )
 
 
 def area(name: str) -> ModuleType:
@@ -58,13 +62,17 @@ def drawn(name: str, test: str, seed: int) -> Case:
 
 def shares(only: Sequence[str] = ()) -> dict[tuple[str, str], int]:
     """Cases of each (area, test) among 10,000; `only` names areas, or tests as "area/test", which then all count."""
-    tests = {(name, test): share for name in area_names() for test, share in area(name).TESTS.items()}
+    tests = {
+        (name, test): share for name in area_names() for test, share in area(name).TESTS.items()
+    }
     if not only:
         return {key: share for key, share in tests.items() if share}
     chosen = {key: share for key, share in tests.items() if key[0] in only or "/".join(key) in only}
     asked = {key: share or ("/".join(key) in only) for key, share in chosen.items()}
     if not any(asked.values()):
-        raise SystemExit(f"--only: nothing of {', '.join(only)} among {', '.join('/'.join(key) for key in tests)}")
+        raise SystemExit(
+            f"--only: nothing of {', '.join(only)} among {', '.join('/'.join(key) for key in tests)}"
+        )
     return {key: int(share) for key, share in asked.items() if share}
 
 
@@ -81,7 +89,11 @@ def cases(seed: int, only: Sequence[str] = ()) -> Iterator[Case]:
 def fixed(only: Sequence[str] = ()) -> list[Case]:
     """The committed cases: what once went wrong."""
     found = [case for file in sorted(FIXED.glob("*.json")) for case in read_cases(file)]
-    return [case for case in found if not only or case["area"] in only or f"{case['area']}/{case['test']}" in only]
+    return [
+        case
+        for case in found
+        if not only or case["area"] in only or f"{case['area']}/{case['test']}" in only
+    ]
 
 
 def read_cases(file: Path) -> list[Case]:

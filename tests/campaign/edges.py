@@ -32,7 +32,13 @@ def meta_in_autocast() -> None:
 def batch_of_none(impl: str) -> None:
     """Layers of an implementation take a batch without images."""
     conv = caps.ConvCaps(2, 3, 2, impl=impl)
-    assert conv(Capsules(torch.zeros(0, 3, 3, 2, 16), torch.zeros(0, 3, 3, 2))).pose.shape == (0, 2, 2, 3, 16)
+    assert conv(Capsules(torch.zeros(0, 3, 3, 2, 16), torch.zeros(0, 3, 3, 2))).pose.shape == (
+        0,
+        2,
+        2,
+        3,
+        16,
+    )
 
 
 for _impl in ("auto", "reference", "cpu"):
@@ -43,17 +49,28 @@ def transformed(kind: str, op: str) -> None:
     """`torch.func` of a fast path: as the reference has it, or a sentence that says what to do."""
     draw = torch.Generator().manual_seed(0)
     pose, weight = torch.randn(2, 5, 3, generator=draw), torch.randn(5, 4, 6, 3, generator=draw)
-    layers = {impl: caps.CapsuleLinear(5, 3, 4, 6, "em", impl=impl) for impl in ("reference", "auto", "cpu")}
+    layers = {
+        impl: caps.CapsuleLinear(5, 3, 4, 6, "em", impl=impl)
+        for impl in ("reference", "auto", "cpu")
+    }
     for layer in layers.values():
-        layer.load_state_dict({"votes.weight": weight, **{f"router.beta_{k}": torch.zeros(4) for k in "ua"}})
+        layer.load_state_dict(
+            {"votes.weight": weight, **{f"router.beta_{k}": torch.zeros(4) for k in "ua"}}
+        )
 
     def value(x: torch.Tensor, impl: str = "auto") -> torch.Tensor:
         if op == "routed dynamic":
             children = Capsules(x, x.square().sum(dim=-1))
-            votes = functional.ProductVotes(children, functional.Everything(), weight.transpose(2, 3))
+            votes = functional.ProductVotes(
+                children, functional.DenseField(), weight.transpose(2, 3)
+            )
             return ops.dynamic_routing(votes, impl=impl).pose.square().sum()
         if op == "given votes":
-            return ops.dynamic_routing(torch.einsum("bik,ijdk->bijd", x, weight), impl=impl).pose.square().sum()
+            return (
+                ops.dynamic_routing(torch.einsum("bik,ijdk->bijd", x, weight), impl=impl)
+                .pose.square()
+                .sum()
+            )
         return layers[impl](x).pose.square().sum()
 
     def run(impl: str) -> torch.Tensor:
@@ -66,7 +83,9 @@ def transformed(kind: str, op: str) -> None:
         try:
             found = run(impl)
         except (ValueError, NotImplementedError, RuntimeError) as error:
-            assert len(str(error).splitlines()) == 1 and "reference" in str(error), f"{kind} of {op}: {error}"
+            assert len(str(error).splitlines()) == 1 and "reference" in str(error), (
+                f"{kind} of {op}: {error}"
+            )
         else:
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 

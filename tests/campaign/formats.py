@@ -19,7 +19,15 @@ from data.mat_files import header, mat_bytes, matrix
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 
 Wrap = Callable[[bytes], bytes]
-KINDS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "webp": "WEBP", "pgm": "PPM"}
+KINDS = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "webp": "WEBP",
+    "pgm": "PPM",
+}
 COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
 
 
@@ -32,7 +40,9 @@ class Format:
         inner: what is inside a packed file, and how it is packed again, so that damage gets past its checksum.
     """
 
-    def __init__(self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None) -> None:
+    def __init__(
+        self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None
+    ) -> None:
         self.path, self.inner = path, inner or {}
         self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
 
@@ -78,7 +88,9 @@ def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.
 def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> bytes:
     """A tar archive."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode, format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
+    with tarfile.open(
+        fileobj=file, mode=mode, format=tarfile.PAX_FORMAT, errors="surrogateescape"
+    ) as archive:
         for info, data in members:
             archive.addfile(info, io.BytesIO(data))
     return file.getvalue()
@@ -86,7 +98,11 @@ def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> byt
 
 def photos(count: int = 3) -> dict[str, bytes]:
     """Two classes of photographs, by path."""
-    return {f"{name}/{i}.png": photo(seed=10 * c + i) for c, name in enumerate(("cat", "dog")) for i in range(count)}
+    return {
+        f"{name}/{i}.png": photo(seed=10 * c + i)
+        for c, name in enumerate(("cat", "dog"))
+        for i in range(count)
+    }
 
 
 def table(rows: dict[str, bytes]) -> bytes:
@@ -100,7 +116,9 @@ def mat(name: str, value: object, *more: tuple[str, object]) -> tuple[bytes, Wra
 
     def wrap(data: bytes) -> bytes:
         parts = [zlib.compress(part) for part in (data, *rest)]
-        return header() + b"".join(b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part for part in parts)
+        return header() + b"".join(
+            b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part for part in parts
+        )
 
     return matrix(name, value), wrap
 
@@ -115,7 +133,10 @@ def _arrays() -> dict[str, Format]:
     images, labels = pixels(12, 6, 5), (np.arange(12) % 3).astype(np.uint8)
     idx = {}
     for stem in ("train", "t10k"):
-        idx |= {f"s/{stem}-images-idx3-ubyte": idx_bytes(images), f"s/{stem}-labels-idx1-ubyte": idx_bytes(labels)}
+        idx |= {
+            f"s/{stem}-images-idx3-ubyte": idx_bytes(images),
+            f"s/{stem}-labels-idx1-ubyte": idx_bytes(labels),
+        }
     held = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
     names = npy(np.array(["a", "b", "c"])[labels])
 
@@ -124,11 +145,17 @@ def _arrays() -> dict[str, Format]:
 
     return {
         "idx": Format("s", idx),
-        "idx.gz": Format("s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in idx.items()}),
+        "idx.gz": Format(
+            "s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in idx.items()}
+        ),
         "npz": Format("a.npz", {"a.npz": zipped(held)}),
         "npz packed": Format("a.npz", {}, {"a.npz": (held["images.npy"], wrap)}),
-        "npz labels": Format("a.npz", {}, {"a.npz": (held["labels.npy"], lambda d: zipped(held | {"labels.npy": d}))}),
-        "npz names": Format("a.npz", {}, {"a.npz": (names, lambda d: zipped(held | {"labels.npy": d}))}),
+        "npz labels": Format(
+            "a.npz", {}, {"a.npz": (held["labels.npy"], lambda d: zipped(held | {"labels.npy": d}))}
+        ),
+        "npz names": Format(
+            "a.npz", {}, {"a.npz": (names, lambda d: zipped(held | {"labels.npy": d}))}
+        ),
         "npy": Format("a.npy", {"a.npy": held["images.npy"], "a_labels.npy": held["labels.npy"]}),
     }
 
@@ -151,29 +178,51 @@ def _files() -> dict[str, Format]:
 def _published() -> dict[str, Format]:
     labels, rows = (np.arange(4) % 10).astype(np.uint8), pixels(4, 3072)
     batch = {b"labels": labels.tolist(), b"data": rows, b"filenames": [b"a.png"] * 4}
-    old = pickle.dumps(batch, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    old = pickle.dumps(batch, protocol=2).replace(
+        b"numpy._core.multiarray", b"numpy.core.multiarray"
+    )
     raw = np.hstack([labels[:, None], rows]).tobytes()
     batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     norb = {}
     for stem in STEMS.values():
-        info = np.stack([np.arange(4) % 3, np.arange(4), 2 * np.arange(4), np.arange(4)], axis=1).astype(np.int32)
-        arrays = {"dat": pixels(4, 2, 8, 8), "cat": (np.arange(4) % 5).astype(np.int32), "info": info}
+        info = np.stack(
+            [np.arange(4) % 3, np.arange(4), 2 * np.arange(4), np.arange(4)], axis=1
+        ).astype(np.int32)
+        arrays = {
+            "dat": pixels(4, 2, 8, 8),
+            "cat": (np.arange(4) % 5).astype(np.int32),
+            "info": info,
+        }
         norb |= {f"s/{stem}-{kind}.mat": matrix_bytes(array) for kind, array in arrays.items()}
     digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], pixels(32, 32, 3, 4)]
     svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))
-    views = {"image": pixels(1600, 4), "label_int": labels[None], "original_id": np.arange(1.0, 5)[None]}
+    views = {
+        "image": pixels(1600, 4),
+        "label_int": labels[None],
+        "original_id": np.arange(1.0, 5)[None],
+    }
     return {
         "cifar": Format("s", {f"s/{name}": old for name in batches}),
         "cifar binary": Format("s", {f"s/{name}.bin": raw for name in batches}),
         "norb": Format("s", norb),
-        "norb.gz": Format("s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in norb.items()}),
-        "svhn": Format("s", {"s/test_32x32.mat": mat_bytes({"X": digits[1], "y": digits[0]}, packed=False)}, {
-            "s/train_32x32.mat": svhn[0]}),
-        "svhn labels": Format("s", {}, {f"s/{split}_32x32.mat": svhn[1] for split in ("train", "test")}),
-        "affnist": Format("s", {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)}, {
-            "s/training_and_validation_batches/1.mat": mat("affNISTdata", views)}),
+        "norb.gz": Format(
+            "s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in norb.items()}
+        ),
+        "svhn": Format(
+            "s",
+            {"s/test_32x32.mat": mat_bytes({"X": digits[1], "y": digits[0]}, packed=False)},
+            {"s/train_32x32.mat": svhn[0]},
+        ),
+        "svhn labels": Format(
+            "s", {}, {f"s/{split}_32x32.mat": svhn[1] for split in ("train", "test")}
+        ),
+        "affnist": Format(
+            "s",
+            {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)},
+            {"s/training_and_validation_batches/1.mat": mat("affNISTdata", views)},
+        ),
         "gtsrb": Format("s", _gtsrb()),
-    }  # fmt: skip
+    }
 
 
 def _gtsrb() -> dict[str, bytes]:

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from campaign.formats import COLUMNS, formats, member, npy, photo, photos, pixels, table, tarred, zipped
+from campaign.formats import (
+    COLUMNS,
+    formats,
+    member,
+    npy,
+    photo,
+    photos,
+    pixels,
+    table,
+    tarred,
+    zipped,
+)
 from campaign.mutate import nested
 from data.makers import idx_bytes
 from data.mat_files import element, header, mat_bytes, matrix
@@ -58,7 +69,10 @@ def zlib_zeros(size: int) -> bytes:
 def idx_folder(folder: Path, **files: bytes) -> Path:
     """A folder of IDX files, some of them replaced; `images` and `labels` are those of training."""
     names = {"images": "train-images-idx3-ubyte", "labels": "train-labels-idx1-ubyte"}
-    whole = {"images": idx_bytes(pixels(12, 6, 5)), "labels": idx_bytes(LABELS.astype(np.uint8))} | files
+    whole = {
+        "images": idx_bytes(pixels(12, 6, 5)),
+        "labels": idx_bytes(LABELS.astype(np.uint8)),
+    } | files
     for kind, data in whole.items():
         save(folder / "s" / names[kind], data)
     return folder / "s"
@@ -83,7 +97,10 @@ def npz_label_of_a_billion(folder: Path) -> Path:
 
 @file
 def npz_member_without_its_ending(folder: Path) -> Path:
-    return save(folder / "a.npz", zipped({"images": b"raw", "labels": b"raw", "images.npy": npy(pixels(2, 3, 3))}))
+    return save(
+        folder / "a.npz",
+        zipped({"images": b"raw", "labels": b"raw", "images.npy": npy(pixels(2, 3, 3))}),
+    )
 
 
 @file
@@ -142,7 +159,12 @@ def npz_bomb(folder: Path) -> Path:
     wide = struct.pack("<HHQ", 1, 8, BOMB + len(head))
     name = b"images.npy" + wide
     local = b"PK\3\4" + struct.pack("<HHH", 45, 0, 8) + sizes + struct.pack("<HH", 10, 12) + name
-    entry = b"PK\1\2" + struct.pack("<HHHH", 45, 45, 0, 8) + sizes + struct.pack("<HHHHHII", 10, 12, 0, 0, 0, 0, 0)
+    entry = (
+        b"PK\1\2"
+        + struct.pack("<HHHH", 45, 45, 0, 8)
+        + sizes
+        + struct.pack("<HHHHHII", 10, 12, 0, 0, 0, 0, 0)
+    )
     end = struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry + name), len(local) + len(stream), 0)
     return save(folder / "a.npz", local + stream + entry + name + b"PK\5\6" + end)
 
@@ -159,7 +181,9 @@ def gzip_bomb_as_idx(folder: Path) -> Path:
 
 @file
 def gzip_bomb_as_idx_with_a_fitting_header(folder: Path) -> Path:
-    return idx_folder(folder, images=gzip_zeros(struct.pack(">HBB3I", 0, 8, 3, BOMB >> 20, 1024, 1024)))
+    return idx_folder(
+        folder, images=gzip_zeros(struct.pack(">HBB3I", 0, 8, 3, BOMB >> 20, 1024, 1024))
+    )
 
 
 @file
@@ -170,7 +194,9 @@ def gzip_bomb_as_svhn(folder: Path) -> Path:
 @file
 def mat_compressed_bomb(folder: Path) -> Path:
     stream = zlib_zeros(3 << 30)
-    return save(folder / "s" / "train_32x32.mat", header() + struct.pack("<II", 15, len(stream)) + stream).parent
+    return save(
+        folder / "s" / "train_32x32.mat", header() + struct.pack("<II", 15, len(stream)) + stream
+    ).parent
 
 
 def mat_matrix(dims: tuple[int, ...], kind: int = 2, body: bytes = b"") -> bytes:
@@ -183,12 +209,16 @@ def mat_matrix(dims: tuple[int, ...], kind: int = 2, body: bytes = b"") -> bytes
 @file
 def mat_struct_of_huge_sizes(folder: Path) -> Path:
     body = element(5, struct.pack("<i", 1)) + element(1, b"")
-    return save(folder / "s" / "train_32x32.mat", mat_matrix((2**31 - 1, 2**31 - 1), 2, body)).parent
+    return save(
+        folder / "s" / "train_32x32.mat", mat_matrix((2**31 - 1, 2**31 - 1), 2, body)
+    ).parent
 
 
 @file
 def mat_of_70_axes(folder: Path) -> Path:
-    return save(folder / "s" / "train_32x32.mat", mat_matrix((1,) * 70, 9, element(2, b"\1"))).parent
+    return save(
+        folder / "s" / "train_32x32.mat", mat_matrix((1,) * 70, 9, element(2, b"\1"))
+    ).parent
 
 
 @file
@@ -210,23 +240,36 @@ def mat_structs_in_structs(folder: Path) -> Path:
 
 def tar_of(folder: Path, *more: tuple[tarfile.TarInfo, bytes]) -> Path:
     """An archive of photographs and more members."""
-    return save(folder / "a.tar", tarred([*(member(name, data) for name, data in photos().items()), *more]))
+    return save(
+        folder / "a.tar", tarred([*(member(name, data) for name, data in photos().items()), *more])
+    )
 
 
 @file
 def tar_sparse_of_8_gigabytes(folder: Path) -> Path:
-    sparse = {"GNU.sparse.map": f"{8 << 30},0", "GNU.sparse.size": str(8 << 30), "GNU.sparse.numblocks": "1"}
+    sparse = {
+        "GNU.sparse.map": f"{8 << 30},0",
+        "GNU.sparse.size": str(8 << 30),
+        "GNU.sparse.numblocks": "1",
+    }
     return tar_of(folder, member("cat/9.png", type=tarfile.REGTYPE, pax_headers=sparse))
 
 
 @file
 def tar_bad_sparse_map(folder: Path) -> Path:
-    return tar_of(folder, member("cat/9.png", pax_headers={"GNU.sparse.map": "1,x,y", "GNU.sparse.size": "10"}))
+    return tar_of(
+        folder,
+        member("cat/9.png", pax_headers={"GNU.sparse.map": "1,x,y", "GNU.sparse.size": "10"}),
+    )
 
 
 @file
 def tar_names_of_5000_digits(folder: Path) -> Path:
-    return tar_of(folder, member("cat/" + "7" * 5000 + ".png", photo()), member("8" * 5000 + "/a.png", photo()))
+    return tar_of(
+        folder,
+        member("cat/" + "7" * 5000 + ".png", photo()),
+        member("8" * 5000 + "/a.png", photo()),
+    )
 
 
 @file
@@ -238,8 +281,14 @@ def tar_bomb(folder: Path) -> Path:
 
 @file
 def tar_of_links(folder: Path) -> Path:
-    kinds = {"a": (tarfile.SYMTYPE, "/etc/passwd"), "b": (tarfile.LNKTYPE, "b.png"), "c": (tarfile.SYMTYPE, "a.png")}
-    links = [member(f"cat/{name}.png", type=kind, linkname=to) for name, (kind, to) in kinds.items()]
+    kinds = {
+        "a": (tarfile.SYMTYPE, "/etc/passwd"),
+        "b": (tarfile.LNKTYPE, "b.png"),
+        "c": (tarfile.SYMTYPE, "a.png"),
+    }
+    links = [
+        member(f"cat/{name}.png", type=kind, linkname=to) for name, (kind, to) in kinds.items()
+    ]
     return tar_of(folder, *links, member("dog/../../../up.png", photo()))
 
 
@@ -276,8 +325,15 @@ def cifar_pickle_of_nested_lists(folder: Path) -> Path:
 def pngs_of_9400_squared(folder: Path) -> Path:
     size = 9400 * (1 + 3 * 9400)
     raw = zlib_zeros((size >> 20 << 20) + (1 << 20))
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 9400, 9400, 8, 2, 0, 0, 0)), (b"IDAT", raw), (b"IEND", b"")]
-    parts = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks]
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 9400, 9400, 8, 2, 0, 0, 0)),
+        (b"IDAT", raw),
+        (b"IEND", b""),
+    ]
+    parts = [
+        struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d))
+        for kind, d in chunks
+    ]
     for name in photos():
         save(folder / "s" / name, b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     return folder / "s"
@@ -290,7 +346,15 @@ def fifo(path: Path) -> Path:
     return path
 
 
-for _name in ("a.npz", "a.npy", "a.csv", "a.tar", "s/train-images-idx3-ubyte", "s/train_32x32.mat", "s/test_batch"):
+for _name in (
+    "a.npz",
+    "a.npy",
+    "a.csv",
+    "a.tar",
+    "s/train-images-idx3-ubyte",
+    "s/train_32x32.mat",
+    "s/test_batch",
+):
 
     def _pipe(folder: Path, name: str = _name) -> Path:
         return folder / (fifo(folder / name).relative_to(folder).parts[0])
@@ -345,13 +409,18 @@ def gtsrb(folder: Path, row: str) -> Path:
 @file
 def gtsrb_track_of_30_digits(folder: Path) -> Path:
     name = f"{'7' * 30}_00000.ppm"
-    save(folder / "s/Final_Training/Images/00000" / name, b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes())
+    save(
+        folder / "s/Final_Training/Images/00000" / name,
+        b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes(),
+    )
     return gtsrb(folder, f"{name};10;10;1;1;8;8;0\n")
 
 
 @file
 def class_folder_of_5000_digits(folder: Path) -> Path:
-    return tar_of(folder, member("4" * 5000 + "/1.png", photo()), member("4" * 5000 + "/2.png", photo()))
+    return tar_of(
+        folder, member("4" * 5000 + "/1.png", photo()), member("4" * 5000 + "/2.png", photo())
+    )
 
 
 @file

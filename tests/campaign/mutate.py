@@ -7,19 +7,74 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-EXTREMES = (0, 1, 2, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
-NUMBERS = ("0", "-1", "65536", "2147483647", "4294967296", "9223372036854775807", "9" * 30, "1e999", "nan", "7.5")
+EXTREMES = (
+    0,
+    1,
+    2,
+    255,
+    256,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
+NUMBERS = (
+    "0",
+    "-1",
+    "65536",
+    "2147483647",
+    "4294967296",
+    "9223372036854775807",
+    "9" * 30,
+    "1e999",
+    "nan",
+    "7.5",
+)
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 7.5, 2**31, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", "7", "x" * 3000,
-    "../../x", "two\nlines", "\x1b[2J", "\ud800", [], {}, [[]], [0] * 50, {"a": {}}, [None], [1, 2, 3],
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    7.5,
+    2**31,
+    2**63,
+    10**30,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "7",
+    "x" * 3000,
+    "../../x",
+    "two\nlines",
+    "\x1b[2J",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [0] * 50,
+    {"a": {}},
+    [None],
+    [1, 2, 3],
+)
 
 
 def place(data: bytes, random: Random, width: int = 1) -> int:
     """Somewhere, headers and ends more often than their share."""
     last = max(len(data) - width, 0)
     near = min(256, last)
-    return min(last, random.choice((random.randint(0, near), random.randint(0, last), last - random.randint(0, near))))
+    return min(
+        last,
+        random.choice(
+            (random.randint(0, near), random.randint(0, last), last - random.randint(0, near))
+        ),
+    )
 
 
 def flip(data: bytes, random: Random) -> bytes:
@@ -56,7 +111,9 @@ def splice(data: bytes, random: Random) -> bytes:
     """A piece cut out, repeated, zeroed or replaced."""
     at, length = place(data, random), random.choice((1, 4, 16, 512, len(data) // 2))
     piece = data[at : at + length]
-    new = random.choice((b"", piece * random.randint(2, 20), bytes(len(piece)), random.randbytes(len(piece) or 3)))
+    new = random.choice(
+        (b"", piece * random.randint(2, 20), bytes(len(piece)), random.randbytes(len(piece) or 3))
+    )
     return data[:at] + new + data[at + length :]
 
 
@@ -73,14 +130,24 @@ def renumber(data: bytes, random: Random) -> bytes:
 
 
 BYTES: dict[str, Callable[[bytes, Random], bytes]] = {
-    "bit flips": flip, "truncation": truncate, "lengths": inflate, "splices": splice, "numbers": renumber,
+    "bit flips": flip,
+    "truncation": truncate,
+    "lengths": inflate,
+    "splices": splice,
+    "numbers": renumber,
     "one bit": flip_one,
-}  # fmt: skip
+}
 
 
 def nodes(value: Any, path: tuple = ()) -> list[tuple]:
     """The path of every part of a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(found for key, part in inner for found in nodes(part, (*path, key)))]
 
 
@@ -89,7 +156,9 @@ def put(value: Any, path: tuple | list, new: Any) -> Any:
     if not path:
         return new
     copy = value.copy()
-    copy[path[0]] = put(copy[path[0]] if not isinstance(copy, dict) or path[0] in copy else {}, path[1:], new)
+    copy[path[0]] = put(
+        copy[path[0]] if not isinstance(copy, dict) or path[0] in copy else {}, path[1:], new
+    )
     return copy
 
 
@@ -101,15 +170,25 @@ def edit(value: Any, random: Random) -> Any:
         part = part[key]
     kind = random.choice(("replace", "replace", "drop", "add", "scale"))
     if kind == "scale" and isinstance(part, int | float) and not isinstance(part, bool):
-        return put(value, path, part * random.choice((-1, 0, 2, 10, 1000, 10**9)) + random.choice((0, 0, 1)))
+        return put(
+            value,
+            path,
+            part * random.choice((-1, 0, 2, 10, 1000, 10**9)) + random.choice((0, 0, 1)),
+        )
     if kind == "add" and isinstance(part, dict):
-        return put(value, path, part | {random.choice(("x", "seed", "__class__", "")): random.choice(VALUES)})
+        return put(
+            value,
+            path,
+            part | {random.choice(("x", "seed", "__class__", "")): random.choice(VALUES)},
+        )
     if kind == "drop" and path:
         *above, last = path
         part = value
         for key in above:
             part = part[key]
-        kept = {k: v for k, v in part.items() if k != last} if isinstance(part, dict) else part[:last]
+        kept = (
+            {k: v for k, v in part.items() if k != last} if isinstance(part, dict) else part[:last]
+        )
         return put(value, above, kept)
     return put(value, path, random.choice(VALUES))
 

@@ -24,7 +24,9 @@ class Campaign:
         minutes: after which no further case is begun; None is never.
     """
 
-    def __init__(self, stream: Iterator[Case], folder: Path | None = None, minutes: float | None = None) -> None:
+    def __init__(
+        self, stream: Iterator[Case], folder: Path | None = None, minutes: float | None = None
+    ) -> None:
         self.stream, self.folder = stream, folder
         self.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
         self.done: list[tuple[Case, Verdict]] = []
@@ -33,7 +35,9 @@ class Campaign:
     def run(self, processes: int) -> None:
         """Check all cases, some at a time."""
         workers = [Worker() for _ in range(processes)]
-        threads = [threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in workers]
+        threads = [
+            threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in workers
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -83,10 +87,14 @@ class Campaign:
                     row[column] += more
         shown = [("area", "test", "cases", "failures", "seconds")]
         for (area, test), (count, failures, seconds) in sorted(rows.items()):
-            shown.append((area.replace("~", "all"), test, f"{count:,}", f"{failures}", f"{seconds:,.0f}"))
+            shown.append(
+                (area.replace("~", "all"), test, f"{count:,}", f"{failures}", f"{seconds:,.0f}")
+            )
         if markdown:
             head, *others = (f"| {' | '.join(row)} |" for row in shown)
             return "\n".join([head, "| --- | --- | ---: | ---: | ---: |", *others])
         widths = [max(len(row[k]) for row in shown) for k in range(5)]
-        lines = ("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in shown)
+        lines = (
+            "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in shown
+        )
         return "\n".join(line.rstrip() for line in lines)

@@ -23,13 +23,37 @@ from training.makers import contents, left_behind, write_bars
 
 OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
 SEED = 3
-SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "holdout": 6.0, "checkpoint_every": 2, "reconstruction": 0.0}
+SETTINGS: dict[str, Any] = {
+    "epochs": 3,
+    "batch_size": 16,
+    "holdout": 6.0,
+    "checkpoint_every": 2,
+    "reconstruction": 0.0,
+}
 START = (
-    "train", "capsnet", "--data", "bars.npz", "--output", "run", "--keep-memory", "no", "--threads", "1",
-    "--seed", str(SEED),
-    *(word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", str(value))),
-    *(word for key, value in OPTIONS.items() for word in ("--option", f"{key}={str(value).lower()}")),
-)  # fmt: skip
+    "train",
+    "capsnet",
+    "--data",
+    "bars.npz",
+    "--output",
+    "run",
+    "--keep-memory",
+    "no",
+    "--threads",
+    "1",
+    "--seed",
+    str(SEED),
+    *(
+        word
+        for key, value in SETTINGS.items()
+        for word in (f"--{key.replace('_', '-')}", str(value))
+    ),
+    *(
+        word
+        for key, value in OPTIONS.items()
+        for word in ("--option", f"{key}={str(value).lower()}")
+    ),
+)
 RESUME = ("train", "capsnet", "--output", "run", "--resume", "--keep-memory", "no")
 Files = dict[str, bytes]
 
@@ -62,15 +86,27 @@ def refusal(outcome: Outcome) -> str:
     last = (outcome.err.strip().splitlines() or [""])[-1]
     assert outcome.status in (1, 2), f"status {outcome.status}: {outcome.err[-300:]}"
     assert "Traceback" not in outcome.err, f"a traceback: {last}"
-    assert last.startswith("torchcaps: error: ") and len(last) < 4000, f"not one sentence: {outcome.err[-300:]}"
-    others = [line for line in outcome.err.strip().splitlines()[:-1] if not line.startswith(("epoch ", "warning: "))]
-    assert not [line for line in others if line.startswith("torchcaps: error")], "more than one error"
+    assert last.startswith("torchcaps: error: ") and len(last) < 4000, (
+        f"not one sentence: {outcome.err[-300:]}"
+    )
+    others = [
+        line
+        for line in outcome.err.strip().splitlines()[:-1]
+        if not line.startswith(("epoch ", "warning: "))
+    ]
+    assert not [line for line in others if line.startswith("torchcaps: error")], (
+        "more than one error"
+    )
     return last
 
 
 def files(folder: Path) -> Files:
     """Bytes of all files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def put(folder: Path, found: Files) -> None:
@@ -96,7 +132,9 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
         try:
             os.chdir(name)
             Path("bars.npz").write_bytes(bars())
-            config = TrainConfig.of(model="capsnet", data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS)
+            config = TrainConfig.of(
+                model="capsnet", data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS
+            )
 
             def keep(row: dict[str, Any]) -> None:
                 if row["kind"] == "tick":
@@ -112,7 +150,9 @@ def same(folder: Path, metrics: bool = True, seed: int = SEED) -> None:
     """Fails unless a run ended as the one that nothing stopped, with nothing left behind."""
     found, wanted = contents(folder / "run"), history(seed)[1]
     for name in wanted:
-        assert found[name] == wanted[name] or (name == "metrics" and not metrics), f"{name} is not as it should be"
+        assert found[name] == wanted[name] or (name == "metrics" and not metrics), (
+            f"{name} is not as it should be"
+        )
     assert not left_behind(folder), f"left behind: {left_behind(folder)}"
     assert (folder / "run" / "environment.json").exists(), "the environment of the run is lost"
 
@@ -124,9 +164,12 @@ LINES = "import sys; sys.modules['matplotlib'] = None; {}; from torchcaps.cli.ma
 def begun(folder: Path, *words: str, first: str = "pass") -> subprocess.Popen:
     """Start a command in a process of its own; `first` is Python to begin with."""
     return subprocess.Popen(
-        [sys.executable, "-c", LINES.format(first), *words], cwd=folder, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", LINES.format(first), *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def ended(process: subprocess.Popen) -> Outcome:

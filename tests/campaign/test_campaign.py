@@ -27,12 +27,18 @@ def worker():
 @pytest.mark.parametrize(
     ("test", "words"),
     [
-        ("aborts", "the process ended with status -6"), ("nothing", None), ("hangs", "did not end within 6 seconds"),
-        ("grows", "memory grew by"), ("swells", "took more than"), ("raises", "KeyError: 'key'"),
-        ("writes", "something was executed or written: open"), ("runs", "os.system"), ("works", "of processor time"),
+        ("aborts", "the process ended with status -6"),
+        ("nothing", None),
+        ("hangs", "did not end within 6 seconds"),
+        ("grows", "memory grew by"),
+        ("swells", "took more than"),
+        ("raises", "KeyError: 'key'"),
+        ("writes", "something was executed or written: open"),
+        ("runs", "os.system"),
+        ("works", "of processor time"),
         ("nothing", None),
     ],
-)  # fmt: skip
+)
 def test_whatever_a_case_does_is_told_and_the_next_one_is_checked(worker, test, words):
     failure = worker.check({"area": "_broken", "test": test, "seed": 0}).failure
     assert failure is None if words is None else words in failure
@@ -56,7 +62,9 @@ def test_the_committed_cases_have_names_of_their_own():
 
 
 def test_failures_are_counted_and_written(tmp_path):
-    cases = [{"area": "_broken", "test": test, "seed": 3} for test in ("raises", "nothing", "nothing")]
+    cases = [
+        {"area": "_broken", "test": test, "seed": 3} for test in ("raises", "nothing", "nothing")
+    ]
     campaign = Campaign(iter(cases), tmp_path)
     campaign.run(2)
     assert campaign.table(markdown=True).splitlines()[-1].startswith("| all |  | 3 | 1 | ")

@@ -12,13 +12,38 @@ from pathlib import Path
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {
-    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.chown",
-    "os.utime", "os.setxattr", "shutil.move", "shutil.copyfile", "tempfile.mkstemp", "tempfile.mkdtemp",
-}  # fmt: skip
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "os.setxattr",
+    "shutil.move",
+    "shutil.copyfile",
+    "tempfile.mkstemp",
+    "tempfile.mkdtemp",
+}
 EXECUTIONS = {
-    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
-    "socket.connect", "socket.bind", "pickle.find_class", "ctypes.dlopen", "webbrowser.open", "os.kill",
-}  # fmt: skip
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "os.forkpty",
+    "pty.spawn",
+    "socket.connect",
+    "socket.bind",
+    "pickle.find_class",
+    "ctypes.dlopen",
+    "webbrowser.open",
+    "os.kill",
+}
 _listeners: list[Callable[[str, tuple], None]] = []
 _forever: list[AbstractContextManager] = []
 
@@ -67,7 +92,10 @@ def nothing_done(folder: Path) -> Iterator[None]:
 def listing(folder: Path) -> dict[str, tuple[int, ...]]:
     """Type, size and time of every file below a folder."""
     found = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*"))}
-    return {name: (s.st_mode, s.st_size if not path_is_dir(s) else 0, s.st_mtime_ns) for name, s in found.items()}
+    return {
+        name: (s.st_mode, s.st_size if not path_is_dir(s) else 0, s.st_mtime_ns)
+        for name, s in found.items()
+    }
 
 
 def path_is_dir(status: os.stat_result) -> bool:
@@ -76,13 +104,17 @@ def path_is_dir(status: os.stat_result) -> bool:
 
 
 @contextmanager
-def at_change(number: int, act: Callable[[str], None], below: Path, once: bool = True) -> Iterator[None]:
+def at_change(
+    number: int, act: Callable[[str], None], below: Path, once: bool = True
+) -> Iterator[None]:
     """Act before the change of this number (from 0) to files below a folder; and, unless `once`, at all later ones."""
     left = number
 
     def listener(event: str, arguments: tuple) -> None:
         nonlocal left
-        if not is_change(event, arguments) or not isinstance(arguments[0], str | bytes | os.PathLike):
+        if not is_change(event, arguments) or not isinstance(
+            arguments[0], str | bytes | os.PathLike
+        ):
             return
         if Path(os.path.abspath(os.fsdecode(arguments[0]))).is_relative_to(below):
             left -= 1

@@ -72,9 +72,13 @@ class Worker:
             quiet = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
             self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "campaign.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self.errors, env=os.environ | quiet, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "campaign.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                env=os.environ | quiet,
+                start_new_session=True,
+            )
             self.process.stdout.readline()  # it is there
         return self.process
 
@@ -119,7 +123,9 @@ def verdict(case: Case) -> str | None:
         taken = time.process_time() - seconds
         grown = _status("self", "VmHWM") - memory
         assert grown <= limit(case["area"], "MEMORY"), f"memory grew by {grown >> 20} MB"
-        assert taken <= limit(case["area"], "SECONDS"), f"took {taken:.1f} seconds of processor time"
+        assert taken <= limit(case["area"], "SECONDS"), (
+            f"took {taken:.1f} seconds of processor time"
+        )
     except AssertionError as error:
         return str(error) or traceback.format_exc(limit=-1)
     except Exception as error:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchcaps.cli.main import main
-from torchcaps.report import run as report_run
+from torchcaps.reporting import run as report_run
 from torchcaps.training import train
 from training.makers import tiny, write_bars
 
@@ -79,8 +79,29 @@ def run(trained, tmp_path):
 @pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
-    small = ("--option", "channels=8", "--option", "primary_types=2", "--batch-size", "16", "--holdout", "6")
-    return ("train", "capsnet", "--data", bars, "--epochs", "2", "--keep-memory", "no", "--threads", "1", *small)
+    small = (
+        "--option",
+        "channels=8",
+        "--option",
+        "primary_types=2",
+        "--batch-size",
+        "16",
+        "--holdout",
+        "6",
+    )
+    return (
+        "train",
+        "capsnet",
+        "--data",
+        bars,
+        "--epochs",
+        "2",
+        "--keep-memory",
+        "no",
+        "--threads",
+        "1",
+        *small,
+    )
 
 
 @pytest.fixture
@@ -94,7 +115,10 @@ def small_disk(tmp_path):
         options = f"size={size},{mode}" + (",remount" if mounted else "")
         try:
             done = subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True, check=False
+                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except OSError as error:
             pytest.skip(f"a small disk cannot be mounted here ({error})")

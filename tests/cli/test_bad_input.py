@@ -72,7 +72,9 @@ def trains(command, start):
     return check
 
 
-@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte", "train-labels-idx1-ubyte"])
+@pytest.mark.parametrize(
+    "name", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte", "train-labels-idx1-ubyte"]
+)
 def test_truncated_idx(refused, trains, idx_folder, name):
     trains(idx_folder)
     whole = (idx_folder / name).read_bytes()
@@ -138,7 +140,9 @@ def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command,
     for file in photos.glob("*/*.png"):
         Image.open(file).resize((16, 16)).save(file)
     refused(photos, "at least 17x17 pixels, got 16x16")
-    outcome = command(*start, "--data", photos, "--holdout", 0.2, "--img-size", 20, 20, "--epochs", 1)
+    outcome = command(
+        *start, "--data", photos, "--holdout", 0.2, "--img-size", 20, 20, "--epochs", 1
+    )
     assert outcome.status == 0
     assert outcome.out.endswith("run folder: runs/capsnet-photos\n")
 
@@ -156,10 +160,14 @@ def test_cmyk_and_16_bit_images_work(trains, photos):
 
 
 @pytest.mark.parametrize(
-    ("pixel", "complaint"), [(np.nan, "NaN"), (np.inf, "infinite"), (7.0, "expected float pixels in [0, 1]")]
+    ("pixel", "complaint"),
+    [(np.nan, "NaN"), (np.inf, "infinite"), (7.0, "expected float pixels in [0, 1]")],
 )
-def test_pixels_that_are_no_grey_values_in_an_npz(refused, tmp_path, pixel, complaint):
-    images, labels = np.random.default_rng(0).random((20, 20, 20), dtype=np.float32), np.arange(20) % 2
+def test_pixels_that_are_no_gray_values_in_an_npz(refused, tmp_path, pixel, complaint):
+    images, labels = (
+        np.random.default_rng(0).random((20, 20, 20), dtype=np.float32),
+        np.arange(20) % 2,
+    )
     for place in (0, 19):
         bad = images.copy()
         bad[place, 3, 3] = pixel
@@ -192,13 +200,19 @@ def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, 
 
 
 def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, tmp_path):
-    outcome = command(*start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1)
+    outcome = command(
+        *start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1
+    )
     assert outcome.status == 1
     kept = tmp_path / "out" / "checkpoints" / "last.safetensors"
-    assert "the last good state is kept in out/checkpoints/last.safetensors" in the_sentence(outcome)
+    assert "the last good state is kept in out/checkpoints/last.safetensors" in the_sentence(
+        outcome
+    )
     before = kept.read_bytes()
     assert all(tensor.isfinite().all() for tensor in load_tensors(kept)[0].values())
-    assert command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no") == outcome
+    assert (
+        command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no") == outcome
+    )
     assert kept.read_bytes() == before
 
 
@@ -247,7 +261,10 @@ def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
         assert outcome.status == 2, words
         flag = next(word for word in words if "--" in str(word)).rstrip("=")
         assert the_sentence(outcome) == f"{flag}: expected a value, got an empty word"
-    assert the_sentence(command("predict", run, "")) == "command line: expected a value, got an empty word"
+    assert (
+        the_sentence(command("predict", run, ""))
+        == "command line: expected a value, got an empty word"
+    )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -257,5 +274,7 @@ def test_resuming_a_run_with_a_damaged_configuration(command, run, content):
     before = contents(run)
     outcome = command("train", "capsnet", "--output", run, "--resume")
     assert outcome.status == 1
-    assert the_sentence(outcome).startswith(f"{run / 'config.json'}: is no readable configuration (")
+    assert the_sentence(outcome).startswith(
+        f"{run / 'config.json'}: is no readable configuration ("
+    )
     assert contents(run) == before

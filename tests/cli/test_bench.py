@@ -14,9 +14,38 @@ SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4
 @pytest.mark.parametrize(
     ("words", "head"),
     [
-        (("step", *SMALL, "--quick", "--precision", "fp32", "--variants", "limit", "cpu", "textbook-network"), "img/s"),
-        (("layer", "--quick", "--children", "12", "--batch", "4", "--variants", "limit", "cpu"), "of roofline"),
-        (("routers", "--quick", "--children", "12", "--batch", "4", "--routers", "em", "uniform"), "x uniform"),
+        (
+            (
+                "step",
+                *SMALL,
+                "--quick",
+                "--precision",
+                "fp32",
+                "--variants",
+                "limit",
+                "cpu",
+                "textbook-network",
+            ),
+            "img/s",
+        ),
+        (
+            ("layer", "--quick", "--children", "12", "--batch", "4", "--variants", "limit", "cpu"),
+            "of roofline",
+        ),
+        (
+            (
+                "routers",
+                "--quick",
+                "--children",
+                "12",
+                "--batch",
+                "4",
+                "--routers",
+                "em",
+                "uniform",
+            ),
+            "x uniform",
+        ),
         (("latency", *SMALL, "--precision", "fp32"), "95 % ms"),
         (("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "cpu"), "exponent"),
     ],
@@ -36,7 +65,10 @@ def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
     words = ("--quick", "--children", "12", "--batch", "4", "--variants", "limit", "einsum")
     outcome = command("bench", "layer", *words, "--output", "new/layer.json", "--plots", "pictures")
     assert outcome.status == 0, outcome.err
-    assert json.loads((tmp_path / "new" / "layer.json").read_text())["layer"]["rows"][1]["variant"] == "einsum"
+    assert (
+        json.loads((tmp_path / "new" / "layer.json").read_text())["layer"]["rows"][1]["variant"]
+        == "einsum"
+    )
     assert (tmp_path / "pictures" / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -50,12 +50,18 @@ class TestCompare:
         (runs / "b-1" / "config.json").write_text(json.dumps(config | {"seed": 7}))
         outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
         assert outcome.status == 1
-        assert the_sentence(outcome) == "paired: expected runs of the same seeds of both methods, got 0, 1 and 0, 7"
+        assert (
+            the_sentence(outcome)
+            == "paired: expected runs of the same seeds of both methods, got 0, 1 and 0, 7"
+        )
 
     def test_the_runs_of_a_method_differ_in_their_seed(self, command):
         outcome = command("compare", "a-0", "b-0", "--with", "a-1", "b-1")
         assert outcome.status == 1
-        assert the_sentence(outcome) == "b-0: expected another seed for each run of a method, got 0 twice"
+        assert (
+            the_sentence(outcome)
+            == "b-0: expected another seed for each run of a method, got 0 twice"
+        )
 
     def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
         from training.makers import write_bars
@@ -65,9 +71,15 @@ class TestCompare:
             config = json.loads((runs / name / "config.json").read_text())
             (runs / name / "config.json").write_text(json.dumps(config | {"data": str(other)}))
         outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1")
-        assert (outcome.status, the_sentence(outcome)) == (1, "a-1: was not tested on the same images as a-0")
+        assert (outcome.status, the_sentence(outcome)) == (
+            1,
+            "a-1: was not tested on the same images as a-0",
+        )
         outcome = command("compare", "a-0", "--with", "b-0")
-        assert (outcome.status, the_sentence(outcome)) == (1, "b-0: was not tested on the same images as a-0")
+        assert (outcome.status, the_sentence(outcome)) == (
+            1,
+            "b-0: was not tested on the same images as a-0",
+        )
 
     @pytest.mark.parametrize(
         ("words", "sentence"),
@@ -78,9 +90,18 @@ class TestCompare:
                 ("a-0", "a-1", "--with", "b-0"),
                 "--with: expected one run of each method or several of each, got 1 and 2",
             ),
-            (("a-0", "--with", "./a-0"), "runs: expected different run folders, got one of them twice"),
-            (("a-0", "--with", "b-0", "--margin", "0"), "--margin: expected points between 0 and 100, got 0.0"),
-            (("a-0", "--with", "b-0", "--paired"), "--paired: expected several runs of each method, got one"),
+            (
+                ("a-0", "--with", "./a-0"),
+                "runs: expected different run folders, got one of them twice",
+            ),
+            (
+                ("a-0", "--with", "b-0", "--margin", "0"),
+                "--margin: expected points between 0 and 100, got 0.0",
+            ),
+            (
+                ("a-0", "--with", "b-0", "--paired"),
+                "--paired: expected several runs of each method, got one",
+            ),
         ],
     )
     def test_a_wrong_command_line_is_2(self, command, words, sentence):

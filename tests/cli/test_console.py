@@ -9,7 +9,10 @@ from torchcaps.cli.console import UsageError, note, print_json, print_table, usa
 
 def test_tables_align_whatever_the_script(capsys):
     print_table([("class", "n"), ("猫", "10"), ("ünï", "5"), ("long name", "1,000")])
-    assert capsys.readouterr().out == "class          n\n猫            10\nünï            5\nlong name  1,000\n"
+    assert (
+        capsys.readouterr().out
+        == "class          n\n猫            10\nünï            5\nlong name  1,000\n"
+    )
 
 
 def test_notes_go_to_stderr_and_results_to_stdout(capsys):

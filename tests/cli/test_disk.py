@@ -30,7 +30,17 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     assert f"{last}: {full}" in sentence(command(*start, "--output", disk / "run"))
     assert left_behind(disk) == []
     kept = last.read_bytes()
-    resume = ("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no", "--threads", 1)
+    resume = (
+        "train",
+        "capsnet",
+        "--output",
+        disk / "run",
+        "--resume",
+        "--keep-memory",
+        "no",
+        "--threads",
+        1,
+    )
     assert full in sentence(command(*resume))
     assert last.read_bytes() == kept
     small_disk(8 * state)
@@ -51,13 +61,20 @@ def test_a_read_only_disk_is_named(command, start, small_disk):
     assert error.endswith(f"{disk / 'run'}: the folder cannot be made (Read-only file system)")
 
 
-def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewhere(command, start, small_disk):
+def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewhere(
+    command, start, small_disk
+):
     disk = small_disk("64m")
     assert command(*start, "--output", disk / "run").status == 0
     small_disk("64m", "ro")
     outcome = command("evaluate", disk / "run")
     assert "all " in outcome.out
-    assert f"{disk / 'run' / 'evaluation.json'}: cannot be written (Read-only file system)" in sentence(outcome)
-    resumed = sentence(command("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no"))
+    assert (
+        f"{disk / 'run' / 'evaluation.json'}: cannot be written (Read-only file system)"
+        in sentence(outcome)
+    )
+    resumed = sentence(
+        command("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no")
+    )
     assert "cannot be written (Read-only file system)" in resumed
     assert command("evaluate", disk / "run", "--output", "here").status == 0

@@ -11,16 +11,26 @@ from training.makers import left_behind, write_bars
 
 from .conftest import the_sentence
 
-FIGURES = {"accuracy", "error", "per_class", "num_samples", "confusion_matrix", "loss", "calibration_error"}
+FIGURES = {
+    "accuracy",
+    "error",
+    "per_class",
+    "num_samples",
+    "confusion_matrix",
+    "loss",
+    "calibration_error",
+}
 
 
 @pytest.fixture
 def photos(bars, tmp_path):
-    """Two bright bars as pictures of other sizes and colours, in a folder."""
+    """Two bright bars as pictures of other sizes and colors, in a folder."""
     images = load_dataset(bars, "test").images
     (tmp_path / "photos" / "more").mkdir(parents=True)
     Image.fromarray(images[0, 0].numpy()).save(tmp_path / "photos" / "one.png")
-    Image.fromarray(images[1, 0].numpy()).convert("RGB").resize((60, 54)).save(tmp_path / "photos" / "more" / "two.jpg")
+    Image.fromarray(images[1, 0].numpy()).convert("RGB").resize((60, 54)).save(
+        tmp_path / "photos" / "more" / "two.jpg"
+    )
     return tmp_path / "photos"
 
 
@@ -45,34 +55,49 @@ class TestEvaluate:
         assert found == json.loads((run / "evaluation.json").read_text())
 
     def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
-        assert json.loads(command("evaluate", run, "--split", "train", "--json").out)["num_samples"] == 48
+        assert (
+            json.loads(command("evaluate", run, "--split", "train", "--json").out)["num_samples"]
+            == 48
+        )
         assert (run / "evaluations" / "own-train" / "evaluation.json").exists()
         assert not (run / "evaluation.json").exists()
 
     def test_other_data_go_into_a_folder_of_their_own_or_where_told(self, command, run, tmp_path):
         other = write_bars(tmp_path / "other.npz", count=90, seed=1)
-        assert json.loads(command("evaluate", run, "--data", other, "--json").out)["num_samples"] == 18
+        assert (
+            json.loads(command("evaluate", run, "--data", other, "--json").out)["num_samples"] == 18
+        )
         assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
         assert command("evaluate", run, "--data", other, "--output", "there").status == 0
         assert (tmp_path / "there" / "evaluation.json").exists()
 
     def test_a_model_file_is_measured_on_data_that_are_named(self, command, run, bars):
-        own, file = command("evaluate", run, "--json"), command("evaluate", run / "model.safetensors", "--json")
+        own, file = (
+            command("evaluate", run, "--json"),
+            command("evaluate", run / "model.safetensors", "--json"),
+        )
         assert file.status == 1
-        assert the_sentence(file).endswith("a model file does not say what data it was trained on; give --data")
+        assert the_sentence(file).endswith(
+            "a model file does not say what data it was trained on; give --data"
+        )
         file = command("evaluate", run / "model.safetensors", "--data", bars, "--json")
         assert json.loads(file.out) == json.loads(own.out)
 
     def test_data_of_other_classes_are_refused(self, command, run):
         outcome = command("evaluate", run, "--data", "digits")
         assert outcome.status == 1
-        assert the_sentence(outcome) == ("digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)")
+        assert the_sentence(outcome) == (
+            "digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)"
+        )
         assert not (run / "evaluations").exists()
 
 
 def test_evaluate_writes_its_plots(command, run):
     assert command("evaluate", run).status == 0
-    assert {path.name for path in (run / "plots").iterdir()} >= {"confusion_matrix.png", "per_class.png"}
+    assert {path.name for path in (run / "plots").iterdir()} >= {
+        "confusion_matrix.png",
+        "per_class.png",
+    }
     assert left_behind(run) == []
 
 
@@ -101,15 +126,20 @@ class TestPredict:
             assert (one["label"], one["activation"]) == next(iter(one["activations"].items()))
 
     def test_a_model_file_predicts_as_its_run(self, command, run, photos):
-        assert command("predict", run / "model.safetensors", photos).out == command("predict", run, photos).out
+        assert (
+            command("predict", run / "model.safetensors", photos).out
+            == command("predict", run, photos).out
+        )
 
     def test_cmyk_16_bit_palette_and_transparent_pictures_work(self, command, run, tmp_path):
-        grey = (np.arange(400).reshape(20, 20) * 150).astype(np.uint16)
-        Image.fromarray(grey).save(tmp_path / "deep.png")
-        Image.fromarray((grey // 257).astype(np.uint8)).convert("CMYK").save(tmp_path / "cmyk.jpg")
-        Image.fromarray((grey // 257).astype(np.uint8)).convert("P").save(tmp_path / "palette.png")
-        Image.fromarray((grey // 257).astype(np.uint8)).convert("RGBA").save(tmp_path / "clear.png")
-        outcome = command("predict", run, *sorted(tmp_path.glob("*.png")), tmp_path / "cmyk.jpg", "--json")
+        gray = (np.arange(400).reshape(20, 20) * 150).astype(np.uint16)
+        Image.fromarray(gray).save(tmp_path / "deep.png")
+        Image.fromarray((gray // 257).astype(np.uint8)).convert("CMYK").save(tmp_path / "cmyk.jpg")
+        Image.fromarray((gray // 257).astype(np.uint8)).convert("P").save(tmp_path / "palette.png")
+        Image.fromarray((gray // 257).astype(np.uint8)).convert("RGBA").save(tmp_path / "clear.png")
+        outcome = command(
+            "predict", run, *sorted(tmp_path.glob("*.png")), tmp_path / "cmyk.jpg", "--json"
+        )
         assert outcome.status == 0
         assert len(json.loads(outcome.out)) == 4
 
@@ -127,7 +157,9 @@ class TestPredict:
             ("empty", "folder", "no image in this folder"),
         ],
     )
-    def test_what_is_no_picture_is_named_and_nothing_is_printed(self, command, run, tmp_path, name, content, complaint):
+    def test_what_is_no_picture_is_named_and_nothing_is_printed(
+        self, command, run, tmp_path, name, content, complaint
+    ):
         path = tmp_path / name
         if content == "folder":
             path.mkdir()
@@ -140,7 +172,8 @@ class TestPredict:
 
 
 @pytest.mark.parametrize(
-    "words", [["evaluate", "RUN"], ["predict", "RUN", "x.png"], ["reconstruct", "RUN"], ["perturb", "RUN"]]
+    "words",
+    [["evaluate", "RUN"], ["predict", "RUN", "x.png"], ["reconstruct", "RUN"], ["perturb", "RUN"]],
 )
 class TestDamagedRuns:
     def check(self, command, words, place, complaint):
@@ -165,7 +198,10 @@ class TestDamagedRuns:
 
     def test_the_state_of_a_training(self, command, words, run):
         self.check(
-            command, words, run / "checkpoints" / "last.safetensors", "holds the state of a training, not a model"
+            command,
+            words,
+            run / "checkpoints" / "last.safetensors",
+            "holds the state of a training, not a model",
         )
 
 
@@ -175,13 +211,28 @@ def test_a_damaged_configuration_is_named(command, run, name, content):
     (run / "config.json").write_text(content)
     outcome = command(name, run)
     assert outcome.status == 1
-    assert the_sentence(outcome).startswith(f"{run / 'config.json'}: is no readable configuration (")
+    assert the_sentence(outcome).startswith(
+        f"{run / 'config.json'}: is no readable configuration ("
+    )
 
 
 @pytest.mark.usefixtures("no_plots")
 def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
-    words = ("--data", "digits", "--per-class", "4", "--holdout", "10", "--epochs", "1", "--output", tmp_path / "run")
-    assert command("train", "cnn_matched", *words, "--option", "match=matrix_caps_small").status == 0
+    words = (
+        "--data",
+        "digits",
+        "--per-class",
+        "4",
+        "--holdout",
+        "10",
+        "--epochs",
+        "1",
+        "--output",
+        tmp_path / "run",
+    )
+    assert (
+        command("train", "cnn_matched", *words, "--option", "match=matrix_caps_small").status == 0
+    )
     outcome = command("evaluate", tmp_path / "run", "--data", "multi-digits", "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out).keys() >= {"error", "per_digit"}

@@ -86,31 +86,40 @@ SLOW = """
 import sys, time
 from torchcaps.cli.main import main
 from torchcaps.explorer import Session
-Session.labelled = lambda *_: time.sleep(60)  # work under way that does not end
+Session.labeled = lambda *_: time.sleep(60)  # work under way that does not end
 sys.exit(main(["explore", sys.argv[1], "--no-open", "--port", "0"]))
 """
 UNDER_WAY = [
-    b"", b"GET / HTTP/1.1\r\nhost: 127", b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    b"",
+    b"GET / HTTP/1.1\r\nhost: 127",
+    b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
     b"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{",
     b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":0}',
     b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":1}',
-]  # fmt: skip
+]
 
 
 def test_sigterm_waits_for_no_client_and_for_no_work(trained):
     with (
         subprocess.Popen(
-            [sys.executable, "-c", SLOW, trained], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", SLOW, trained],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process,
         ExitStack() as connected,
     ):
         port = int(process.stdout.readline().strip().rstrip("/").rpartition(":")[2])
         for begun in UNDER_WAY:
-            connection = connected.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection = connected.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=60)
+            )
             connection.sendall(begun)
             if b"about" in begun:
                 assert b"200 OK" in connection.recv(200)
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as last:  # those before it have been read
+        with socket.create_connection(
+            ("127.0.0.1", port), timeout=60
+        ) as last:  # those before it have been read
             last.sendall(UNDER_WAY[2])
             assert b"200 OK" in last.recv(200)
         process.send_signal(signal.SIGTERM)
@@ -127,4 +136,9 @@ def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, se
     [([session], _)] = served
     about = session.describe()
     assert (about["name"], about["classes"]) == ("capsnet_small", list("0123456789"))
-    assert (about["decoder"], about["steps"], about["data"], about["note"]) == (True, True, "digits", "")
+    assert (about["decoder"], about["steps"], about["data"], about["note"]) == (
+        True,
+        True,
+        "digits",
+        "",
+    )

@@ -31,9 +31,9 @@ def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, kn
 
 
 def test_models_are_picked_by_a_wildcard(command):
-    assert [entry["name"] for entry in json.loads(command("models", "--pattern", "caps*", "--json").out)] == [
-        name for name in list_models() if name.startswith("caps")
-    ]
+    assert [
+        entry["name"] for entry in json.loads(command("models", "--pattern", "caps*", "--json").out)
+    ] == [name for name in list_models() if name.startswith("caps")]
     assert json.loads(command("models", "--pattern", "nothing*", "--json").out) == []
 
 

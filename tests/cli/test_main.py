@@ -30,7 +30,11 @@ def raising(monkeypatch, command):
     ("error", "status", "sentence"),
     [
         (UsageError("--steps: expected 2"), 2, "--steps: expected 2"),
-        (UnknownNameError("model", "capsnt", ["capsnet"]), 2, "unknown model 'capsnt'; did you mean 'capsnet'?"),
+        (
+            UnknownNameError("model", "capsnt", ["capsnet"]),
+            2,
+            "unknown model 'capsnt'; did you mean 'capsnet'?",
+        ),
         (DataError("x.npz: damaged"), 1, "x.npz: damaged"),
         (RunError("runs/x: no run"), 1, "runs/x: no run"),
         (TrainingError("over\n  two lines"), 1, "over two lines"),
@@ -39,7 +43,9 @@ def raising(monkeypatch, command):
         (OSError(13, "Permission denied", "/a/b"), 1, "/a/b: Permission denied"),
         (MemoryError(), 1, "out of memory; take a smaller --batch-size, --img-size or model"),
         (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
+            ),
             1,
             "out of memory; take a smaller --batch-size, --img-size or model",
         ),
@@ -51,7 +57,9 @@ def test_an_error_is_one_sentence_and_a_status(raising, error, status, sentence)
     assert the_sentence(outcome) == sentence
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), TypeError("a mistake of ours"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), TypeError("a mistake of ours"), KeyError("x")]
+)
 def test_a_mistake_of_the_library_is_not_hidden(raising, error):
     with pytest.raises(type(error)):
         raising(error)
@@ -80,7 +88,9 @@ def test_a_termination_unwinds_and_is_143(monkeypatch, command):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("words", [(), ("trian",), ("doctor", "--nonsense"), ("train",), ("doctor", "--json", "maybe")])
+@pytest.mark.parametrize(
+    "words", [(), ("trian",), ("doctor", "--nonsense"), ("train",), ("doctor", "--json", "maybe")]
+)
 def test_a_wrong_command_line_is_2_with_a_word_on_it(command, words):
     outcome = command(*words)
     assert outcome.status == 2

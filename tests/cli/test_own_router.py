@@ -19,7 +19,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 def softened(tmp_path, monkeypatch):
     """The file of the page, imported; its name is forgotten afterwards."""
     monkeypatch.setattr(registry, "_ROUTERS", dict(registry._ROUTERS))
-    first = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    first = re.search(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     (tmp_path / "softened.py").write_text(first.group(1), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("softened", tmp_path / "softened.py")
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +30,15 @@ def softened(tmp_path, monkeypatch):
 
 
 def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
-    words = (*start, "--option", "routing=softened", "--option", "temperature=1.5", "--output", "run")
+    words = (
+        *start,
+        "--option",
+        "routing=softened",
+        "--option",
+        "temperature=1.5",
+        "--output",
+        "run",
+    )
     outcome = command(*words)
     assert outcome.status == 0, outcome.err
     router = tc.load("run").class_capsules.router
@@ -43,16 +53,41 @@ def test_it_is_measured_by_name(softened, command):
     assert outcome.status == 0, outcome.err
     rows = json.loads(outcome.out)["routers"]["rows"]
     assert [row["variant"] for row in rows] == ["softened", "dynamic"]
-    thin = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "2", "--repeats", "1")
-    outcome = command("bench", "latency", *thin, "--precision", "fp32", "--option", "routing=softened")
+    thin = (
+        "--option",
+        "channels=16",
+        "--option",
+        "primary_types=4",
+        "--batch",
+        "2",
+        "--repeats",
+        "1",
+    )
+    outcome = command(
+        "bench", "latency", *thin, "--precision", "fp32", "--option", "routing=softened"
+    )
     assert outcome.status == 0, outcome.err
 
 
 def test_what_compares_implementations_of_dynamic_routing_says_so(softened, command):
-    outcome = command("bench", "step", "--quick", "--batch", "2", "--option", "channels=16", "--option",
-                      "primary_types=4", "--option", "routing=softened")  # fmt: skip
+    outcome = command(
+        "bench",
+        "step",
+        "--quick",
+        "--batch",
+        "2",
+        "--option",
+        "channels=16",
+        "--option",
+        "primary_types=4",
+        "--option",
+        "routing=softened",
+    )
     assert outcome.status != 0
-    assert "routing: expected plain dynamic routing to compare with, got SoftenedRouting" in outcome.err
+    assert (
+        "routing: expected plain dynamic routing to compare with, got SoftenedRouting"
+        in outcome.err
+    )
 
 
 def test_without_its_file_the_name_is_unknown(command, start):

@@ -12,7 +12,9 @@ from .conftest import the_sentence
 def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
     outcome = command("reconstruct", run, "--per-class", 1)
     assert (outcome.status, outcome.out) == (0, f"{run / 'plots' / 'reconstructions.png'}\n")
-    outcome = command("reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output", "own.png")
+    outcome = command(
+        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output", "own.png"
+    )
     assert (outcome.status, outcome.out) == (0, "own.png\n")
     with Image.open(tmp_path / "own.png") as image:
         assert image.format == "PNG"
@@ -22,7 +24,9 @@ def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
     outcome = command("perturb", run, "--steps", 3, "--output", "grids")
     assert outcome.status == 0
     assert outcome.out.splitlines() == [f"grids/perturb_{k}.png" for k in range(3)]
-    assert sorted(path.name for path in (tmp_path / "grids").iterdir()) == [f"perturb_{k}.png" for k in range(3)]
+    assert sorted(path.name for path in (tmp_path / "grids").iterdir()) == [
+        f"perturb_{k}.png" for k in range(3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,17 +47,25 @@ def test_a_wrong_flag_is_2(command, run, words, sentence):
 @pytest.mark.parametrize("name", ["reconstruct", "perturb"])
 def test_a_model_without_decoder_has_nothing_to_draw_with(command, bars, tmp_path, name):
     options = {"channels": 8, "primary_types": 2, "decoder": False}
-    train(tiny(bars, epochs=1, reconstruction=0.0).updated(model_options=options), tmp_path / "blind")
+    train(
+        tiny(bars, epochs=1, reconstruction=0.0).updated(model_options=options), tmp_path / "blind"
+    )
     outcome = command(name, "blind")
     assert outcome.status == 1
-    assert the_sentence(outcome).startswith("blind: this model has no decoder of class capsules, so there is nothing")
+    assert the_sentence(outcome).startswith(
+        "blind: this model has no decoder of class capsules, so there is nothing"
+    )
 
 
 def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
     outcome = command(*start, "--option", "decoder=false", "--output", "blind")
     assert outcome.status == 0
-    refused = command(*start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "other")
-    assert the_sentence(refused) == "reconstruction: expected 0 for a model without a decoder, got 0.1"
+    refused = command(
+        *start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "other"
+    )
+    assert (
+        the_sentence(refused) == "reconstruction: expected 0 for a model without a decoder, got 0.1"
+    )
     assert command("evaluate", "blind", "--json").status == 0
 
 

@@ -17,13 +17,19 @@ from torchcaps.data import _registry as data_registry
 from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
-from torchcaps.reproduce import MEASURES
+from torchcaps.reproduction import MEASURES
 from torchcaps.training import RunFolder, recipes
 
 from .conftest import the_sentence
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
-REGISTRIES = (routers._ROUTERS, model_registry._MODELS, data_registry._sets, MEASURES, recipes._ADDED)
+REGISTRIES = (
+    routers._ROUTERS,
+    model_registry._MODELS,
+    data_registry._sets,
+    MEASURES,
+    recipes._ADDED,
+)
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")
 IMPORT = ("--import", "stripes.py")
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -34,7 +40,11 @@ def alone(command):
     """Run a command as a process of its own would: afterwards everything that it imported is forgotten."""
 
     def run(*words):
-        kept, path, modules = [dict(registry) for registry in REGISTRIES], [*sys.path], {*sys.modules}
+        kept, path, modules = (
+            [dict(registry) for registry in REGISTRIES],
+            [*sys.path],
+            {*sys.modules},
+        )
         plugins._loaded.clear()
         try:
             return command(*words)
@@ -54,7 +64,9 @@ def alone(command):
 @pytest.fixture
 def stripes(tmp_path):
     """The file of the page."""
-    first = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    first = re.search(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     path = tmp_path / "stripes.py"
     path.write_text(first.group(1), encoding="utf-8")
     return path
@@ -66,21 +78,38 @@ def entry_points(monkeypatch):
 
     def install(**points):
         found = [metadata.EntryPoint(name, value, plugins.GROUP) for name, value in points.items()]
-        monkeypatch.setattr(metadata, "entry_points", lambda group: [p for p in found if p.group == group])
+        monkeypatch.setattr(
+            metadata, "entry_points", lambda group: [p for p in found if p.group == group]
+        )
 
     return install
 
 
 def train(alone, *words):
-    return alone("train", "stripes", "--epochs", 1, "--keep-memory", "no", "--threads", 1, "--output", "run", *words)
+    return alone(
+        "train",
+        "stripes",
+        "--epochs",
+        1,
+        "--keep-memory",
+        "no",
+        "--threads",
+        1,
+        "--output",
+        "run",
+        *words,
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [(("models",), "stripesnet"), (("data", "list"), "stripes"), (("recipes",), "stripes")]
+    ("words", "name"),
+    [(("models",), "stripesnet"), (("data", "list"), "stripes"), (("recipes",), "stripes")],
 )
 @pytest.mark.parametrize("module", ["stripes.py", "stripes"])
 def test_lists_have_what_the_file_adds(alone, stripes, words, name, module):
-    assert name in [entry["name"] for entry in json.loads(alone(*words, "--json", "--import", module).out)]
+    assert name in [
+        entry["name"] for entry in json.loads(alone(*words, "--json", "--import", module).out)
+    ]
     assert name not in [entry["name"] for entry in json.loads(alone(*words, "--json").out)]
 
 
@@ -100,7 +129,9 @@ def test_it_is_trained_evaluated_reported_and_used(alone, stripes, tmp_path):
 def test_a_run_goes_on_with_the_module(alone, stripes, monkeypatch, words):
     start = ("train", *words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
     with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.cli.train.noted", lambda patient: nullcontext([15]))  # stop after the first step
+        patch.setattr(
+            "torchcaps.cli.train.noted", lambda patient: nullcontext([15])
+        )  # stop after the first step
         outcome = alone(*start, *SMALL, "--data", "stripes", *IMPORT)
     assert outcome.status == 143
     folder = "runs/stripesnet" if words[0] == "stripesnet" else "runs/capsnet-stripes"
@@ -128,7 +159,10 @@ def test_an_experiment_takes_the_recipe_and_its_measure(alone, stripes, tmp_path
     assert outcome.status == 0, outcome.err
     [result] = json.loads(outcome.out)
     assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
-    assert result["command"] == "torchcaps reproduce stripes --budget small --seeds 1 --import stripes.py"
+    assert (
+        result["command"]
+        == "torchcaps reproduce stripes --budget small --seeds 1 --import stripes.py"
+    )
     assert "unknown recipe 'stripes'" in the_sentence(alone("reproduce", "stripes"))
 
 
@@ -136,13 +170,20 @@ def test_a_run_imports_nothing_and_says_what_is_missing(alone, stripes, tmp_path
     assert train(alone, *IMPORT).status == 0
     (tmp_path / "x.png").touch()
     for words in (
-        ("evaluate", "run"), ("evaluate", "run/model.safetensors", "--data", "digits"), ("predict", "run", "x.png"),
-        ("report", "run"), ("reconstruct", "run"), ("explore", "run", "--no-open"),
-    ):  # fmt: skip
+        ("evaluate", "run"),
+        ("evaluate", "run/model.safetensors", "--data", "digits"),
+        ("predict", "run", "x.png"),
+        ("report", "run"),
+        ("reconstruct", "run"),
+        ("explore", "run", "--no-open"),
+    ):
         outcome = alone(*words)
         assert outcome.status == 2
         assert "torchcaps: error: " in outcome.err
-        assert "unknown model 'stripesnet'" in outcome.err or "unknown data set 'stripes'" in outcome.err
+        assert (
+            "unknown model 'stripesnet'" in outcome.err
+            or "unknown data set 'stripes'" in outcome.err
+        )
         ending = "run was started with --import stripes.py: give that to this command too, if you trust the module\n"
         assert outcome.err.endswith(ending)
         assert "stripes" not in sys.modules
@@ -170,18 +211,50 @@ def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
     [
         (None, "broken", 2, "--import broken: there is no such module, installed or in {here}"),
         (None, "broken.py", 2, "--import broken.py: no such file"),
-        (None, "json.nothing", 2, "--import json.nothing: there is no such module, installed or in {here}"),
+        (
+            None,
+            "json.nothing",
+            2,
+            "--import json.nothing: there is no such module, installed or in {here}",
+        ),
         ("1 / 0", "broken", 1, "broken: cannot be imported (ZeroDivisionError: division by zero)"),
-        ("1 / 0", "broken.py", 1, "broken.py: cannot be imported (ZeroDivisionError: division by zero)"),
-        ("import inner", "broken", 1, "broken: cannot be imported (ModuleNotFoundError: No module named 'inner')"),
+        (
+            "1 / 0",
+            "broken.py",
+            1,
+            "broken.py: cannot be imported (ZeroDivisionError: division by zero)",
+        ),
+        (
+            "import inner",
+            "broken",
+            1,
+            "broken: cannot be imported (ModuleNotFoundError: No module named 'inner')",
+        ),
         ("raise SystemExit", "broken", 1, "broken: cannot be imported (SystemExit)"),
         ("raise ValueError('a\\nb')", "broken", 1, "broken: cannot be imported (ValueError: a b)"),
-        ("x = 1", "json.py", 1, "json.py: 'json' is the name of another module, or of none; rename the file"),
-        ("x = 1", "a.b.py", 1, "a.b.py: 'a.b' is the name of another module, or of none; rename the file"),
-        ("", "__main__.py", 1, "__main__.py: '__main__' is the name of another module, or of none; rename the file"),
+        (
+            "x = 1",
+            "json.py",
+            1,
+            "json.py: 'json' is the name of another module, or of none; rename the file",
+        ),
+        (
+            "x = 1",
+            "a.b.py",
+            1,
+            "a.b.py: 'a.b' is the name of another module, or of none; rename the file",
+        ),
+        (
+            "",
+            "__main__.py",
+            1,
+            "__main__.py: '__main__' is the name of another module, or of none; rename the file",
+        ),
     ],
-)  # fmt: skip
-def test_a_module_that_is_absent_or_fails_is_one_sentence(alone, tmp_path, content, name, status, sentence):
+)
+def test_a_module_that_is_absent_or_fails_is_one_sentence(
+    alone, tmp_path, content, name, status, sentence
+):
     if content is not None:
         (tmp_path / (name if name.endswith(".py") else f"{name}.py")).write_text(content)
     outcome = alone("models", "--import", name)
@@ -196,7 +269,9 @@ def test_a_file_may_import_what_is_beside_it(alone, tmp_path):
     assert alone("models", "--import", "far/broken.py", "--import", "inner").status == 0
 
 
-def test_entry_points_are_found_without_the_flag(alone, stripes, entry_points, monkeypatch, tmp_path):
+def test_entry_points_are_found_without_the_flag(
+    alone, stripes, entry_points, monkeypatch, tmp_path
+):
     monkeypatch.syspath_prepend(tmp_path)
     entry_points(mine="stripes")
     assert "stripesnet" in alone("models").out

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from torchcaps.report import html
+from torchcaps.reporting import html
 
 from .conftest import the_sentence
 
@@ -20,8 +20,16 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
 
 def test_the_flags_reach_the_report(command, run, monkeypatch):
     given = []
-    monkeypatch.setattr("torchcaps.report.write_report", lambda *args, **named: given.append((args, named)) or "x")
-    assert command("report", run, "--images", 5, "--diagnose", 0, "--root", "r", "--device", "cpu").status == 0
+    monkeypatch.setattr(
+        "torchcaps.reporting.write_report",
+        lambda *args, **named: given.append((args, named)) or "x",
+    )
+    assert (
+        command(
+            "report", run, "--images", 5, "--diagnose", 0, "--root", "r", "--device", "cpu"
+        ).status
+        == 0
+    )
     [(args, named)] = given
     named.pop("progress")(1, 2)
     assert args == (run,)

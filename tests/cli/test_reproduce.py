@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from reproduce.makers import recipe_of
+
 from torchcaps.training import list_recipes
 
 
@@ -14,12 +15,21 @@ def test_the_list_names_every_recipe_with_its_cost(command):
     assert all(name in outcome.out for name in list_recipes())
     found = json.loads(command("reproduce", "--json").out)  # without a recipe it lists as well
     assert [entry["name"] for entry in found] == list_recipes()
-    assert all(entry["budgets"]["small"] and entry["rows"] and entry["published"] for entry in found)
+    assert all(
+        entry["budgets"]["small"] and entry["rows"] and entry["published"] for entry in found
+    )
 
 
 def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path):
     recipe_of(tmp_path)
-    words = ("reproduce", str(tmp_path / "mine.toml"), "--output", str(tmp_path / "out"), "--row", "tiny")
+    words = (
+        "reproduce",
+        str(tmp_path / "mine.toml"),
+        "--output",
+        str(tmp_path / "out"),
+        "--row",
+        "tiny",
+    )
     outcome = command(*words)
     assert outcome.status == 0
     assert "CapsNet, tiny" in outcome.out
@@ -42,7 +52,10 @@ def test_a_wrong_command_line_says_what_there_is(command, tmp_path):
         ((mine, "--row", "deep"), "unknown row 'deep'"),
         ((mine, "--budget", "hour"), "unknown budget of mine 'hour'"),
         ((mine, "--seeds", "0"), "--seeds: expected at least 1, got 0"),
-        ((mine, "--threads", "1000000000"), "--threads: expected between 1 and 256, got 1000000000"),
+        (
+            (mine, "--threads", "1000000000"),
+            "--threads: expected between 1 and 256, got 1000000000",
+        ),
     ):
         outcome = command("reproduce", *words, "--output", str(tmp_path / "out"))
         assert outcome.status == 2

@@ -25,7 +25,11 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
     assert "epoch 1/2" in outcome.err
     assert "epoch 2/2" in outcome.err
     run = tmp_path / "runs" / "capsnet-bars"
-    assert {path.name for path in run.iterdir()} >= {"config.json", "model.safetensors", "evaluation.json"}
+    assert {path.name for path in run.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "evaluation.json",
+    }
     assert left_behind(run) == []
 
 
@@ -37,15 +41,46 @@ def test_json_is_one_document_with_the_run(command, start):
 
 
 def test_the_flags_reach_the_configuration(command, start, tmp_path):
-    flags = ("--seed", 3, "--lr", 0.01, "--schedule", "paper", "--shift", 1, "--flip", "True", "--clip", 2.5)
-    more = ("--reconstruction", 0.001, "--img-size", 20, 18, "--option", "iterations=2", "--option", "bias=True")
+    flags = (
+        "--seed",
+        3,
+        "--lr",
+        0.01,
+        "--schedule",
+        "paper",
+        "--shift",
+        1,
+        "--flip",
+        "True",
+        "--clip",
+        2.5,
+    )
+    more = (
+        "--reconstruction",
+        0.001,
+        "--img-size",
+        20,
+        18,
+        "--option",
+        "iterations=2",
+        "--option",
+        "bias=True",
+    )
     command(*start, *flags, *more, "--max-bytes", 10**9, "--output", "out")
     found = RunFolder.open(tmp_path / "out").config().flat()
     wanted = {
-        "max_bytes": 10**9, "seed": 3, "lr": 0.01, "schedule": "paper", "shift": 1, "flip": True, "clip": 2.5,
-        "reconstruction": 0.001, "img_size": (20, 18), "holdout": 6,
+        "max_bytes": 10**9,
+        "seed": 3,
+        "lr": 0.01,
+        "schedule": "paper",
+        "shift": 1,
+        "flip": True,
+        "clip": 2.5,
+        "reconstruction": 0.001,
+        "img_size": (20, 18),
+        "holdout": 6,
         "model_options": {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True},
-    }  # fmt: skip
+    }
     assert {name: found[name] for name in wanted} == wanted
 
 
@@ -62,7 +97,9 @@ def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, b
 def test_without_an_output_each_run_takes_the_next_free_name(command, start, tmp_path):
     for name in ("capsnet-bars", "capsnet-bars-2", "capsnet-bars-3"):
         assert command(*start, "--epochs", "1").out.endswith(f"run folder: runs/{name}\n")
-    assert command(*start, "--epochs", "1", "--resume").out.endswith("run folder: runs/capsnet-bars-3\n")
+    assert command(*start, "--epochs", "1", "--resume").out.endswith(
+        "run folder: runs/capsnet-bars-3\n"
+    )
     assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
@@ -97,8 +134,14 @@ def test_nothing_to_resume_starts(command, start):
         (("--lr", 0.5), "--lr: expected 0.001, as the run in out was started, got 0.5"),
         (("--seed", 1), "--seed: expected 0, as the run in out was started, got 1"),
         (("--data", "digits"), "--data: expected "),
-        (("--option", "channels=16"), "--option channels: expected 8, as the run in out was started, got 16"),
-        (("--option", "iterations=2"), "--option iterations: expected none, as the run in out was started, got 2"),
+        (
+            ("--option", "channels=16"),
+            "--option channels: expected 8, as the run in out was started, got 16",
+        ),
+        (
+            ("--option", "iterations=2"),
+            "--option iterations: expected none, as the run in out was started, got 2",
+        ),
     ],
 )
 def test_a_resumed_run_refuses_other_settings(command, start, tmp_path, flags, sentence):
@@ -110,7 +153,9 @@ def test_a_resumed_run_refuses_other_settings(command, start, tmp_path, flags, s
     assert contents(tmp_path / "out") == before
 
 
-def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherwise(command, start, monkeypatch):
+def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherwise(
+    command, start, monkeypatch
+):
     threads = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     command(*start, "--output", "out")
@@ -120,7 +165,10 @@ def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherw
     started_with = json.loads((RunFolder("out").path / "environment.json").read_text())["threads"]
     assert started_with in threads
     err = command(*resume, "--threads", started_with + 1).err
-    assert f"--threads: the run was started with {started_with}; with {started_with + 1} it will not" in err
+    assert (
+        f"--threads: the run was started with {started_with}; with {started_with + 1} it will not"
+        in err
+    )
 
 
 @pytest.mark.parametrize("threads", [10**9, 0, -1, True, "two", 1.5])
@@ -142,9 +190,13 @@ def test_another_number_of_threads_in_the_environment_is_refused(command, run):
     assert "threads was 1 when the run was stopped, and is 2 now" in the_sentence(outcome)
 
 
-def test_an_environment_that_was_lost_is_written_anew_with_the_threads_of_the_checkpoint(command, run):
+def test_an_environment_that_was_lost_is_written_anew_with_the_threads_of_the_checkpoint(
+    command, run
+):
     (run / "environment.json").unlink()
-    assert command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no").status == 0
+    assert (
+        command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no").status == 0
+    )
     facts = json.loads((run / "environment.json").read_text())
     assert (facts["threads"], facts["torch"]) == (1, torch.__version__)
 
@@ -179,11 +231,18 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     assert outcome.out == ""
     assert "stopped after step 4 of 6; the state is saved" in outcome.err
     assert "continue with: torchcaps train capsnet --output 'out of order' --resume" in outcome.err
-    assert command("train", "capsnet", "--output", "out of order", "--resume", "--keep-memory", "no").status == 0
+    assert (
+        command(
+            "train", "capsnet", "--output", "out of order", "--resume", "--keep-memory", "no"
+        ).status
+        == 0
+    )
     assert contents(tmp_path / "out of order") == contents(tmp_path / "whole")
 
 
-def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, tmp_path, monkeypatch):
+def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
+    command, start, tmp_path, monkeypatch
+):
     command(*start, "--output", "whole")
     forward, count = Classify.forward, iter(range(1, 10_000))
 
@@ -199,7 +258,10 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(command, start, 
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err
     assert not (tmp_path / "out" / "checkpoints" / "last.safetensors").exists()
-    assert command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no").status == 0
+    assert (
+        command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no").status
+        == 0
+    )
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert left_behind(tmp_path / "out") == []
 
@@ -237,7 +299,9 @@ def test_one_side_is_both(command, start):
 
 
 @pytest.mark.parametrize("option", ["itertions=2", "channels=many", "iterations=[1]"])
-def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(command, start, tmp_path, option):
+def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(
+    command, start, tmp_path, option
+):
     outcome = command(*start, "--option", option)
     assert outcome.status == 2
     name, value = option.split("=")
@@ -251,9 +315,15 @@ def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(command,
     ("words", "sentence"),
     [
         (("capsnt",), "unknown recipe or model 'capsnt'; did you mean 'capsnet'"),
-        (("capsnet-digit",), "unknown recipe or model 'capsnet-digit'; did you mean 'capsnet-digits'"),
+        (
+            ("capsnet-digit",),
+            "unknown recipe or model 'capsnet-digit'; did you mean 'capsnet-digits'",
+        ),
         (("capsnet", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'"),
-        (("capsnet", "--data", "fashion-mist"), "unknown data set 'fashion-mist'; did you mean 'fashion-mnist'"),
+        (
+            ("capsnet", "--data", "fashion-mist"),
+            "unknown data set 'fashion-mist'; did you mean 'fashion-mnist'",
+        ),
     ],
 )
 def test_an_unknown_name_is_2_with_the_nearest(command, tmp_path, words, sentence):

@@ -26,7 +26,9 @@ def read_toy(folder, split):
     if not (folder / "big").exists():
         return None
     count = len((folder / "big").read_bytes()) // 1_000_000
-    return ImageSet(torch.zeros(count, 1, 2, 2), torch.zeros(count, dtype=torch.int64), ("a", "b"), "toy")
+    return ImageSet(
+        torch.zeros(count, 1, 2, 2), torch.zeros(count, dtype=torch.int64), ("a", "b"), "toy"
+    )
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def register(monkeypatch):
             image_shape=(1, 2, 2),
             train=3,
             test=3,
-            licence="none",
+            license="none",
             source="none",
             sha256=sha256,
             sources=sources,

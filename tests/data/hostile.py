@@ -74,7 +74,10 @@ def packed(stream):
 
 
 def mat_array(kind, shape, data):
-    flags, sizes = element(6, struct.pack("<II", kind, 0)), element(5, struct.pack(f"<{len(shape)}i", *shape))
+    flags, sizes = (
+        element(6, struct.pack("<II", kind, 0)),
+        element(5, struct.pack(f"<{len(shape)}i", *shape)),
+    )
     body = flags + sizes + element(1, b"name5") + data
     return struct.pack("<II", 14, len(body)) + body
 
@@ -206,7 +209,10 @@ def mat_element_longer_than_its_tag(folder):
 
 @hostile
 def mat_struct_of_2_to_the_62(folder):
-    return svhn(folder, header() + mat_array(2, (2**31 - 1,) * 2, element(5, b"\10\0\0\0") + element(1, b"")))
+    return svhn(
+        folder,
+        header() + mat_array(2, (2**31 - 1,) * 2, element(5, b"\10\0\0\0") + element(1, b"")),
+    )
 
 
 @hostile
@@ -217,12 +223,16 @@ def mat_many_cells(folder):
 
 @hostile
 def mat_bytes_stored_for_doubles(folder):
-    return svhn(folder, packed(zlib.compress(mat_array(6, (1, 40 * MIB), element(2, bytes(40 * MIB))), 1)))
+    return svhn(
+        folder, packed(zlib.compress(mat_array(6, (1, 40 * MIB), element(2, bytes(40 * MIB))), 1))
+    )
 
 
 @hostile
 def mat_text(folder):
-    return svhn(folder, packed(zlib.compress(mat_array(4, (1, 64 * MIB), element(2, bytes(64 * MIB))), 1)))
+    return svhn(
+        folder, packed(zlib.compress(mat_array(4, (1, 64 * MIB), element(2, bytes(64 * MIB))), 1))
+    )
 
 
 @hostile
@@ -243,7 +253,10 @@ def mat_compressed_in_compressed(folder):
 def tar_sparse_member(folder):
     def edit(block):
         block[156:157], block[257:265] = b"S", b"ustar  \0"
-        block[386:410], block[482:495] = b"00000000000\0" * 2, b"\0\x80" + (8 * GIB).to_bytes(11, "big")
+        block[386:410], block[482:495] = (
+            b"00000000000\0" * 2,
+            b"\0\x80" + (8 * GIB).to_bytes(11, "big"),
+        )
 
     return first_header(folder, tarfile.TarInfo("cat/0.png"), edit=edit)
 
@@ -307,17 +320,21 @@ def six_large_pictures(folder):
 
 @functools.cache
 def flat_png(side=9400):
-    """One colour, in a stream of repeated blocks: written in no time."""
+    """One color, in a stream of repeated blocks: written in no time."""
     small = io.BytesIO()
     Image.new("RGB", (8, 8)).save(small, "PNG")
     rows = 1 + 3 * side
     stream = zlib.compress(bytes(rows * side), 1)
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     size = struct.pack(">II", side, side) + small.getvalue()[24:29]
-    return small.getvalue()[:8] + chunk(b"IHDR", size) + chunk(b"IDAT", stream) + chunk(b"IEND", b"")
+    return (
+        small.getvalue()[:8] + chunk(b"IHDR", size) + chunk(b"IDAT", stream) + chunk(b"IEND", b"")
+    )
 
 
 @hostile
@@ -342,7 +359,9 @@ def cifar_marks(folder):
 
 @hostile
 def cifar_lists_of_lists(folder):
-    lists = b"".join(b"]q" + bytes([i]) + b"(" + (b"h" + bytes([i - 1])) * 10 + b"e0" for i in range(1, 30))
+    lists = b"".join(
+        b"]q" + bytes([i]) + b"(" + (b"h" + bytes([i - 1])) * 10 + b"e0" for i in range(1, 30)
+    )
     return batches(folder, b"\x80\x02}U\6labels]q\0(K\1K\1e0" + lists + b"h\x1dsU\4dataNs.")
 
 
@@ -384,7 +403,11 @@ def npy_named_npz(folder):
 @hostile
 def npz_unfinished_header(folder):
     return zipped(
-        folder, b"\x93NUMPY\1\0" + struct.pack("<H", 64) + b"{'descr': '|u1', 'shape': (8, 4,".ljust(63) + b"\n"
+        folder,
+        b"\x93NUMPY\1\0"
+        + struct.pack("<H", 64)
+        + b"{'descr': '|u1', 'shape': (8, 4,".ljust(63)
+        + b"\n",
     )
 
 
@@ -464,5 +487,7 @@ def read_all(paths):
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (6 * GIB, 6 * GIB))  # a reader that fails this test takes no machine with it
+    resource.setrlimit(
+        resource.RLIMIT_AS, (6 * GIB, 6 * GIB)
+    )  # a reader that fails this test takes no machine with it
     read_all([Path(name) for name in sys.argv[1:]])

@@ -22,7 +22,9 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 def needs_shared(*folders):
     """Mark and skip a test unless these folders of real data are there."""
     missing = [name for name in folders if not (SHARED / name).is_dir()]
-    skip = pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)} in the shared data folder {SHARED}")
+    skip = pytest.mark.skipif(
+        bool(missing), reason=f"no {', '.join(missing)} in the shared data folder {SHARED}"
+    )
     return lambda test: pytest.mark.needs_data(skip(test))
 
 
@@ -36,27 +38,31 @@ def write_idx_set(folder, train=20, test=10, shape=(6, 5), classes=10, gz=False)
     random = np.random.default_rng(0)
     arrays = {}
     for stem, count in (("train", train), ("t10k", test)):
-        arrays[f"{stem}-images-idx3-ubyte"] = random.integers(0, 256, (count, *shape), dtype=np.uint8)
+        arrays[f"{stem}-images-idx3-ubyte"] = random.integers(
+            0, 256, (count, *shape), dtype=np.uint8
+        )
         arrays[f"{stem}-labels-idx1-ubyte"] = (np.arange(count) % classes).astype(np.uint8)
     for name, array in arrays.items():
         data = idx_bytes(array)
-        (folder / (f"{name}.gz" if gz else name)).write_bytes(gzip.compress(data, mtime=0) if gz else data)
+        (folder / (f"{name}.gz" if gz else name)).write_bytes(
+            gzip.compress(data, mtime=0) if gz else data
+        )
     return arrays
 
 
-def picture(size=(8, 6), colour=True, seed=0):
+def picture(size=(8, 6), color=True, seed=0):
     """A random picture of (height, width)."""
-    shape = (*size, 3) if colour else size
+    shape = (*size, 3) if color else size
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 
 
-def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), colour=True, levels=("",)):
+def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), color=True, levels=("",)):
     """`count` pictures per class, each its own, under `root/<level>/<class>/`."""
     for level in levels:
         for c, name in enumerate(classes):
             (root / level / name).mkdir(parents=True)
             for i in range(count):
-                picture(size, colour, seed=1000 * c + i).save(root / level / name / f"{i}.png")
+                picture(size, color, seed=1000 * c + i).save(root / level / name / f"{i}.png")
     return Path(root)
 
 
@@ -101,7 +107,9 @@ def _csv(folder):
 
 def _cifar(folder):
     for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(b"".join(bytes([i]) + _pixels(3072).tobytes() for i in range(2)))
+        (folder / name).write_bytes(
+            b"".join(bytes([i]) + _pixels(3072).tobytes() for i in range(2))
+        )
     return folder
 
 
@@ -114,7 +122,11 @@ def _cifar_python(folder):
 
 def _norb(folder):
     for stem in STEMS.values():
-        for kind, array in (("dat", _pixels(5, 2, 8, 8)), ("cat", np.arange(5)), ("info", np.zeros((5, 4)))):
+        for kind, array in (
+            ("dat", _pixels(5, 2, 8, 8)),
+            ("cat", np.arange(5)),
+            ("info", np.zeros((5, 4))),
+        ):
             array = array if kind == "dat" else array.astype(np.int32)
             (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(array))
     return folder
@@ -131,7 +143,9 @@ def _affnist(folder):
     fields = {"image": _pixels(1600, 4), "label_int": np.array([[1, 2, 3, 4]], np.uint8)}
     for part in ("training_and_validation_batches", "test_batches"):
         (folder / "transformed" / part).mkdir(parents=True)
-        (folder / "transformed" / part / "1.mat").write_bytes(mat_bytes({"affNISTdata": fields}, packed=False))
+        (folder / "transformed" / part / "1.mat").write_bytes(
+            mat_bytes({"affNISTdata": fields}, packed=False)
+        )
     return folder
 
 
@@ -153,7 +167,18 @@ def _pixels(*shape):
 
 # By format: writes a small set of it into an empty folder, and gives the path to load it by.
 SETS = {
-    "npz": _npz, "npy": _npy, "idx": _idx, "idx-gz": _idx_gz, "folder": _folder, "tar": _tar,
-    "tar-gz": lambda folder: _tar(folder, ".tar.gz"), "csv": _csv, "cifar": _cifar, "cifar-python": _cifar_python,
-    "norb": _norb, "svhn": _svhn, "affnist": _affnist, "gtsrb": _gtsrb,
-}  # fmt: skip
+    "npz": _npz,
+    "npy": _npy,
+    "idx": _idx,
+    "idx-gz": _idx_gz,
+    "folder": _folder,
+    "tar": _tar,
+    "tar-gz": lambda folder: _tar(folder, ".tar.gz"),
+    "csv": _csv,
+    "cifar": _cifar,
+    "cifar-python": _cifar_python,
+    "norb": _norb,
+    "svhn": _svhn,
+    "affnist": _affnist,
+    "gtsrb": _gtsrb,
+}

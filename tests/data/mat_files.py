@@ -9,9 +9,17 @@ import numpy as np
 
 # type of array: (class of the array, type of its element)
 KINDS = {
-    "int8": (8, 1), "uint8": (9, 2), "int16": (10, 3), "uint16": (11, 4), "int32": (12, 5), "uint32": (13, 6),
-    "float32": (7, 7), "float64": (6, 9), "int64": (14, 12), "uint64": (15, 13),
-}  # fmt: skip
+    "int8": (8, 1),
+    "uint8": (9, 2),
+    "int16": (10, 3),
+    "uint16": (11, 4),
+    "int32": (12, 5),
+    "uint32": (13, 6),
+    "float32": (7, 7),
+    "float64": (6, 9),
+    "int64": (14, 12),
+    "uint64": (15, 13),
+}
 
 
 def element(kind, data, order="<"):
@@ -31,16 +39,28 @@ def matrix(name, value, order="<", marks=0, stored=None):
         body += b"".join(matrix("", inner, order) for inner in value.values())
         kind, shape = 2, (1, 1)
     elif isinstance(value, list):
-        body, kind, shape = b"".join(matrix("", inner, order) for inner in value), 1, (1, len(value))
+        body, kind, shape = (
+            b"".join(matrix("", inner, order) for inner in value),
+            1,
+            (1, len(value)),
+        )
     elif isinstance(value, str):
-        body, kind, shape = element(4, value.encode("utf-16-be" if order == ">" else "utf-16-le"), order), 4, None
+        body, kind, shape = (
+            element(4, value.encode("utf-16-be" if order == ">" else "utf-16-le"), order),
+            4,
+            None,
+        )
         shape = (1, len(value))
     else:
         value = np.asarray(value)
         kind, _ = KINDS[value.dtype.name]
         kept = value.astype(stored or value.dtype)
         shape = value.shape if value.ndim > 1 else (1, *value.shape)
-        body = element(KINDS[kept.dtype.name][1], kept.astype(kept.dtype.newbyteorder(order)).tobytes("F"), order)
+        body = element(
+            KINDS[kept.dtype.name][1],
+            kept.astype(kept.dtype.newbyteorder(order)).tobytes("F"),
+            order,
+        )
     flags = element(6, struct.pack(f"{order}II", marks << 8 | kind, 0), order)
     sizes = element(5, struct.pack(f"{order}{len(shape)}i", *shape), order)
     inner = flags + sizes + element(1, name.encode(), order) + body

@@ -19,7 +19,11 @@ def saved(tmp_path, **arrays):
 def both(path, **options):
     """The two splits of a file as one set of (image, label), in no order."""
     found = [load_dataset(path, split, **options) for split in ("train", "test")]
-    return {(i.numpy().tobytes(), int(k)) for one in found for i, k in zip(one.images, one.labels, strict=True)}
+    return {
+        (i.numpy().tobytes(), int(k))
+        for one in found
+        for i, k in zip(one.images, one.labels, strict=True)
+    }
 
 
 @pytest.mark.parametrize("names", [("images", "labels"), ("x", "y")])
@@ -49,16 +53,22 @@ def test_splits_of_the_file_are_kept(tmp_path, names):
 
 def test_a_missing_split(tmp_path):
     path = saved(tmp_path, x_train=IMAGES, y_train=LABELS)
-    with pytest.raises(DataError, match="no images and labels of the 'test' split among x_train, y_train"):
+    with pytest.raises(
+        DataError, match="no images and labels of the 'test' split among x_train, y_train"
+    ):
         load_dataset(path, "test")
 
 
 def test_npy_beside_its_labels(tmp_path):
     np.save(tmp_path / "own.npy", IMAGES)
-    with pytest.raises(DataError, match=r"own\.npy: expected its labels in own_labels\.npy beside it"):
+    with pytest.raises(
+        DataError, match=r"own\.npy: expected its labels in own_labels\.npy beside it"
+    ):
         load_dataset(tmp_path / "own.npy")
     np.save(tmp_path / "own_labels.npy", LABELS)
-    assert both(tmp_path / "own.npy") == {(i.tobytes(), int(k)) for i, k in zip(IMAGES, LABELS, strict=True)}
+    assert both(tmp_path / "own.npy") == {
+        (i.tobytes(), int(k)) for i, k in zip(IMAGES, LABELS, strict=True)
+    }
 
 
 @settings(deadline=None)
@@ -94,9 +104,15 @@ def test_floats_stay_floats(tmp_path, kind):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (IMAGES * 1.0, r"expected float pixels in \[0, 1\], got 0 to 255; scale them, or store 0..255 as uint8"),
+        (
+            IMAGES * 1.0,
+            r"expected float pixels in \[0, 1\], got 0 to 255; scale them, or store 0..255 as uint8",
+        ),
         (IMAGES / 255 - 0.5, r"expected float pixels in \[0, 1\], got -0.5"),
-        (IMAGES.astype(np.int64), "expected images of type uint8, uint16 or float in .*, got int64"),
+        (
+            IMAGES.astype(np.int64),
+            "expected images of type uint8, uint16 or float in .*, got int64",
+        ),
         (IMAGES[:, 0], r"expected images of 3 or 4 axes, got shape \[20, 5\]"),
         (IMAGES[:19], "20 labels for 19 images"),
     ],
@@ -125,7 +141,9 @@ def test_labels_by_name(tmp_path):
 
 
 def test_classes_given(tmp_path):
-    found = load_dataset(saved(tmp_path, images=IMAGES, labels=LABELS, classes=np.array(list("wxyz"))))
+    found = load_dataset(
+        saved(tmp_path, images=IMAGES, labels=LABELS, classes=np.array(list("wxyz")))
+    )
     assert found.classes == ("w", "x", "y", "z")
 
 
@@ -135,9 +153,18 @@ def test_classes_given(tmp_path):
         ({"classes": np.array(["a", "b"])}, "label 2 of image 2 lies outside the 2 classes"),
         ({"labels": LABELS - 1}, "label -1 of image 0 lies outside the 3 classes"),
         ({"labels": LABELS * 0}, "expected at least two classes, got 0"),
-        ({"labels": LABELS * 1.0}, r"expected labels \[n\] of integers or names, got \[20\] of float64"),
-        ({"labels": np.eye(4, dtype=int)[LABELS]}, r"expected labels \[n\] of integers or names, got \[20, 4\]"),
-        ({"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))}, "label 'd' is not among the"),
+        (
+            {"labels": LABELS * 1.0},
+            r"expected labels \[n\] of integers or names, got \[20\] of float64",
+        ),
+        (
+            {"labels": np.eye(4, dtype=int)[LABELS]},
+            r"expected labels \[n\] of integers or names, got \[20, 4\]",
+        ),
+        (
+            {"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))},
+            "label 'd' is not among the",
+        ),
     ],
 )
 def test_bad_labels(tmp_path, extra, message):

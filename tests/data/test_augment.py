@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data import affine, erase, flip, shift, thicken
+from torchcaps.data import affine, random_erasing, random_horizontal_flip, random_morphology, shift
 
 
 def drawn(seed):
@@ -36,7 +36,9 @@ def shifted_by_loop(images, max_shift, seed):
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64]),
 )
 def test_shift_is_the_loop(batch, channels, height, width, max_shift, seed, dtype):
-    images = torch.randint(1, 256, (batch, channels, height, width), generator=drawn(seed)).to(dtype)
+    images = torch.randint(1, 256, (batch, channels, height, width), generator=drawn(seed)).to(
+        dtype
+    )
     before = images.clone()
     moved = shift(images, max_shift, generator=drawn(seed))
     assert moved.dtype == dtype
@@ -66,12 +68,14 @@ def test_the_generator_decides():
 def test_flip_is_the_loop(probability, seed):
     images = torch.rand(6, 2, 3, 4)
     chosen = torch.rand(6, generator=drawn(seed)) < probability
-    expected = torch.stack([image.flip(-1) if yes else image for image, yes in zip(images, chosen, strict=True)])
-    assert torch.equal(flip(images, probability, generator=drawn(seed)), expected)
+    expected = torch.stack(
+        [image.flip(-1) if yes else image for image, yes in zip(images, chosen, strict=True)]
+    )
+    assert torch.equal(random_horizontal_flip(images, probability, generator=drawn(seed)), expected)
 
 
 def affine_by_loop(images, amounts):
-    """Every output pixel looks up A⁻¹(p - move) about the centre, bilinearly, zero outside."""
+    """Every output pixel looks up A⁻¹(p - move) about the center, bilinearly, zero outside."""
     _, _, height, width = images.shape
     middle = np.array([(width - 1) / 2, (height - 1) / 2])
     out = np.zeros(images.shape)
@@ -110,7 +114,9 @@ def test_affine_is_the_loop(size, seed):
         strict=True,
     )
     expected = affine_by_loop(images, amounts)
-    torch.testing.assert_close(affine(images, **limits, generator=drawn(seed)), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        affine(images, **limits, generator=drawn(seed)), expected, rtol=0, atol=2e-5
+    )
 
 
 def test_affine_without_limits_changes_nothing():
@@ -122,42 +128,52 @@ def test_affine_of_bytes_is_the_rounded_affine():
     images = torch.randint(0, 256, (3, 1, 6, 5), generator=drawn(1)).to(torch.uint8)
     moved = affine(images, degrees=30, generator=drawn(2))
     assert moved.dtype == torch.uint8
-    assert torch.equal(moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8))
+    assert torch.equal(
+        moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8)
+    )
 
 
 def test_squish_makes_narrower_and_draws_after_the_rest():
     images = torch.ones(2000, 1, 3, 40)
     before, after = drawn(3), drawn(3)
     plain = affine(images, degrees=5, generator=before)
-    squished = affine(images, squish=0.25, generator=after)
-    torch.testing.assert_close(affine(images, degrees=5, squish=0.0, generator=drawn(3)), plain, rtol=0, atol=0)
+    squished = affine(images, aspect=0.25, generator=after)
+    torch.testing.assert_close(
+        affine(images, degrees=5, aspect=0.0, generator=drawn(3)), plain, rtol=0, atol=0
+    )
     torch.rand(2000, generator=before)
-    assert torch.equal(torch.rand(1, generator=before), torch.rand(1, generator=after))  # one more number each
+    assert torch.equal(
+        torch.rand(1, generator=before), torch.rand(1, generator=after)
+    )  # one more number each
     left = squished[:, 0, 1].sum(dim=1) / 40
     assert left.min() == pytest.approx(0.75, abs=0.01)
     assert left.mean() == pytest.approx(0.875, abs=0.01)
     torch.testing.assert_close(squished.flip(-1), squished, rtol=0, atol=1e-4)  # about the middle
-    torch.testing.assert_close(squished[:, :, 0, 20], images[:, :, 0, 20])  # and no lower than before
+    torch.testing.assert_close(
+        squished[:, :, 0, 20], images[:, :, 0, 20]
+    )  # and no lower than before
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_erase_is_the_loop(dtype):
     images = torch.randint(1, 256, (60, 2, 7, 5), generator=drawn(1)).to(dtype)
-    found, expected = erase(images, 3, generator=drawn(2)), images.clone()
+    found, expected = random_erasing(images, 3, generator=drawn(2)), images.clone()
     draw = drawn(2)
-    tops, lefts = (torch.randint(count, (60, 1), generator=draw).flatten().tolist() for count in (5, 3))
+    tops, lefts = (
+        torch.randint(count, (60, 1), generator=draw).flatten().tolist() for count in (5, 3)
+    )
     for image, top, left in zip(expected, tops, lefts, strict=True):
         image[:, top : top + 3, left : left + 3] = 0
     assert found.dtype == dtype
     assert torch.equal(found, expected)
     assert set(tops) == set(range(5))
-    assert torch.equal(erase(images, 0, generator=drawn(2)), images)
+    assert torch.equal(random_erasing(images, 0, generator=drawn(2)), images)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_thicken_is_the_loop(dtype):
     images = torch.randint(1, 256, (60, 2, 5, 4), generator=drawn(1)).to(dtype)
-    found, before = thicken(images, 0.6, generator=drawn(2)), images.clone()
+    found, before = random_morphology(images, 0.6, generator=drawn(2)), images.clone()
     chosen, kinds = torch.rand(60, generator=drawn(2)).tolist(), []
     for image, changed, number in zip(images, found, chosen, strict=True):
         kinds.append(max if number < 0.3 else min if number < 0.6 else lambda values: values[0])
@@ -168,14 +184,14 @@ def test_thicken_is_the_loop(dtype):
     assert found.dtype == dtype
     assert torch.equal(images, before)
     assert {max, min} < set(kinds)
-    assert torch.equal(thicken(images, 0.0, generator=drawn(2)), images)
+    assert torch.equal(random_morphology(images, 0.0, generator=drawn(2)), images)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
     images = torch.randint(0, 256, (9, 2, 7, 6), generator=drawn(0)).to(dtype)
-    for change in (shift, flip):
+    for change in (shift, random_horizontal_flip):
         there = change(images.cuda(), generator=drawn(1))
         assert there.is_cuda
         assert torch.equal(there.cpu(), change(images, generator=drawn(1)))
@@ -187,14 +203,29 @@ def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x, g: shift(x[0], generator=g), r"images: expected \[batch, channels, height, width\]"),
+        (
+            lambda x, g: shift(x[0], generator=g),
+            r"images: expected \[batch, channels, height, width\]",
+        ),
         (lambda x, g: shift(x, -1, generator=g), "max_shift: expected at least 0, got -1"),
-        (lambda x, g: flip(x, 1.5, generator=g), "probability: expected between 0 and 1, got 1.5"),
-        (lambda x, g: affine(x, scale=(1.2, 0.8), generator=g), "scale: expected between 0.001 and 0.8, got 1.2"),
+        (
+            lambda x, g: random_horizontal_flip(x, 1.5, generator=g),
+            "probability: expected between 0 and 1, got 1.5",
+        ),
+        (
+            lambda x, g: affine(x, scale=(1.2, 0.8), generator=g),
+            "scale: expected between 0.001 and 0.8, got 1.2",
+        ),
         (lambda x, g: affine(x, shear=90, generator=g), "shear: expected between 0 and 89, got 90"),
-        (lambda x, g: affine(x, squish=1.0, generator=g), "squish: expected between 0 and 0.9, got 1.0"),
-        (lambda x, g: thicken(x, 1.5, generator=g), "share: expected between 0 and 1, got 1.5"),
-        (lambda x, g: erase(x, 4, generator=g), "side: expected between 0 and 3, got 4"),
+        (
+            lambda x, g: affine(x, aspect=1.0, generator=g),
+            "aspect: expected between 0 and 0.9, got 1.0",
+        ),
+        (
+            lambda x, g: random_morphology(x, 1.5, generator=g),
+            "share: expected between 0 and 1, got 1.5",
+        ),
+        (lambda x, g: random_erasing(x, 4, generator=g), "side: expected between 0 and 3, got 4"),
     ],
 )
 def test_bad_arguments(call, message):

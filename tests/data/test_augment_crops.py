@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchcaps.data import Preprocess, centre_crop, random_crop, relight
+from torchcaps.data import Preprocess, center_crop, color_jitter, random_crop
 from torchcaps.errors import DataError
 
 
@@ -26,23 +26,23 @@ def test_random_windows_are_whole_and_their_eyes_agree():
     assert set(rows.tolist()) == set(columns.tolist()) == set(range(17))
 
 
-def test_the_centre():
-    found = centre_crop(stereo(1), 32)
+def test_the_center():
+    found = center_crop(stereo(1), 32)
     assert found[0, 0, 0, 0] == 48 * 8 + 8
     assert found[0, 0, -1, -1] == 48 * 39 + 39
     torch.testing.assert_close(found[:, 1], -found[:, 0])
-    assert centre_crop(torch.arange(9).view(1, 1, 3, 3), 2).flatten().tolist() == [0, 1, 3, 4]
+    assert center_crop(torch.arange(9).view(1, 1, 3, 3), 2).flatten().tolist() == [0, 1, 3, 4]
 
 
 def test_light_changes_both_eyes_alike_and_within_range():
     images = torch.rand(200, 2, 6, 6, generator=generator(1))
-    found = relight(images, generator=generator())
-    mean, centred = found.mean((2, 3)), found - found.mean((2, 3), keepdim=True)
+    found = color_jitter(images, generator=generator())
+    mean, centerd = found.mean((2, 3)), found - found.mean((2, 3), keepdim=True)
     added = mean - images.mean((2, 3))
     torch.testing.assert_close(added[:, 0], added[:, 1], atol=1e-5, rtol=0)
     assert added.abs().max() <= 63 / 255 + 1e-6
     assert added.min() < -0.2 < 0.2 < added.max()
-    factor = centred / (images - images.mean((2, 3), keepdim=True))
+    factor = centerd / (images - images.mean((2, 3), keepdim=True))
     assert (factor.amax((1, 2, 3)) - factor.amin((1, 2, 3))).max() < 1e-2
     assert 0.2 - 1e-3 <= factor.median() <= 1.8 + 1e-3
     assert found.std() != images.std()
@@ -50,7 +50,10 @@ def test_light_changes_both_eyes_alike_and_within_range():
 
 def test_a_seed_settles_everything():
     images = torch.rand(9, 1, 12, 12)
-    for change in (lambda g: random_crop(images, 5, generator=g), lambda g: relight(images, generator=g)):
+    for change in (
+        lambda g: random_crop(images, 5, generator=g),
+        lambda g: color_jitter(images, generator=g),
+    ):
         torch.testing.assert_close(change(generator(3)), change(generator(3)), rtol=0, atol=0)
         assert not torch.equal(change(generator(3)), change(generator(4)))
 
@@ -58,11 +61,20 @@ def test_a_seed_settles_everything():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x: random_crop(x, 13, generator=generator()), "size: expected between 1 and 12, got 13"),
-        (lambda x: centre_crop(x, 0), "size: expected between 1 and 12, got 0"),
-        (lambda x: centre_crop(x[0], 3), r"images: expected \[batch, channels, height, width\]"),
-        (lambda x: relight(x, brightness=-1.0, generator=generator()), "brightness: expected at least 0"),
-        (lambda x: relight(x, contrast=(2.0, 1.0), generator=generator()), "contrast: expected between 0 and 1.0"),
+        (
+            lambda x: random_crop(x, 13, generator=generator()),
+            "size: expected between 1 and 12, got 13",
+        ),
+        (lambda x: center_crop(x, 0), "size: expected between 1 and 12, got 0"),
+        (lambda x: center_crop(x[0], 3), r"images: expected \[batch, channels, height, width\]"),
+        (
+            lambda x: color_jitter(x, brightness=-1.0, generator=generator()),
+            "brightness: expected at least 0",
+        ),
+        (
+            lambda x: color_jitter(x, contrast=(2.0, 1.0), generator=generator()),
+            "contrast: expected between 0 and 1.0",
+        ),
     ],
 )
 def test_arguments_out_of_range(change, words):

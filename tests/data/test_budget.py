@@ -36,8 +36,10 @@ def little(monkeypatch):
 
 
 def wide(folder, count=400):
-    """Grey images of 64 × 64 that compress well: 1.6 MB in a small file."""
-    np.savez_compressed(folder / "own.npz", images=np.zeros((count, 64, 64), np.uint8), labels=np.arange(count) % 2)
+    """Gray images of 64 × 64 that compress well: 1.6 MB in a small file."""
+    np.savez_compressed(
+        folder / "own.npz", images=np.zeros((count, 64, 64), np.uint8), labels=np.arange(count) % 2
+    )
     return folder / "own.npz"
 
 
@@ -62,7 +64,9 @@ def test_the_sentence_and_the_way_out(tmp_path, little):
 def test_what_a_file_takes_on_disk_counts(tmp_path, little):
     write_idx_set(tmp_path, train=400, shape=(64, 64))
     assert len(load_dataset(tmp_path)) == 400
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(gzip.compress(idx_bytes(np.zeros((400, 64, 64), np.uint8))))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(
+        gzip.compress(idx_bytes(np.zeros((400, 64, 64), np.uint8)))
+    )
     with pytest.raises(DataError, match="train-images-idx3-ubyte: it asks for more"):
         load_dataset(tmp_path)
 
@@ -87,7 +91,9 @@ def test_holes_of_a_sparse_file_count_nothing(tmp_path):
     os.truncate(path, (1 << 30) + 16)
     if path.stat().st_blocks * 512 > 1 << 20:
         pytest.skip("this file system keeps no holes")
-    with pytest.raises(DataError, match="asks for more than the 256 MiB of memory allowed for 0.00 MiB on disk"):
+    with pytest.raises(
+        DataError, match="asks for more than the 256 MiB of memory allowed for 0.00 MiB on disk"
+    ):
         read_idx(path)
 
 
@@ -107,9 +113,13 @@ def test_ten_thousand_classes_are_enough(tmp_path):
 
 def test_the_cause_is_kept(tmp_path):
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
-        archive.writestr("images.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 20) + b"{'shape': (".ljust(20))
+        archive.writestr(
+            "images.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 20) + b"{'shape': (".ljust(20)
+        )
         archive.writestr("labels.npy", b"")
-    with pytest.raises(DataError, match=r"cannot be read as an \.npz of plain arrays \(TokenError") as caught:
+    with pytest.raises(
+        DataError, match=r"cannot be read as an \.npz of plain arrays \(TokenError"
+    ) as caught:
         load_dataset(tmp_path / "own.npz")
     assert type(caught.value.__cause__).__name__ == "TokenError"
 
@@ -117,15 +127,24 @@ def test_the_cause_is_kept(tmp_path):
 def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
     info = DatasetInfo(
-        name="toy", title="Toy", classes=("a", "b"), image_shape=(1, 2, 2), train=2, test=2, licence="none",
-        source="none", sha256={"toy.bin": None},
-    )  # fmt: skip
+        name="toy",
+        title="Toy",
+        classes=("a", "b"),
+        image_shape=(1, 2, 2),
+        train=2,
+        test=2,
+        license="none",
+        source="none",
+        sha256={"toy.bin": None},
+    )
 
     @register_dataset(info)
     def read(folder, split):
         raise AttributeError("two\nlines")
 
-    with pytest.raises(DataError, match=r"^toy: cannot be read \(AttributeError: two lines\)$") as caught:
+    with pytest.raises(
+        DataError, match=r"^toy: cannot be read \(AttributeError: two lines\)$"
+    ) as caught:
         load_dataset("toy", root=tmp_path)
     assert isinstance(caught.value.__cause__, AttributeError)
 
@@ -141,7 +160,10 @@ def test_a_wrong_call_is_no_damaged_file(tmp_path):
     "error", [MemoryError(), RecursionError("deep"), OverflowError("big"), OSError(5, "I/O error")]
 )
 def test_errors_of_every_kind_are_one_sentence(error):
-    with pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"), budget.reading("a.bin"):
+    with (
+        pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"),
+        budget.reading("a.bin"),
+    ):
         raise error
 
 
@@ -174,9 +196,11 @@ def test_a_fifo_is_no_file_of_ours(tmp_path, name):
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / name)
     readers = {
-        "run/config.json": lambda path: RunFolder.open(path.parent).config(), "model.safetensors": load,
-        "own.toml": lambda path: load_recipe(str(path)), "photo.png": decode_image,
-    }  # fmt: skip
+        "run/config.json": lambda path: RunFolder.open(path.parent).config(),
+        "model.safetensors": load,
+        "own.toml": lambda path: load_recipe(str(path)),
+        "photo.png": decode_image,
+    }
     with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
         readers[name](tmp_path / name)
 

@@ -93,18 +93,25 @@ def test_bad_classes():
 def grouped():
     """Eight images of two classes; toys 0 and 1 of each."""
     factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
-    return ImageSet(torch.rand(8, 1, 2, 2), torch.arange(8) // 4, ("a", "b"), "g", factors, group="toy")
+    return ImageSet(
+        torch.rand(8, 1, 2, 2), torch.arange(8) // 4, ("a", "b"), "g", factors, group="toy"
+    )
 
 
 def test_factors_go_with_their_images():
     part = grouped().subset([5, 0])
-    assert {name: values.tolist() for name, values in part.factors.items()} == {"toy": [0, 0], "light": [5, 0]}
+    assert {name: values.tolist() for name, values in part.factors.items()} == {
+        "toy": [0, 0],
+        "light": [5, 0],
+    }
     assert part.group == "toy"
 
 
 def test_a_holdout_keeps_groups_together():
-    kept, held = grouped().split_off(0.5)
-    sides = [set(zip(s.labels.tolist(), s.factors["toy"].tolist(), strict=True)) for s in (kept, held)]
+    kept, held = grouped().train_val_split(0.5)
+    sides = [
+        set(zip(s.labels.tolist(), s.factors["toy"].tolist(), strict=True)) for s in (kept, held)
+    ]
     assert not sides[0] & sides[1]
     assert sides[0] | sides[1] == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert (len(kept), len(held)) == (4, 4)

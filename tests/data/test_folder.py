@@ -10,9 +10,11 @@ from torchcaps.errors import DataError
 from .makers import picture, write_folder
 
 
-def test_forty_three_classes_of_colour(tmp_path):
+def test_forty_three_classes_of_color(tmp_path):
     classes = [str(i) for i in range(43)]
-    root = write_folder(tmp_path / "signs", classes, count=2, size=(32, 32), levels=("train", "test"))
+    root = write_folder(
+        tmp_path / "signs", classes, count=2, size=(32, 32), levels=("train", "test")
+    )
     train, test = (load_dataset(root, split) for split in ("train", "test"))
     assert train.classes == test.classes == tuple(classes)
     assert (len(train), train.in_chans, train.img_size, train.name) == (86, 3, (32, 32), "signs")
@@ -21,8 +23,8 @@ def test_forty_three_classes_of_colour(tmp_path):
     assert np.array_equal(train.images[21].movedim(0, -1).numpy(), stored)
 
 
-def test_three_classes_of_grey(tmp_path):
-    root = write_folder(tmp_path / "grey", ("x", "y", "z"), count=10, size=(40, 28), colour=False)
+def test_three_classes_of_gray(tmp_path):
+    root = write_folder(tmp_path / "gray", ("x", "y", "z"), count=10, size=(40, 28), color=False)
     train, test = (load_dataset(root, split) for split in ("train", "test"))
     assert (train.in_chans, train.img_size) == (1, (40, 28))
     assert train.labels.bincount().tolist() == [8, 8, 8]
@@ -34,17 +36,28 @@ def test_three_classes_of_grey(tmp_path):
 def test_the_split_is_the_same_every_time(tmp_path):
     for name in ("one", "two"):
         write_folder(tmp_path / name, count=12)
-    assert torch.equal(load_dataset(tmp_path / "one", "test").images, load_dataset(tmp_path / "two", "test").images)
+    assert torch.equal(
+        load_dataset(tmp_path / "one", "test").images, load_dataset(tmp_path / "two", "test").images
+    )
 
 
 def test_natural_order():
-    assert sorted(["img10", "img2", "b", "img1", "10", "9"], key=natural) == ["9", "10", "b", "img1", "img2", "img10"]
+    assert sorted(["img10", "img2", "b", "img1", "10", "9"], key=natural) == [
+        "9",
+        "10",
+        "b",
+        "img1",
+        "img2",
+        "img10",
+    ]
 
 
 def test_files_come_in_natural_order(tmp_path):
     root = write_folder(tmp_path / "own", count=12, levels=("train", "test"))
     expected = [np.asarray(Image.open(root / "test" / "cat" / f"{i}.png")) for i in range(12)]
-    assert np.array_equal(load_dataset(root, "test").images[:12].movedim(1, -1).numpy(), np.stack(expected))
+    assert np.array_equal(
+        load_dataset(root, "test").images[:12].movedim(1, -1).numpy(), np.stack(expected)
+    )
 
 
 def test_hidden_and_foreign_files_are_passed_over(tmp_path):
@@ -58,8 +71,8 @@ def test_hidden_and_foreign_files_are_passed_over(tmp_path):
     assert load_dataset(root).classes == ("cat", "dog")
 
 
-def test_one_colour_image_in_either_split_makes_all_colour(tmp_path):
-    root = write_folder(tmp_path / "own", colour=False, levels=("train", "test"))
+def test_one_color_image_in_either_split_makes_all_color(tmp_path):
+    root = write_folder(tmp_path / "own", color=False, levels=("train", "test"))
     assert load_dataset(root).in_chans == 1
     picture().save(root / "test" / "dog" / "0.png")
     train = load_dataset(root)
@@ -71,7 +84,9 @@ def test_one_colour_image_in_either_split_makes_all_colour(tmp_path):
 def test_mixed_sizes_say_what_to_do(tmp_path):
     root = write_folder(tmp_path / "own", levels=("train", "test"))
     picture((9, 9)).save(root / "train" / "dog" / "3.png")
-    with pytest.raises(DataError, match=r"0\.png is 8 × 6, .*dog/3\.png is 9 × 9.*give img_size \(--img-size\)"):
+    with pytest.raises(
+        DataError, match=r"0\.png is 8 × 6, .*dog/3\.png is 9 × 9.*give img_size \(--img-size\)"
+    ):
         load_dataset(root)
     assert load_dataset(root, img_size=(5, 7)).img_size == (5, 7)
     assert load_dataset(root, img_size=16).img_size == (16, 16)
@@ -107,7 +122,9 @@ def test_one_class_only(tmp_path, levels):
 
 def test_too_few_to_split(tmp_path):
     root = write_folder(tmp_path / "own", count=1)
-    with pytest.raises(DataError, match="own: no class has two images, so that none can be held out"):
+    with pytest.raises(
+        DataError, match="own: no class has two images, so that none can be held out"
+    ):
         load_dataset(root)
     assert len(load_dataset(write_folder(tmp_path / "two", count=2), "test")) == 2
 

@@ -38,7 +38,9 @@ def repeated(data, draw):
 
 def in_digits(data, draw):
     """A digit of a text becomes many."""
-    at = next((i for i in range(draw.randrange(len(data)), len(data)) if data[i : i + 1].isdigit()), 0)
+    at = next(
+        (i for i in range(draw.randrange(len(data)), len(data)) if data[i : i + 1].isdigit()), 0
+    )
     data[at : at + 1] = b"9" * draw.choice((5, 30, 5000))
 
 
@@ -52,10 +54,16 @@ def test_damage_gives_a_set_or_one_line(tmp_path, kind):
         place = tmp_path / str(turn)
         shutil.copytree(tmp_path / "whole", place)
         victim = draw.choice(sorted(file for file in place.rglob("*") if file.is_file()))
-        data, harm = bytearray(victim.read_bytes()), draw.choice((flipped, cut, inflated, repeated, in_digits))
+        data, harm = (
+            bytearray(victim.read_bytes()),
+            draw.choice((flipped, cut, inflated, repeated, in_digits)),
+        )
         harm(data, draw)
         victim.write_bytes(data)
-        check(place / whole.relative_to(tmp_path / "whole"), f"{harm.__name__} {victim} in round {turn}")
+        check(
+            place / whole.relative_to(tmp_path / "whole"),
+            f"{harm.__name__} {victim} in round {turn}",
+        )
         shutil.rmtree(place)
 
 

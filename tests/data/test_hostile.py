@@ -25,8 +25,12 @@ def results(tmp_path_factory):
         paths.append(str(make(folder / name)))
     done = subprocess.run(
         [sys.executable, "-m", "tests.data.hostile", *paths],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(paths), f"it ended at {paths[len(lines)]}: {done.stderr[-2000:]}"
     return dict(zip(FILES, lines, strict=True))

@@ -37,12 +37,21 @@ def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x00\x00\x08\x01\x00\x00\x00\x02ab!", r"too long, the header \[2\] asks for 2 bytes of data, got 3"),
-        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "wrong magic number 0x00000d01, expected 0x000008"),
+        (
+            b"\x00\x00\x08\x01\x00\x00\x00\x02ab!",
+            r"too long, the header \[2\] asks for 2 bytes of data, got 3",
+        ),
+        (
+            b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd",
+            "wrong magic number 0x00000d01, expected 0x000008",
+        ),
         (b"\x00\x00\x08\x05" + b"\x00\x00\x00\x01" * 5, "wrong magic number 0x00000805"),
         (b"\x89PNG\r\n", "wrong magic number 0x89504e47"),
         (b"\x00\x00\x08\x01\x00\x00\x00\x00", "says that there is nothing in it"),
-        (b"\x00\x00\x08\x03\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00", "truncated, the header .65536, 65536"),
+        (
+            b"\x00\x00\x08\x03\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00",
+            "truncated, the header .65536, 65536",
+        ),
         (b"", "0 bytes where the magic number takes 4"),
     ],
 )
@@ -86,10 +95,10 @@ def test_the_other_spelling_of_the_names(tmp_path):
 
 def test_channels_of_four_axes(tmp_path):
     write_idx_set(tmp_path)
-    colour = np.random.default_rng(1).integers(0, 256, (20, 3, 4, 5), dtype=np.uint8)
+    color = np.random.default_rng(1).integers(0, 256, (20, 3, 4, 5), dtype=np.uint8)
     (tmp_path / "train-images-idx3-ubyte").unlink()
-    (tmp_path / "train-images-idx4-ubyte").write_bytes(idx_bytes(colour))
-    assert np.array_equal(load_dataset(tmp_path).images.numpy(), colour)
+    (tmp_path / "train-images-idx4-ubyte").write_bytes(idx_bytes(color))
+    assert np.array_equal(load_dataset(tmp_path).images.numpy(), color)
 
 
 def test_classes_come_from_the_training_labels(tmp_path):
@@ -99,7 +108,9 @@ def test_classes_come_from_the_training_labels(tmp_path):
 
 def test_a_label_outside_the_training_classes(tmp_path):
     write_idx_set(tmp_path, classes=4)
-    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.array([0] * 9 + [4], dtype=np.uint8)))
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(
+        idx_bytes(np.array([0] * 9 + [4], dtype=np.uint8))
+    )
     message = "t10k-labels-idx1-ubyte: label 4 of image 9 lies outside the 4 classes"
     with pytest.raises(DataError, match=message):
         load_dataset(tmp_path, "test")

@@ -59,9 +59,14 @@ def by_set(kind, ending=".png"):
 
 
 READERS = {
-    "predict": by_predict, "preprocess": by_preprocess, "explorer": by_explorer, "folder": by_set("folder"),
-    "tar": by_set("tar"), "csv": by_set("csv"), "gtsrb": by_set("gtsrb", ".ppm"),
-}  # fmt: skip
+    "predict": by_predict,
+    "preprocess": by_preprocess,
+    "explorer": by_explorer,
+    "folder": by_set("folder"),
+    "tar": by_set("tar"),
+    "csv": by_set("csv"),
+    "gtsrb": by_set("gtsrb", ".ppm"),
+}
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -72,7 +77,9 @@ def test_no_program_is_started(tmp_path, monkeypatch, reader):
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ghostscript.parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "files").mkdir()
-    with pytest.raises(DataError, match="not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"):
+    with pytest.raises(
+        DataError, match="not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"
+    ):
         READERS[reader](tmp_path / "files")
     assert not (tmp_path / "marker").exists()
 
@@ -81,7 +88,9 @@ def test_no_program_is_started(tmp_path, monkeypatch, reader):
 def test_another_format_is_refused(kind):
     stream = io.BytesIO()
     picture((16, 16)).convert("1" if kind in ("MSP", "XBM") else "RGB").save(stream, kind)
-    with pytest.raises(DataError, match=r"photo\.png: not an image, or a damaged one; expected BMP"):
+    with pytest.raises(
+        DataError, match=r"photo\.png: not an image, or a damaged one; expected BMP"
+    ):
         decode_image(stream.getvalue(), name="photo.png")
 
 
@@ -90,7 +99,11 @@ def test_a_picture_of_pillow_is_taken_as_it_is():
 
 
 def test_one_place_opens_images():
-    places = [path.name for path in SOURCE.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")]
+    places = [
+        path.name
+        for path in SOURCE.rglob("*.py")
+        if "Image.open(" in path.read_text(encoding="utf-8")
+    ]
     assert places == ["images.py"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from torchcaps.data import decode_image
-from torchcaps.data.images import is_grey
+from torchcaps.data.images import is_gray
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -27,14 +27,16 @@ def pixels(data, **options):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
-@pytest.mark.parametrize("colour", [True, False])
-def test_lossless_files_come_back_exactly(kind, colour):
-    image = picture((7, 5), colour)
+@pytest.mark.parametrize("color", [True, False])
+def test_lossless_files_come_back_exactly(kind, color):
+    image = picture((7, 5), color)
     data = encoded(image, kind)
     found = decode_image(data)
     assert found.dtype == torch.uint8
-    assert np.array_equal(found.squeeze(0).numpy() if not colour else found.movedim(0, -1).numpy(), np.asarray(image))
-    assert is_grey(data) is not colour
+    assert np.array_equal(
+        found.squeeze(0).numpy() if not color else found.movedim(0, -1).numpy(), np.asarray(image)
+    )
+    assert is_gray(data) is not color
 
 
 def test_a_path_and_an_open_image_give_the_same(tmp_path):
@@ -51,14 +53,14 @@ def test_jpeg_is_close():
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bit_grey_is_scaled_not_cut(kind):
+def test_sixteen_bit_gray_is_scaled_not_cut(kind):
     deep = np.array([[0, 128, 129, 256], [257, 32768, 65406, 65535]], dtype=np.uint16)
     found = pixels(encoded(Image.fromarray(deep), kind))
     assert np.array_equal(found[..., 0], np.rint(deep / 257).astype(np.uint8))
     assert found.max() == 255
 
 
-def test_float_grey():
+def test_float_gray():
     stored = encoded(Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32)), "TIFF")
     assert pixels(stored)[..., 0].tolist() == [[0, 128, 255]]
     beyond = encoded(Image.fromarray(np.array([[0.0, 9.0]], dtype=np.float32)), "TIFF")
@@ -79,14 +81,14 @@ def test_cmyk_jpeg():
 
 
 def test_palettes():
-    colours = Image.new("P", (2, 1))
-    colours.putpalette([255, 0, 0, 0, 0, 255])
-    colours.putdata([0, 1])
-    assert pixels(encoded(colours)).tolist() == [[[255, 0, 0], [0, 0, 255]]]
-    greys = Image.new("P", (2, 1))
-    greys.putpalette([10, 10, 10, 200, 200, 200])
-    greys.putdata([1, 0])
-    assert pixels(encoded(greys)).tolist() == [[[200], [10]]]
+    colors = Image.new("P", (2, 1))
+    colors.putpalette([255, 0, 0, 0, 0, 255])
+    colors.putdata([0, 1])
+    assert pixels(encoded(colors)).tolist() == [[[255, 0, 0], [0, 0, 255]]]
+    grays = Image.new("P", (2, 1))
+    grays.putpalette([10, 10, 10, 200, 200, 200])
+    grays.putdata([1, 0])
+    assert pixels(encoded(grays)).tolist() == [[[200], [10]]]
 
 
 def test_transparency_is_composited_on_black():
@@ -94,17 +96,17 @@ def test_transparency_is_composited_on_black():
     for x, alpha in enumerate((255, 51, 0)):
         clear.putpixel((x, 0), (200, 100, 50, alpha))
     assert pixels(encoded(clear)).tolist() == [[[200, 100, 50], [40, 20, 10], [0, 0, 0]]]
-    grey = Image.new("LA", (2, 1))
-    grey.putpixel((0, 0), (200, 255))
-    grey.putpixel((1, 0), (200, 51))
-    assert pixels(encoded(grey)).tolist() == [[[200], [40]]]
+    gray = Image.new("LA", (2, 1))
+    gray.putpixel((0, 0), (200, 255))
+    gray.putpixel((1, 0), (200, 51))
+    assert pixels(encoded(gray)).tolist() == [[[200], [40]]]
 
 
 def test_a_transparent_palette_entry_is_black():
-    colours = Image.new("P", (2, 1))
-    colours.putpalette([255, 0, 0, 0, 0, 255])
-    colours.putdata([0, 1])
-    assert pixels(encoded(colours, transparency=1)).tolist() == [[[255, 0, 0], [0, 0, 0]]]
+    colors = Image.new("P", (2, 1))
+    colors.putpalette([255, 0, 0, 0, 0, 255])
+    colors.putdata([0, 1])
+    assert pixels(encoded(colors, transparency=1)).tolist() == [[[255, 0, 0], [0, 0, 0]]]
 
 
 def test_one_bit():
@@ -124,15 +126,18 @@ def test_exif_orientation_is_applied(orientation, turns):
 def test_channels_asked_for():
     red = encoded(Image.new("RGB", (2, 2), (255, 0, 0)))
     assert decode_image(red, in_chans=1).unique().tolist() == [76]  # 0.299 · 255
-    grey = encoded(picture(colour=False))
-    assert torch.equal(decode_image(grey, in_chans=3), decode_image(grey).expand(3, -1, -1))
+    gray = encoded(picture(color=False))
+    assert torch.equal(decode_image(gray, in_chans=3), decode_image(gray).expand(3, -1, -1))
     with pytest.raises(DataError, match="in_chans: images of 3 channels cannot be turned into 2"):
         decode_image(red, in_chans=2)
 
 
-def test_grey_is_pillows_grey():
+def test_gray_is_pillows_gray():
     image = picture((16, 16))
-    difference = decode_image(image, in_chans=1)[0].int() - torch.from_numpy(np.array(image.convert("L"))).int()
+    difference = (
+        decode_image(image, in_chans=1)[0].int()
+        - torch.from_numpy(np.array(image.convert("L"))).int()
+    )
     assert difference.abs().max() <= 1
 
 

@@ -23,7 +23,14 @@ from .makers import SETS, SHARED, needs_shared, write_idx_set
 
 
 def test_the_names():
-    assert {"cifar10", "digits", "fashion-mnist", "mnist", "smallnorb-azimuth", "multi-mnist"} <= set(list_datasets())
+    assert {
+        "cifar10",
+        "digits",
+        "fashion-mnist",
+        "mnist",
+        "smallnorb-azimuth",
+        "multi-mnist",
+    } <= set(list_datasets())
     assert list_datasets() == sorted(list_datasets())
 
 
@@ -31,7 +38,7 @@ def test_the_names():
 def test_every_info_is_filled_in(name):
     info = dataset_info(name)
     assert info.name == name
-    assert all((info.title, info.licence, info.source, info.sha256))
+    assert all((info.title, info.license, info.source, info.sha256))
     assert info.sources or info.embedded or info.made_from or info.source.startswith("https://")
     assert info.made_from is None or info.made_from in list_datasets()
     assert len(info.classes) >= (1 if name == "planes" else 2)  # points need no labels
@@ -42,7 +49,11 @@ def test_every_info_is_filled_in(name):
 @pytest.mark.parametrize("name", list_datasets())
 def test_every_set_stands_in_the_documents_as_its_info_has_it(name):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"`{name}`" in line.split("|")[1])
+    (row,) = (
+        line
+        for line in page.splitlines()
+        if line.startswith("| ") and f"`{name}`" in line.split("|")[1]
+    )
     info = dataset_info(name)
     cells = [cell.strip() for cell in row.split("|")[2:5]]
     assert cells == ["×".join(map(str, info.image_shape)), f"{info.train:,}", f"{info.test:,}"]
@@ -104,7 +115,9 @@ def test_a_name_wins_over_a_path(tmp_path, monkeypatch):
     assert load_dataset("./digits").name == "digits"
 
 
-@pytest.mark.parametrize(("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")])
+@pytest.mark.parametrize(
+    ("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")]
+)
 def test_unknown_names_suggest(bad, hint):
     with pytest.raises(UnknownNameError, match=f"unknown data set '{bad}'; {hint}"):
         load_dataset(bad)
@@ -120,7 +133,9 @@ def test_paths_that_are_not_there(bad):
 
 def test_a_file_that_is_no_data_set(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match=r"notes\.txt: not a data set; expected a folder of class folders"):
+    with pytest.raises(
+        DataError, match=r"notes\.txt: not a data set; expected a folder of class folders"
+    ):
         load_dataset(tmp_path / "notes.txt")
 
 
@@ -143,7 +158,7 @@ def toy_info(name="toy"):
         image_shape=(1, 2, 2),
         train=2,
         test=2,
-        licence="none",
+        license="none",
         source="none",
         sha256={"toy.bin": None},
     )
@@ -196,7 +211,9 @@ def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
     found = load_dataset(tmp_path / "own.pixels", in_chans=3, img_size=4)
     assert (found.images.shape, found.name) == ((4, 3, 4, 4), "own")
     (tmp_path / "own.other").touch()
-    with pytest.raises(DataError, match=r"own\.other: not a data set; expected .*, a \.pixels file"):
+    with pytest.raises(
+        DataError, match=r"own\.other: not a data set; expected .*, a \.pixels file"
+    ):
         load_dataset(tmp_path / "own.other")
     (tmp_path / "cut.pixels").write_bytes(b"123")
     with pytest.raises(DataError, match=r"cut\.pixels: cannot be read \(RuntimeError: "):

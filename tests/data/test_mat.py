@@ -38,7 +38,10 @@ def test_doubles_stored_in_bytes_are_doubles(tmp_path):
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_structs_cells_and_text(tmp_path, order):
-    content = {"s": {"words": "digits", "n": np.array([[7]], np.int32), "cells": [np.eye(2), "a"]}, "empty": []}
+    content = {
+        "s": {"words": "digits", "n": np.array([[7]], np.int32), "cells": [np.eye(2), "a"]},
+        "empty": [],
+    }
     (tmp_path / "a.mat").write_bytes(mat_bytes(content, order=order))
     found = read_mat(tmp_path / "a.mat")
     assert found["s"]["words"] == "digits"
@@ -48,7 +51,9 @@ def test_structs_cells_and_text(tmp_path, order):
 
 
 def test_every_truncation_is_one_sentence(tmp_path):
-    whole = mat_bytes({"a": np.arange(6, dtype=np.uint16).reshape(2, 3), "s": {"text": "abc"}}, packed=False)
+    whole = mat_bytes(
+        {"a": np.arange(6, dtype=np.uint16).reshape(2, 3), "s": {"text": "abc"}}, packed=False
+    )
     boundaries = {128, 128 + len(matrix("a", np.arange(6, dtype=np.uint16).reshape(2, 3)))}
     for length in range(len(whole)):
         (tmp_path / "a.mat").write_bytes(whole[:length])
@@ -62,8 +67,12 @@ def test_every_truncation_is_one_sentence(tmp_path):
 
 @settings(deadline=None, max_examples=200)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), packed=st.booleans())
-def test_a_wrong_byte_never_leads_to_another_error_or_ends_the_process(tmp_path_factory, at, byte, packed):
-    data = bytearray(mat_bytes({"a": np.arange(20, dtype=np.int32).reshape(4, 5), "s": {"x": "t"}}, packed))
+def test_a_wrong_byte_never_leads_to_another_error_or_ends_the_process(
+    tmp_path_factory, at, byte, packed
+):
+    data = bytearray(
+        mat_bytes({"a": np.arange(20, dtype=np.int32).reshape(4, 5), "s": {"x": "t"}}, packed)
+    )
     data[at % len(data)] = byte
     path = tmp_path_factory.mktemp("mat") / "a.mat"
     path.write_bytes(data)
@@ -90,11 +99,17 @@ def of_class(number):
     ("data", "words"),
     [
         (b"", "truncated MATLAB file .0 bytes where the header takes 128"),
-        (b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM", "a MATLAB 7.3 file, which is HDF5; save it again with -v7"),
+        (
+            b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM",
+            "a MATLAB 7.3 file, which is HDF5; save it again with -v7",
+        ),
         (b"x" * 200, "not a MATLAB level-5 file"),
         (header() + matrix("z", np.eye(2), marks=0x08), "z is complex, which is not read here"),
         (header() + of_class(5), "s is of class 5, which is not read here"),
-        (header() + struct.pack("<II", 15, 4) + b"abcd", "damaged or truncated MATLAB file .error: Error -3"),
+        (
+            header() + struct.pack("<II", 15, 4) + b"abcd",
+            "damaged or truncated MATLAB file .error: Error -3",
+        ),
         (
             header() + struct.pack("<II", 15, 9) + zlib.compress(matrix("a", np.eye(9)))[:9],
             "truncated MATLAB file .a compressed element ends",
@@ -115,7 +130,11 @@ def test_no_such_file(tmp_path):
 
 def test_nesting_that_would_end_the_process_is_refused(tmp_path):
     """scipy recurses in C: thirty thousand levels overflow its stack."""
-    start = element(6, struct.pack("<II", 1, 0)) + element(5, struct.pack("<2i", 1, 1)) + element(1, b"")
+    start = (
+        element(6, struct.pack("<II", 1, 0))
+        + element(5, struct.pack("<2i", 1, 1))
+        + element(1, b"")
+    )
     inner, tags, size = matrix("", np.eye(1)), [], len(matrix("", np.eye(1)))
     for _ in range(30_000):
         size += len(start)
@@ -127,7 +146,11 @@ def test_nesting_that_would_end_the_process_is_refused(tmp_path):
 
 
 def test_scipys_own_files_come_back(tmp_path):
-    content = {"z": np.array([[1.5, 3]]), "s": {"words": "a", "n": np.eye(2)}, "b": np.array([[True, False]])}
+    content = {
+        "z": np.array([[1.5, 3]]),
+        "s": {"words": "a", "n": np.eye(2)},
+        "b": np.array([[True, False]]),
+    }
     savemat(tmp_path / "a.mat", content, do_compression=True)
     found = read_mat(tmp_path / "a.mat")
     assert set(found) == {"z", "s", "b"}

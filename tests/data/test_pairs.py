@@ -18,7 +18,9 @@ def source(per_class=6, classes=4, side=12, seed=0, name="toy"):
     count = per_class * classes
     images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
     random = np.random.RandomState(seed)
-    images[:, :, 2:-2, 2:-2] = torch.from_numpy(random.randint(1, 256, (count, 1, side - 4, side - 4)).astype(np.uint8))
+    images[:, :, 2:-2, 2:-2] = torch.from_numpy(
+        random.randint(1, 256, (count, 1, side - 4, side - 4)).astype(np.uint8)
+    )
     return ImageSet(images, torch.arange(count) % classes, tuple("abcdefgh"[:classes]), name)
 
 
@@ -33,7 +35,9 @@ def summed(singles):
 def corner(images):
     """Row and column of the first ink of each image `[n, 1, height, width]`."""
     ink = images[:, 0] > 0
-    return torch.stack([ink.any(dim=2).int().argmax(dim=1), ink.any(dim=1).int().argmax(dim=1)], dim=1)
+    return torch.stack(
+        [ink.any(dim=2).int().argmax(dim=1), ink.any(dim=1).int().argmax(dim=1)], dim=1
+    )
 
 
 @pytest.mark.parametrize("max_shift", [0, 1, 4])
@@ -49,7 +53,11 @@ def test_drawn_composites(max_shift):
     assert pairs.singles.int().sum(dim=1).max() > 255  # clipping happened
     for k in (0, 1):  # with as much padding as shift nothing is cut off, and every shift occurs
         moves = corner(pairs.singles[:, k]) - 2 - max_shift
-        assert set(moves[:, 0].tolist()) == set(moves[:, 1].tolist()) == set(range(-max_shift, max_shift + 1))
+        assert (
+            set(moves[:, 0].tolist())
+            == set(moves[:, 1].tolist())
+            == set(range(-max_shift, max_shift + 1))
+        )
     kept = pairs.singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
     torch.testing.assert_close(kept, whole.images[base].flatten(1).sort(dim=1).values[:, -64:])
 
@@ -67,7 +75,9 @@ def test_partners_are_all_images_of_other_classes_alike():
 def test_less_padding_than_shift_cuts_off():
     whole = source()
     uncut = int(whole.images[0].sum())
-    pairs = PairMaker(whole, max_shift=6, pad=0).draw(torch.zeros(200, dtype=torch.int64), generator=generator())
+    pairs = PairMaker(whole, max_shift=6, pad=0).draw(
+        torch.zeros(200, dtype=torch.int64), generator=generator()
+    )
     ink = pairs.singles[:, 0].flatten(1).sum(dim=1)
     assert pairs.images.shape[-1] == 12
     assert ink.min() < uncut
@@ -83,7 +93,11 @@ def test_draws_depend_on_the_generator_alone():
 
 
 def test_a_fixed_set_is_the_same_on_every_call():
-    one, two, other = make_pairs(source(), 3), make_pairs(source(), 3), make_pairs(source(), 3, seed=1)
+    one, two, other = (
+        make_pairs(source(), 3),
+        make_pairs(source(), 3),
+        make_pairs(source(), 3, seed=1),
+    )
     torch.testing.assert_close(one.images, two.images, rtol=0, atol=0)
     torch.testing.assert_close(one.labels, two.labels, rtol=0, atol=0)
     assert not torch.equal(one.images, other.images)
@@ -144,20 +158,22 @@ def single_images(part):
 
 def test_a_holdout_shares_no_single_image():
     made = make_pairs(source(10, 4), 3)
-    kept, held = made.split_off(0.2)
+    kept, held = made.train_val_split(0.2)
     assert (len(kept), len(held)) == (96, 24)
     assert (len(single_images(kept)), len(single_images(held))) == (32, 8)
     assert not single_images(kept) & single_images(held)
     for part in (kept, held):
         torch.testing.assert_close(part.images, summed(part.singles(range(len(part)))))
-    again = made.split_off(0.2)[1]
+    again = made.train_val_split(0.2)[1]
     torch.testing.assert_close(held.images, again.images, rtol=0, atol=0)
 
 
 def test_a_holdout_respects_the_groups_of_the_source():
     whole = source(10, 2)
-    grouped = ImageSet(whole.images, whole.labels, whole.classes, "g", {"toy": torch.arange(20) // 4}, "toy")
-    kept, held = make_pairs(grouped).split_off(0.4)
+    grouped = ImageSet(
+        whole.images, whole.labels, whole.classes, "g", {"toy": torch.arange(20) // 4}, "toy"
+    )
+    kept, held = make_pairs(grouped).train_val_split(0.4)
     pairs = []
     for single in (kept.maker.source, held.maker.source):
         pairs.append(set(zip(single.labels.tolist(), single.factors["toy"].tolist(), strict=True)))
@@ -176,9 +192,11 @@ def test_two_hot_targets():
         multi_hot(torch.tensor([1, 2]), 4)
 
 
-def test_colour_and_other_sizes():
-    colour = ImageSet(source().images.expand(-1, 3, -1, -1).contiguous(), source().labels, tuple("abcd"), "colour")
-    assert make_pairs(colour).draw([0], generator=generator()).singles.shape == (1, 2, 3, 20, 20)
+def test_color_and_other_sizes():
+    color = ImageSet(
+        source().images.expand(-1, 3, -1, -1).contiguous(), source().labels, tuple("abcd"), "color"
+    )
+    assert make_pairs(color).draw([0], generator=generator()).singles.shape == (1, 2, 3, 20, 20)
 
 
 def test_resized_composites_have_resized_singles():
@@ -186,7 +204,7 @@ def test_resized_composites_have_resized_singles():
     small = replace(made, images=fit_images(made.images, 14, 3))
     assert small.singles([0, 1]).shape == (2, 2, 3, 14, 14)
     assert small.draw([0], generator=generator()).singles.shape == (1, 2, 3, 14, 14)
-    assert small.split_off(0.5)[1].images.shape[1:] == (3, 14, 14)
+    assert small.train_val_split(0.5)[1].images.shape[1:] == (3, 14, 14)
 
 
 def test_named_sets_of_pairs():
@@ -209,10 +227,18 @@ def test_boxes_overlap_as_documented():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: make_pairs(source().subset([0, 4])), DataError, "toy: expected images of two classes or more"),
+        (
+            lambda: make_pairs(source().subset([0, 4])),
+            DataError,
+            "toy: expected images of two classes or more",
+        ),
         (lambda: PairMaker(source(), -1), ValueError, "max_shift: expected at least 0, got -1"),
         (lambda: PairMaker(source(), 2, -1), ValueError, "pad: expected at least 0, got -1"),
-        (lambda: make_pairs(source(), 10), ValueError, "per_image: expected between 1 and 9, got 10"),
+        (
+            lambda: make_pairs(source(), 10),
+            ValueError,
+            "per_image: expected between 1 and 9, got 10",
+        ),
         (lambda: make_pairs(source(), 0), ValueError, "per_image: expected between 1 and 9, got 0"),
     ],
 )
@@ -223,5 +249,7 @@ def test_what_cannot_be_paired(make, error, words):
 
 def test_floats_cannot_be_paired():
     whole = source()
-    with pytest.raises(DataError, match=r"expected uint8 images to make pairs of, got torch\.float32"):
+    with pytest.raises(
+        DataError, match=r"expected uint8 images to make pairs of, got torch\.float32"
+    ):
         PairMaker(ImageSet(whole.float_images(), whole.labels, whole.classes, "f"))

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import PointSet, Preprocess, load_dataset, make_planes, preprocess_of, read_points
-from torchcaps.data.points import RADIUS, PointPreprocess, standardised_points
+from torchcaps.data import (
+    PointSet,
+    Preprocess,
+    load_dataset,
+    make_planes,
+    preprocess_of,
+    read_points,
+)
+from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 from torchcaps.errors import DataError
 
 RANDOM = np.random.RandomState(0)
@@ -37,7 +44,9 @@ def test_the_planes_are_the_same_ones_every_time():
     assert test.size_in_words == "256 points in 2 dimensions each"
     mean = train.images.squeeze(3).mean(dim=2)
     torch.testing.assert_close(mean, torch.zeros(512, 2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(train.images.square().sum(dim=1).mean(dim=(1, 2)), torch.full((512,), RADIUS**2))
+    torch.testing.assert_close(
+        train.images.square().sum(dim=1).mean(dim=(1, 2)), torch.full((512,), RADIUS**2)
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -57,7 +66,9 @@ def test_splits_of_a_file_are_kept(tmp_path):
     split = ["train"] * 7 + ["test"] * 3
     for path in (tmp_path / "two.npz", as_csv(tmp_path / "two.csv", SETS, split=split)):
         assert len(read_points(path)) == 7
-        torch.testing.assert_close(read_points(path, "test").images, standardised_points("x", SETS[7:]))
+        torch.testing.assert_close(
+            read_points(path, "test").images, standardized_points("x", SETS[7:])
+        )
     np.savez(tmp_path / "one.npz", points_train=SETS[:7])
     with pytest.raises(DataError, match="no points of the 'test' split among points_train"):
         read_points(tmp_path / "one.npz", "test")
@@ -66,15 +77,27 @@ def test_splits_of_a_file_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("shape,x,y\na,0,0\na,1,1\nb,0,0\n", r"sets of points differ in size \('a' has 2, 'b' has 1\)"),
+        (
+            "shape,x,y\na,0,0\na,1,1\nb,0,0\n",
+            r"sets of points differ in size \('a' has 2, 'b' has 1\)",
+        ),
         ("shape,x\na,0\n", "no column 'y'; expected shape,x,y, optionally z,split, got shape,x"),
         ("x,y\n0,0\n1,0\n", "no column 'shape'"),
-        ("shape,x,y\na,0,0\nb,1,1\n", r"with 2 points or more .* got \[n=2, points=1, coordinates=2\]"),
-        ("shape,x,y\na,0,0\na,1,nan\nb,0,1\nb,1,1\n", r"set 0 \(one of 1\) holds NaN or infinite coordinates"),
+        (
+            "shape,x,y\na,0,0\nb,1,1\n",
+            r"with 2 points or more .* got \[n=2, points=1, coordinates=2\]",
+        ),
+        (
+            "shape,x,y\na,0,0\na,1,nan\nb,0,1\nb,1,1\n",
+            r"set 0 \(one of 1\) holds NaN or infinite coordinates",
+        ),
         ("shape,x,y\na,0,0\na,1,one\n", "line 3: expected a number for each coordinate"),
         ("shape,x,y\na,0,0\na,1\n", "line 3: expected a number for each coordinate"),
         ("shape,x,y\na,2,2\na,2,2\nb,0,1\nb,1,1\n", "the points of set 0 all lie in one place"),
-        ("shape,x,y,split\na,0,0,validation\n", "line 2: expected split 'train' or 'test', got 'validation'"),
+        (
+            "shape,x,y,split\na,0,0,validation\n",
+            "line 2: expected split 'train' or 'test', got 'validation'",
+        ),
         ("shape,x,y\n", "there are no points"),
         ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),
     ],
@@ -96,7 +119,10 @@ def test_a_csv_that_is_none_gets_one_sentence(tmp_path, text, words):
         (np.where(SETS > 115, np.inf, SETS), "holds NaN or infinite coordinates"),
         (np.array([["a"]]), "expected \\[n, points"),
         (np.full((4, 3, 2), "a"), "expected coordinates that are numbers, got <U1"),
-        (np.array([SETS[0], SETS[1, :2]], dtype=object), "cannot be read as an .npz of plain arrays"),
+        (
+            np.array([SETS[0], SETS[1, :2]], dtype=object),
+            "cannot be read as an .npz of plain arrays",
+        ),
     ],
 )
 def test_an_npz_that_is_none_gets_one_sentence(tmp_path, points, words):
@@ -117,20 +143,31 @@ def test_damaged_files_are_refused_by_name(tmp_path):
 
 def test_large_and_small_numbers_come_to_the_same():
     for factor in (1e-200, 1e200):
-        torch.testing.assert_close(standardised_points("x", SETS * factor), standardised_points("x", SETS))
+        torch.testing.assert_close(
+            standardized_points("x", SETS * factor), standardized_points("x", SETS)
+        )
 
 
 def test_other_sizes_are_not_made():
     planes = make_planes(2)
     assert planes.fitted((256, 1), 2) is planes
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
-        with pytest.raises(DataError, match="got 256 points in 2 dimensions each; sets of points are not resized"):
+        with pytest.raises(
+            DataError, match="got 256 points in 2 dimensions each; sets of points are not resized"
+        ):
             planes.fitted(size, channels)
     with pytest.raises(DataError, match="not resized"):
         load_dataset("planes", img_size=28)
     with pytest.raises(DataError, match="holds NaN"):
-        PointSet(torch.full((1, 2, 4, 1), float("nan")), torch.zeros(1, dtype=torch.int64), ("a",), "mine")
-    with pytest.raises(DataError, match=r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"):
+        PointSet(
+            torch.full((1, 2, 4, 1), float("nan")),
+            torch.zeros(1, dtype=torch.int64),
+            ("a",),
+            "mine",
+        )
+    with pytest.raises(
+        DataError, match=r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"
+    ):
         PointSet(torch.zeros(1, 4, 4, 1), torch.zeros(1, dtype=torch.int64), ("a",), "mine")
 
 
@@ -143,7 +180,7 @@ def test_prediction_reads_a_file_as_training_does(tmp_path):
     preprocess = PointPreprocess((6, 1), 2)
     np.savez(tmp_path / "one.npz", points=SETS[0])
     (tmp_path / "one.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in SETS[0].tolist()))
-    want = standardised_points("x", SETS[:1])[0]
+    want = standardized_points("x", SETS[:1])[0]
     files = preprocess.files([tmp_path])
     assert [file.name for file in files] == ["one.csv", "one.npz"]
     for given in (*files, SETS[0], torch.from_numpy(SETS[0])):
@@ -164,7 +201,9 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
     ):
         with pytest.raises(DataError, match=words):
             preprocess(given)
-    with pytest.raises(DataError, match="not a file of points by its name; expected an ending such as .csv or .npz"):
+    with pytest.raises(
+        DataError, match="not a file of points by its name; expected an ending such as .csv or .npz"
+    ):
         preprocess.files([tmp_path / "photo.png"])
     with pytest.raises(DataError, match="expected img_size"):
         Preprocess.from_dict({"img_size": [6, 1], "in_chans": 2, "kind": "sounds"})

@@ -62,7 +62,9 @@ def test_channels_and_size_are_set():
 def test_sixteen_bits_and_cmyk(tmp_path):
     Image.fromarray(np.full((4, 4), 65535, dtype=np.uint16)).save(tmp_path / "deep.png")
     assert Preprocess((4, 4), 1)(tmp_path / "deep.png").unique().tolist() == [1]
-    assert Preprocess((4, 4), 1)(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [1]
+    assert Preprocess((4, 4), 1)(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [
+        1
+    ]
     Image.new("CMYK", (4, 4), (0, 0, 0, 255)).save(tmp_path / "black.tif")
     assert Preprocess((4, 4), 3)(tmp_path / "black.tif").unique().tolist() == [0]
 
@@ -72,9 +74,13 @@ def test_through_json_and_back():
     assert SAME.to_dict() == {"img_size": [8, 6], "in_chans": 3}
 
 
-@pytest.mark.parametrize("bad", [{}, {"img_size": 3, "in_chans": 1}, {"img_size": [1, 2], "in_chans": "x"}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"img_size": 3, "in_chans": 1}, {"img_size": [1, 2], "in_chans": "x"}]
+)
 def test_bad_dictionaries(bad):
-    with pytest.raises(DataError, match=r"preprocess: expected img_size \[height, width\] and in_chans, got"):
+    with pytest.raises(
+        DataError, match=r"preprocess: expected img_size \[height, width\] and in_chans, got"
+    ):
         Preprocess.from_dict(bad)
 
 

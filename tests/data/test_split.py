@@ -67,7 +67,9 @@ def test_as_many_of_each_class_and_small_subsets_in_larger_ones() -> None:
 
 
 def test_a_class_with_too_few() -> None:
-    with pytest.raises(ValueError, match="per_class: expected at most 20, the images of class 1, got 21"):
+    with pytest.raises(
+        ValueError, match="per_class: expected at most 20, the images of class 1, got 21"
+    ):
         few_labels(SOME, 21)
 
 

@@ -41,17 +41,35 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,label\na,b\n", ": no column 'file'; expected file,label and optionally split, got name,label"),
+        (
+            "name,label\na,b\n",
+            ": no column 'file'; expected file,label and optionally split, got name,label",
+        ),
         ("file;label\na;b\n", ": no column 'file'"),
         ("file\na\n", ": no column 'label'"),
         ("", ": no column 'file'; .* got an empty file"),
         ("file,label\n", ": expected at least two classes to train on, got none"),
-        ("file,label\n" + rows(3) + "pictures/99.png,cat\n", r" line 5: no such file .*pictures/99\.png"),
-        ("file,label\n" + rows(2) + "pictures/2.png,\n", " line 4: expected a file and a label, got '.*' and ''"),
+        (
+            "file,label\n" + rows(3) + "pictures/99.png,cat\n",
+            r" line 5: no such file .*pictures/99\.png",
+        ),
+        (
+            "file,label\n" + rows(2) + "pictures/2.png,\n",
+            " line 4: expected a file and a label, got '.*' and ''",
+        ),
         ("file,label\n" + rows(2) + "pictures/2.png\n", " line 4: expected a file and a label"),
-        ("file,label,split\n" + rows(2, lambda i: ",val"), " line 2: expected split 'train' or 'test', got 'val'"),
-        ("file,label\n" + "pictures/0.png,cat\npictures/1.png,cat\n", ": expected at least two classes .* got cat"),
-        ("file,label,split\n" + rows(4, lambda i: ",test"), ": expected at least two classes to train on, got none"),
+        (
+            "file,label,split\n" + rows(2, lambda i: ",val"),
+            " line 2: expected split 'train' or 'test', got 'val'",
+        ),
+        (
+            "file,label\n" + "pictures/0.png,cat\npictures/1.png,cat\n",
+            ": expected at least two classes .* got cat",
+        ),
+        (
+            "file,label,split\n" + rows(4, lambda i: ",test"),
+            ": expected at least two classes to train on, got none",
+        ),
     ],
 )
 def test_bad_tables(tmp_path, text, message):

@@ -30,8 +30,8 @@ def test_an_archive_reads_as_its_folder(tmp_path, levels, inside, ending):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_colour_image_in_either_split_makes_all_colour(tmp_path):
-    root = write_folder(tmp_path / "own", colour=False, levels=("train", "test"))
+def test_one_color_image_in_either_split_makes_all_color(tmp_path):
+    root = write_folder(tmp_path / "own", color=False, levels=("train", "test"))
     assert load_dataset(packed(root, tmp_path / "a.tar")).in_chans == 1
     picture().save(root / "test" / "dog" / "4.png")
     for split in ("train", "test"):
@@ -43,7 +43,12 @@ def test_hidden_files_and_resizing(tmp_path):
     (root / "cat" / "._0.png").write_bytes(b"junk")
     (root / ".git" / "cat").mkdir(parents=True)
     (root / ".git" / "cat" / "a.png").write_bytes(b"junk")
-    assert load_dataset(packed(root, tmp_path / "a.tar"), img_size=(4, 5)).images.shape == (8, 3, 4, 5)
+    assert load_dataset(packed(root, tmp_path / "a.tar"), img_size=(4, 5)).images.shape == (
+        8,
+        3,
+        4,
+        5,
+    )
 
 
 def test_a_corrupt_member_is_named(tmp_path):

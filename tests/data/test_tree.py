@@ -35,7 +35,7 @@ def test_nested_folders(tmp_path, levels):
     train, test = (load_dataset(root, split) for split in ("train", "test"))
     assert train.classes == test.classes == PATHS
     assert label_tree(train.classes).sizes == (2, 3, 3)
-    kept, held = train.split_off(0.3)
+    kept, held = train.train_val_split(0.3)
     assert kept.classes == held.subset([0]).classes == PATHS
 
 
@@ -48,7 +48,10 @@ def test_folders_of_several_depths(tmp_path):
 
 def test_folders_of_one_name_under_two_parents(tmp_path):
     root = write_folder(tmp_path / "own", ("cats/other", "dogs/other", "dogs/wolf"))
-    with pytest.raises(DataError, match=f"{root}: label 'other' has two parents, 'cats' and 'dogs'; a label needs one"):
+    with pytest.raises(
+        DataError,
+        match=f"{root}: label 'other' has two parents, 'cats' and 'dogs'; a label needs one",
+    ):
         load_dataset(root)
 
 
@@ -74,7 +77,11 @@ def written(tmp_path, head, rows):
 
 
 def test_levels_in_a_csv(tmp_path):
-    rows = [f"0.png,{coarse}, {fine},{split}" for coarse, fine in LEAVES for split in ("train", "train", "test")]
+    rows = [
+        f"0.png,{coarse}, {fine},{split}"
+        for coarse, fine in LEAVES
+        for split in ("train", "train", "test")
+    ]
     path = written(tmp_path, "image,coarse,fine,split", rows)
     train, test = load_dataset(path), load_dataset(path, "test")
     assert train.classes == ("animals/lynx", "animals/wolf", "things/mug")
@@ -92,15 +99,39 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
 @pytest.mark.parametrize(
     ("head", "rows", "message"),
     [
-        ("image,coarse,fine", ["0.png,a,x", "0.png,,y"], " line 3: label 'y' has no parent; 'coarse' is empty"),
+        (
+            "image,coarse,fine",
+            ["0.png,a,x", "0.png,,y"],
+            " line 3: label 'y' has no parent; 'coarse' is empty",
+        ),
         ("image,a,b,c", ["0.png,k,,y"], " line 2: label 'y' has no parent; 'b' is empty"),
-        ("image,coarse,fine", ["0.png,a,x", "0.png,b,x"], ": label 'x' has two parents, 'a' and 'b'; a label needs"),
+        (
+            "image,coarse,fine",
+            ["0.png,a,x", "0.png,b,x"],
+            ": label 'x' has two parents, 'a' and 'b'; a label needs",
+        ),
         ("image,a,b,c", ["0.png,k,m,x", "0.png,l,m,y"], ": label 'm' has two parents, 'k' and 'l'"),
-        ("image,coarse,fine", ["0.png,a,"], " line 2: expected a file and a label, got '0.png' and ''"),
-        ("image,coarse,fine", ["0.png,a,x/y"], r" line 2: expected labels without '/', which parts the levels"),
-        ("image,fine", ["0.png,x"], ": a column of labels is missing; expected image,coarse,fine or more levels, got"),
+        (
+            "image,coarse,fine",
+            ["0.png,a,"],
+            " line 2: expected a file and a label, got '0.png' and ''",
+        ),
+        (
+            "image,coarse,fine",
+            ["0.png,a,x/y"],
+            r" line 2: expected labels without '/', which parts the levels",
+        ),
+        (
+            "image,fine",
+            ["0.png,x"],
+            ": a column of labels is missing; expected image,coarse,fine or more levels, got",
+        ),
         ("image,coarse,split", ["0.png,x,test"], ": a column of labels is missing"),
-        ("file,coarse,fine", ["0.png,a,x"], ": no column 'image'; expected image,coarse,fine and optionally split"),
+        (
+            "file,coarse,fine",
+            ["0.png,a,x"],
+            ": no column 'image'; expected image,coarse,fine and optionally split",
+        ),
         ("image,coarse,fine", ["1.png,a,x"], r" line 2: no such file .*1\.png"),
     ],
 )
@@ -113,11 +144,22 @@ def test_bad_tables(tmp_path, head, rows, message):
 
 @needs_shared("fashion-mnist")
 def test_fashion_mnist_in_groups():
-    tree, plain = (load_dataset(name, "test", root=SHARED) for name in ("fashion-mnist-tree", "fashion-mnist"))
+    tree, plain = (
+        load_dataset(name, "test", root=SHARED) for name in ("fashion-mnist-tree", "fashion-mnist")
+    )
     assert tree.labels.equal(plain.labels) and tree.name == "fashion-mnist-tree"
     assert [path.split("/")[-1] for path in tree.classes] == [
-        "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-    ]  # fmt: skip
+        "T-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ]
     found = label_tree(tree.classes)
     assert found.sizes == (2, 6, 10)
     assert [path[1] for path in found.ancestors] == [0, 1, 0, 2, 3, 4, 0, 4, 5, 4]

@@ -27,7 +27,9 @@ def test_verify_what_is_nowhere(tmp_path, register):
 def test_verify_says_what_is_missing_and_damaged(tmp_path, register):
     register(Mirror("http://127.0.0.1:9/"))
     (tmp_path / "big.gz").write_bytes(gzip.compress(CONTENT["big"], 1, mtime=0)[:500])
-    found = {check.file: (check.ok, check.reason) for check in verify("toy", tmp_path, tmp_path / "none")}
+    found = {
+        check.file: (check.ok, check.reason) for check in verify("toy", tmp_path, tmp_path / "none")
+    }
     assert found == {
         str(tmp_path / "big.gz"): (False, "truncated gzip file, it ends before its data does"),
         str(tmp_path / "small"): (False, "missing"),

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 CONTENT = {
-    name: np.random.default_rng(i).bytes(size) for i, (name, size) in enumerate((("big", 3_000_000), ("small", 100)))
+    name: np.random.default_rng(i).bytes(size)
+    for i, (name, size) in enumerate((("big", 3_000_000), ("small", 100)))
 }
 DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
 

@@ -25,14 +25,21 @@ def environment():
 def typed(*words, cwd, command=TORCHCAPS):
     """Run to the end; returns the finished process, with its output as text."""
     line = [*command, *map(str, words)]
-    return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        line, cwd=cwd, env=environment(), capture_output=True, text=True, check=False
+    )
 
 
 def begun(*words, cwd, command=PLAIN):
     """Start, and return the process."""
     line = [*command, *map(str, words)]
     return subprocess.Popen(
-        line, cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        line,
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -23,7 +23,12 @@ class Onlooker(Classify):
 
     def forward(self, batch, share):
         parts = zip(batch.images, batch.labels, strict=True)
-        seen.append([hashlib.sha1(x.contiguous().numpy().tobytes()).hexdigest() + str(int(y)) for x, y in parts])
+        seen.append(
+            [
+                hashlib.sha1(x.contiguous().numpy().tobytes()).hexdigest() + str(int(y))
+                for x, y in parts
+            ]
+        )
         return super().forward(batch, share)
 
 
@@ -33,17 +38,28 @@ class Normed(nn.Module):
     def __init__(self, in_chans, num_classes):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(in_chans, 8, 5, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv2d(in_chans, 8, 5, 2, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+        )
         self.top = nn.Linear(8, num_classes)
 
     def forward(self, images):
         return self.top(self.layers(images).mean((2, 3)))
 
 
-ABOUT = models.Passport(
-    title="Of a test", year=2026, arxiv="", img_size=(18, 20), in_chans=1, num_classes=3, parameters=0, published=""
+ABOUT = models.ModelInfo(
+    title="Of a test",
+    year=2026,
+    arxiv="",
+    img_size=(18, 20),
+    in_chans=1,
+    num_classes=3,
+    parameters=0,
+    published="",
 )
 
 
@@ -59,9 +75,17 @@ def normed(*, in_chans, num_classes, img_size, generator=None):
 def passport(name):
     """Of a data set."""
     return data.DatasetInfo(
-        name=name, title="bars", classes=CLASSES, image_shape=(1, 18, 20), train=60, test=60, licence="none",
-        source="computed", sha256={}, embedded=Path.cwd(),
-    )  # fmt: skip
+        name=name,
+        title="bars",
+        classes=CLASSES,
+        image_shape=(1, 18, 20),
+        train=60,
+        test=60,
+        license="none",
+        source="computed",
+        sha256={},
+        embedded=Path.cwd(),
+    )
 
 
 @data.register_dataset(passport("made"))

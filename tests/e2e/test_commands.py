@@ -25,7 +25,9 @@ print(sorted(name for name in ("torch", "numpy", "matplotlib", "PIL") if name in
 """
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["train", "--help"], 0), (["trian"], 2)])
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--help"], 0), (["train", "--help"], 0), (["trian"], 2)]
+)
 def test_help_and_a_wrong_command_line_do_not_wait_for_torch(words, status, tmp_path):
     line = [sys.executable, "-c", NO_TORCH.format(status=status), *words]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -33,7 +35,9 @@ def test_help_and_a_wrong_command_line_do_not_wait_for_torch(words, status, tmp_
 
 
 def test_train_evaluate_and_predict(bars, tmp_path):
-    trained = typed("train", "capsnet", "--data", bars, "--epochs", 3, "--batch-size", 8, *SMALL, cwd=tmp_path)
+    trained = typed(
+        "train", "capsnet", "--data", bars, "--epochs", 3, "--batch-size", 8, *SMALL, cwd=tmp_path
+    )
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
     assert trained.stderr.count("\n") == trained.stderr.count("epoch ") == 3
@@ -68,10 +72,17 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
     line = [*TORCHCAPS, "recipes", "--json"]
     if reader == "full":
         with open("/dev/full", "w") as full:
-            done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment())
-        assert (done.returncode, done.stderr) == (1, "torchcaps: error: output: No space left on device\n")
+            done = subprocess.run(
+                line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment()
+            )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "torchcaps: error: output: No space left on device\n",
+        )
     else:
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        ) as process:
             process.stdout.close()
             assert process.stderr.read() == b""
         assert process.returncode == 1
@@ -79,9 +90,23 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_end_without_a_traceback(closed, bars, tmp_path):
-    train = ("train", "capsnet", "--data", bars, "--epochs", 1, "--batch-size", 16, "--output", "run", *SMALL)
+    train = (
+        "train",
+        "capsnet",
+        "--data",
+        bars,
+        "--epochs",
+        1,
+        "--batch-size",
+        16,
+        "--output",
+        "run",
+        *SMALL,
+    )
     line = ["sh", "-c", f'exec "$@" {closed}', "sh", *PLAIN, *map(str, train)]
-    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert ("epoch 1/1" in done.stderr) == ("2" not in closed)

@@ -14,7 +14,19 @@ from training.makers import contents, left_behind
 from .commands import PLAIN, SMALL, begun, typed, until
 
 EPOCHS, STEPS = 24, 168  # of the run below
-RUN = ("train", "capsnet", "--output", "run", "--epochs", EPOCHS, "--batch-size", 6, "--holdout", 6, *SMALL)
+RUN = (
+    "train",
+    "capsnet",
+    "--output",
+    "run",
+    "--epochs",
+    EPOCHS,
+    "--batch-size",
+    6,
+    "--holdout",
+    6,
+    *SMALL,
+)
 SEED = 20_171_026
 
 
@@ -53,7 +65,10 @@ def check_kills(bars, whole, cwd, kills):
         # Rows come every 20 steps and every epoch. The last fifth is left, for the run not to end first.
         last = int(0.8 * (STEPS // 20 + EPOCHS))
         targets = sorted(luck.sample(range(1, last), kills - 1))
-        begins = [lambda run: (run / "config.json").exists(), *(lambda run, t=t: rows(run) >= t for t in targets)]
+        begins = [
+            lambda run: (run / "config.json").exists(),
+            *(lambda run, t=t: rows(run) >= t for t in targets),
+        ]
         delays = [0, *(luck.uniform(0, 0.03) for _ in targets)]
         if all(kill(bars, cwd, begin, delay) for begin, delay in zip(begins, delays, strict=True)):
             break
@@ -100,7 +115,10 @@ def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, whole, 
     for number, after, line in ((signal.SIGINT, 5, words(bars)), (signal.SIGTERM, 20, again)):
         status, err = stop(number, tmp_path, after, *line)
         assert status == 128 + number
-        assert "the state is saved; continue with: torchcaps train capsnet --output run --resume" in err
+        assert (
+            "the state is saved; continue with: torchcaps train capsnet --output run --resume"
+            in err
+        )
         assert "Traceback" not in err
         assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
         assert left_behind(tmp_path) == []
@@ -113,7 +131,8 @@ def test_of_two_starts_in_one_folder_one_trains_and_the_other_says_who_does(bars
     first, second = (begun(*words(bars), cwd=tmp_path) for _ in range(2))
     said = [process.communicate()[1] for process in (first, second)]
     (done, _), (refused, text) = sorted(
-        ((process, err) for process, err in zip((first, second), said, strict=True)), key=lambda p: p[0].returncode
+        ((process, err) for process, err in zip((first, second), said, strict=True)),
+        key=lambda p: p[0].returncode,
     )
     assert (done.returncode, refused.returncode) == (0, 1)
     assert text == (

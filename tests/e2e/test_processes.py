@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import torchcaps
 from torchcaps import plugins
-from torchcaps.ranks import join, joined, leave
+from torchcaps.distributed import join, joined, leave
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import TINY, left_behind, write_bars
 
@@ -30,7 +30,14 @@ HERE = Path(__file__).resolve()
 ONLOOKER = HERE.with_name("onlooker.py")
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
 # 56 steps: 8 epochs of 6 batches of 7 images and a batch of 1, which is less than there are processes.
-RUN = {"task": "onlooker", "epochs": 8, "epoch_size": 43, "batch_size": 7, "holdout": 7, "precision": "fp32"}
+RUN = {
+    "task": "onlooker",
+    "epochs": 8,
+    "epoch_size": 43,
+    "batch_size": 7,
+    "holdout": 7,
+    "precision": "fp32",
+}
 MODELS = {"capsnet": TINY, "normed": {}}
 EPOCHS = 40
 SIZES = (
@@ -46,7 +53,9 @@ STOP = 20  # steps before a run is interrupted
 
 
 def config(data, model="capsnet", **changes):
-    return TrainConfig.of(data=str(data), model=model, model_options=MODELS[model], **(RUN | changes))
+    return TrainConfig.of(
+        data=str(data), model=model, model_options=MODELS[model], **(RUN | changes)
+    )
 
 
 def started(folder, settings, *, stop=None, resume=False):
@@ -58,9 +67,12 @@ def started(folder, settings, *, stop=None, resume=False):
     last = ranks.rank == ranks.world - 1
     try:
         train(
-            settings, folder, resume=resume, should_stop=lambda: last and len(steps) + 1 == stop,
+            settings,
+            folder,
+            resume=resume,
+            should_stop=lambda: last and len(steps) + 1 == stop,
             listener=lambda row: steps.append(row["step"]) if row["kind"] == "tick" else None,
-        )  # fmt: skip
+        )
     except Interrupted:
         assert stop is not None
     return [list(chain(*step)) for step in zip(*ranks.gather(list(onlooker.seen)), strict=True)]
@@ -116,19 +128,48 @@ def unlike(folder):
 
 
 def small_batch(folder):
-    words = ("train", "capsnet", "--data", folder / "bars.npz", "--batch-size", "1", "--output", folder / "small")
+    words = (
+        "train",
+        "capsnet",
+        "--data",
+        folder / "bars.npz",
+        "--batch-size",
+        "1",
+        "--output",
+        folder / "small",
+    )
     return told(*words)
 
 
 def evaluated(folder):
-    return told("evaluate", folder / "of one", "--import", ONLOOKER, "--output", folder / "evaluated", "--json")
+    return told(
+        "evaluate",
+        folder / "of one",
+        "--import",
+        ONLOOKER,
+        "--output",
+        folder / "evaluated",
+        "--json",
+    )
 
 
 def predicted(folder):
-    return told("predict", folder / "of one", *sorted(folder.glob("*.png")), "--import", ONLOOKER, "--json")
+    return told(
+        "predict", folder / "of one", *sorted(folder.glob("*.png")), "--import", ONLOOKER, "--json"
+    )
 
 
-WORK = [trained, interrupted, handed_over, few_held_out, made, unlike, evaluated, predicted, small_batch]
+WORK = [
+    trained,
+    interrupted,
+    handed_over,
+    few_held_out,
+    made,
+    unlike,
+    evaluated,
+    predicted,
+    small_batch,
+]
 
 
 def attempt(work, folder):
@@ -157,11 +198,22 @@ def environment():
 
 def launched(*words, world=2, cwd, **more):
     """Start processes, in a group of their own, as a terminal does."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={world}",
+    ]
     return subprocess.Popen(
-        [*line, *map(str, words)], cwd=cwd, env=environment() | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        [*line, *map(str, words)],
+        cwd=cwd,
+        env=environment() | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def ours(text):
@@ -190,7 +242,10 @@ class Together:
         write_bars(folder / "bars.npz")
         write_pictures(folder)
         settings = config(folder / "bars.npz")
-        self.steps = {model: started(self.alone / model, config(folder / "bars.npz", model)) for model in MODELS}
+        self.steps = {
+            model: started(self.alone / model, config(folder / "bars.npz", model))
+            for model in MODELS
+        }
         started(folder / "of one", settings, stop=STOP)
         done = launched(HERE, folder, world=world, cwd=folder, MADE=str(folder))
         self.printed = "".join(done.communicate(timeout=240))
@@ -219,20 +274,34 @@ def rows(run, kind="epoch"):
 
 def bytes_of(run):
     """What must come out the same, byte for byte; of the metrics all but the speed."""
-    files = [(run / file).read_bytes() for file in ("model.safetensors", "checkpoints/last.safetensors")]
+    files = [
+        (run / file).read_bytes() for file in ("model.safetensors", "checkpoints/last.safetensors")
+    ]
     timed = ("images_per_second", "ranks")
-    return [*files, *({k: v for k, v in row.items() if k not in timed} for row in rows(run) + rows(run, "step"))]
+    return [
+        *files,
+        *(
+            {k: v for k, v in row.items() if k not in timed}
+            for row in rows(run) + rows(run, "step")
+        ),
+    ]
 
 
 def weights(run):
-    return {n: t for n, t in load_file(run / "checkpoints" / "last.safetensors").items() if n.startswith("model.")}
+    return {
+        n: t
+        for n, t in load_file(run / "checkpoints" / "last.safetensors").items()
+        if n.startswith("model.")
+    }
 
 
 def check_alike(ours, expected, tolerance=1e-4):
     """Relative to the norm of each tensor."""
     assert ours.keys() == expected.keys()
     for name, tensor in ours.items():
-        difference = (tensor.double() - expected[name].double()).norm() / expected[name].double().norm().clamp(1e-12)
+        difference = (tensor.double() - expected[name].double()).norm() / expected[
+            name
+        ].double().norm().clamp(1e-12)
         assert difference <= tolerance, (name, difference)
 
 
@@ -240,8 +309,13 @@ def check_alike(ours, expected, tolerance=1e-4):
 def test_batches_are_those_of_one_process(together, model):
     for found in together.found(trained):
         # A process without an image of its own goes along with the first one, which does not count.
-        assert [step[:7] if len(step) == 7 else step[:1] for step in found[model]] == together.steps[model]
-        assert all(set(step) == set(whole) for step, whole in zip(found[model], together.steps[model], strict=True))
+        assert [
+            step[:7] if len(step) == 7 else step[:1] for step in found[model]
+        ] == together.steps[model]
+        assert all(
+            set(step) == set(whole)
+            for step, whole in zip(found[model], together.steps[model], strict=True)
+        )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -253,7 +327,9 @@ def test_weights_are_those_of_one_process(together, model):
 @pytest.mark.parametrize("model", MODELS)
 def test_figures_are_of_all_images(together, model):
     together.found(trained)
-    for found, expected in zip(rows(together.folder / model), rows(together.alone / model), strict=True):
+    for found, expected in zip(
+        rows(together.folder / model), rows(together.alone / model), strict=True
+    ):
         assert found.keys() - {"ranks"} == expected.keys()
         for name, value in expected.items():
             if name != "images_per_second":
@@ -299,17 +375,25 @@ def test_different_data_is_refused(together):
 
 
 def test_evaluation_is_that_of_one_process(together):
-    status, out, _ = told("evaluate", together.folder / "of one", "--output", together.alone / "evaluated", "--json")
+    status, out, _ = told(
+        "evaluate", together.folder / "of one", "--output", together.alone / "evaluated", "--json"
+    )
     assert status == 0
     for found in together.found(evaluated):
         assert found[0] == 0, found
         assert_near(json.loads(found[1]), json.loads(out))
-    assert_near(*(json.loads((f / "evaluated" / "evaluation.json").read_text())
-                  for f in (together.folder, together.alone)))  # fmt: skip
+    assert_near(
+        *(
+            json.loads((f / "evaluated" / "evaluation.json").read_text())
+            for f in (together.folder, together.alone)
+        )
+    )
 
 
 def test_predictions_are_those_of_one_process(together):
-    status, out, _ = told("predict", together.folder / "of one", *sorted(together.folder.glob("*.png")), "--json")
+    status, out, _ = told(
+        "predict", together.folder / "of one", *sorted(together.folder.glob("*.png")), "--json"
+    )
     assert status == 0
     for found in together.found(predicted):
         assert found[0] == 0, found
@@ -326,7 +410,9 @@ def assert_near(found, expected):
         for one, other in zip(found, expected, strict=True):
             assert_near(one, other)
     else:
-        assert found == (pytest.approx(expected, rel=1e-4, abs=1e-5) if isinstance(expected, float) else expected)
+        assert found == (
+            pytest.approx(expected, rel=1e-4, abs=1e-5) if isinstance(expected, float) else expected
+        )
 
 
 def test_a_batch_smaller_than_the_processes_is_one_sentence(together):
@@ -364,13 +450,18 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a rank by its environment")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="finds a rank by its environment"
+)
 @pytest.mark.parametrize(
-    ("first", "then", "victims"), [(2, 2, [0]), pytest.param(2, 3, [1, 0, 2], marks=pytest.mark.slow)]
+    ("first", "then", "victims"),
+    [(2, 2, [0]), pytest.param(2, 3, [1, 0, 2], marks=pytest.mark.slow)],
 )
 def test_a_run_is_stopped_and_killed_and_goes_on(run, first, then, victims):
     process = begun(run, world=first)
-    again = launched("-m", "torchcaps", "train", "capsnet", "--data", "bars.npz", "--output", run, cwd=run.parent)
+    again = launched(
+        "-m", "torchcaps", "train", "capsnet", "--data", "bars.npz", "--output", run, cwd=run.parent
+    )
     _, err = again.communicate(timeout=60)
     refused = ours(err)
     assert len(refused) == 1 and "is training here; wait for its end" in refused[0], err
@@ -384,9 +475,21 @@ def test_a_run_is_stopped_and_killed_and_goes_on(run, first, then, victims):
         seconds, err = kill(process, victim)
         assert seconds < 30
         assert len(ours(err)) == 1, err
-        assert "error: a process of this run was lost (" in ours(err)[0] and "--resume continues" in ours(err)[0]
+        assert (
+            "error: a process of this run was lost (" in ours(err)[0]
+            and "--resume continues" in ours(err)[0]
+        )
     process = launched(
-        "-m", "torchcaps", "train", "capsnet", "--output", run, "--resume", "--json", world=then, cwd=run.parent
+        "-m",
+        "torchcaps",
+        "train",
+        "capsnet",
+        "--output",
+        run,
+        "--resume",
+        "--json",
+        world=then,
+        cwd=run.parent,
     )
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
@@ -400,13 +503,29 @@ WRONG = {  # status, the sentence or a part of it, command line
     "flag": (2, "--epochz", "train", "capsnet", "--epochz", "2"),
     "data": (1, "torchcaps: error: broken.npz: ", "train", "capsnet", "--data", "broken.npz"),
     "name": (2, "torchcaps: error: unknown recipe or model 'capsnt'; ", "train", "capsnt"),
-    "alone": (2, "torchcaps: error: bench: expected one process, got 2; start it without torchrun\n", "bench"),
-    "device": (1, "torchcaps: error: device: expected auto, cpu or cuda ", "train", "capsnet", "--device", "cuda:1"),
-}  # fmt: skip
+    "alone": (
+        2,
+        "torchcaps: error: bench: expected one process, got 2; start it without torchrun\n",
+        "bench",
+    ),
+    "device": (
+        1,
+        "torchcaps: error: device: expected auto, cpu or cuda ",
+        "train",
+        "capsnet",
+        "--device",
+        "cuda:1",
+    ),
+}
 
 
-@pytest.mark.parametrize("wrong", [name if name in ("flag", "data") else pytest.param(name, marks=pytest.mark.slow)
-                                   for name in WRONG])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        name if name in ("flag", "data") else pytest.param(name, marks=pytest.mark.slow)
+        for name in WRONG
+    ],
+)
 def test_what_is_wrong_is_said_once(tmp_path, wrong):
     (tmp_path / "broken.npz").write_bytes(b"PK no")
     status, sentence, *line = WRONG[wrong]
@@ -414,7 +533,9 @@ def test_what_is_wrong_is_said_once(tmp_path, wrong):
     assert err.count(sentence) == 1, err
     assert len(ours(err)) == (wrong != "flag"), err
     # torchrun ends the other one by SIGTERM when it is slower.
-    assert {str(status)} <= set(re.findall(r"exitcode *: (-?\d+)", err)) <= {str(status), "143", "-15"}, err
+    assert (
+        {str(status)} <= set(re.findall(r"exitcode *: (-?\d+)", err)) <= {str(status), "143", "-15"}
+    ), err
     assert not (tmp_path / "runs").exists()
 
 

@@ -33,6 +33,8 @@ def test_an_experiment_runs_at_its_small_budget_and_writes_its_rows(name, tmp_pa
     found = json.loads(done.stdout)
     assert [entry["row"] for entry in found] == [row.name for row in rows]
     for entry in found:
-        assert any(isinstance(entry["figures"].get(shown), float) for shown in recipe.figures), entry["row"]
+        assert any(isinstance(entry["figures"].get(shown), float) for shown in recipe.figures), (
+            entry["row"]
+        )
     table = (tmp_path / "reproductions" / "results.md").read_text()
     assert table.count(f"| {name} |") == len(rows)

@@ -20,8 +20,8 @@ import torchcaps as tc
 from properties.variants import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
+from torchcaps.distributed import join, leave
 from torchcaps.explorer import open_session
-from torchcaps.ranks import join, leave
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import contents
 
@@ -29,7 +29,9 @@ pytestmark = pytest.mark.slow
 # Others have data and pictures of their own: see tests/tasks.
 PIXELS = ("segcaps", "unet")
 SYSTEMS = [
-    name for name in tc.list_models() if tc.models.model_passport(name).num_classes and not name.startswith(PIXELS)
+    name
+    for name in tc.list_models()
+    if tc.models.model_info(name).num_classes and not name.startswith(PIXELS)
 ]
 # What systems of other tasks are trained on here.
 BEYOND = {
@@ -49,7 +51,13 @@ BEYOND = {
 def settings(name, **changes):
     size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
     return TrainConfig.of(
-        **{"model": name, "model_options": SMALLER.get(name, {}), "data": "digits", "per_class": 5, "holdout": 0.2}
+        **{
+            "model": name,
+            "model_options": SMALLER.get(name, {}),
+            "data": "digits",
+            "per_class": 5,
+            "holdout": 0.2,
+        }
         | {"epochs": 2, "batch_size": 8, "device": "cpu", "precision": "fp32"}
         | size
         | changes
@@ -89,17 +97,26 @@ def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
 
 
 # Three steps of what turns no rounding into a change of sign: after 14, EM routing has made 1e-3 of it.
-FEW = {"optimiser": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "epoch_size": 24}
+FEW = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "epoch_size": 24}
 
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
     """Every system trained by two processes: its folder, and what they printed."""
     folder = tmp_path_factory.mktemp("by-two")
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        __file__,
+    ]
     paths = [str(Path(tc.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([*line, str(folder)], check=False, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*line, str(folder)], check=False, env=environment, capture_output=True, text=True
+    )
     return folder, done.stdout + done.stderr
 
 
@@ -111,10 +128,16 @@ def test_two_processes_train_it_as_one_does(name, by_two, tmp_path):
     train(settings(name, **FEW), tmp_path / "one")
     one, two = (load_file(path / "model.safetensors") for path in (tmp_path / "one", folder / name))
     assert one.keys() == two.keys()
-    near = 1e-2 if any(isinstance(module, torch.nn.Dropout) for module in tc.load(folder / name).modules()) else 1e-4
+    near = (
+        1e-2
+        if any(isinstance(module, torch.nn.Dropout) for module in tc.load(folder / name).modules())
+        else 1e-4
+    )
     one.pop("names", None)  # of clusters: whichever images of ten decide
     for key, value in one.items():
-        torch.testing.assert_close(two[key], value, atol=near, rtol=1e-3, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            two[key], value, atol=near, rtol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 if __name__ == "__main__":

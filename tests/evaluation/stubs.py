@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.nn import CapsuleLinear, Recorded
+from torchcaps.nn import CapsuleLinear, RoutingTrace
 from torchcaps.types import Capsules, ModelSpec
 
 
@@ -22,7 +22,9 @@ class StubData:
         return self.images[indices]
 
 
-def data_of(activations: list[list[float]], labels: list[int], classes: tuple[str, ...]) -> StubData:
+def data_of(
+    activations: list[list[float]], labels: list[int], classes: tuple[str, ...]
+) -> StubData:
     """Images whose pixels are the activations that `PixelReader` will give."""
     images = torch.tensor(activations)[:, None, None, :]  # [n, 1, 1, classes]
     return StubData(images, torch.tensor(labels), classes)
@@ -89,8 +91,8 @@ class RoutedPixels(nn.Module):
         return self.layers(images.squeeze(1)).activation
 
 
-def recorded(coupling: Tensor, activation: Tensor | None = None) -> Recorded:
+def recorded(coupling: Tensor, activation: Tensor | None = None) -> RoutingTrace:
     """What a layer with these couplings `[n, children, parents]` would have written down; children alike by default."""
     n, children, parents = coupling.shape
     child = torch.ones(n, children) if activation is None else activation
-    return Recorded(coupling, torch.ones(n, parents), child, torch.ones(n, parents, 1))
+    return RoutingTrace(coupling, torch.ones(n, parents), child, torch.ones(n, parents, 1))

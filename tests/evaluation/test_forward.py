@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation.base import check_labelled
+from torchcaps.evaluation.base import check_labeled
 from torchcaps.evaluation.forward import device_of, evaluating, image_activations, right_answers
 
 from .stubs import PixelReader
@@ -43,19 +43,29 @@ def test_batches_are_joined_in_order_and_the_mode_comes_back() -> None:
 
 
 def test_a_model_that_gives_maps() -> None:
-    with pytest.raises(ValueError, match=r"model: expected \[batch, classes\] activations, got \[2, 1, 4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"model: expected \[batch, classes\] activations, got \[2, 1, 4, 4\]"
+    ):
         image_activations(nn.Identity(), torch.rand(2, 1, 4, 4))
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (torch.rand(2, 1, 4, 4) + 0.5, torch.tensor([0, 1]), r"images: expected pixels in \[0, 1\]"),
-        (torch.full((2, 1, 4, 4), float("nan")), torch.tensor([0, 1]), r"images: expected pixels in \[0, 1\]"),
+        (
+            torch.rand(2, 1, 4, 4) + 0.5,
+            torch.tensor([0, 1]),
+            r"images: expected pixels in \[0, 1\]",
+        ),
+        (
+            torch.full((2, 1, 4, 4), float("nan")),
+            torch.tensor([0, 1]),
+            r"images: expected pixels in \[0, 1\]",
+        ),
         (torch.rand(2, 1, 4, 4), torch.tensor([0]), r"labels: expected \[n=2\], got \[n=1\]"),
         (torch.rand(2, 1, 4, 4), torch.tensor([0.0, 1.0]), "labels: expected int64"),
     ],
 )
 def test_arguments_that_do_not_fit(images, labels, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_labelled(images, labels)
+        check_labeled(images, labels)

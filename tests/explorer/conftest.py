@@ -23,7 +23,9 @@ def named(model, size=SIZE, channels=1, classes=CLASSES):
 
 def small(channels=1, size=SIZE, **options):
     sizes = {"num_classes": len(CLASSES), "in_chans": channels, "img_size": size}
-    return named(create_model("capsnet", **sizes, channels=4, primary_types=2, **options), size, channels)
+    return named(
+        create_model("capsnet", **sizes, channels=4, primary_types=2, **options), size, channels
+    )
 
 
 def bars(channels=1, count=9):
@@ -34,10 +36,10 @@ def bars(channels=1, count=9):
     return ImageSet(images, labels, CLASSES, "bars")
 
 
-def png(width=30, height=24, colour="white", mode="RGB", kind="PNG"):
+def png(width=30, height=24, color="white", mode="RGB", kind="PNG"):
     """The bytes of an image file."""
     file = io.BytesIO()
-    Image.new(mode, (width, height), colour).save(file, kind)
+    Image.new(mode, (width, height), color).save(file, kind)
     return file.getvalue()
 
 
@@ -48,15 +50,20 @@ def session():
 
 
 @pytest.fixture(scope="session")
-def colour():
+def color():
     torch.manual_seed(0)
-    return Session(small(channels=3, decoder=False), "colour", note="No test images: none.")
+    return Session(small(channels=3, decoder=False), "color", note="No test images: none.")
 
 
 @pytest.fixture(scope="session")
 def plain():
     torch.manual_seed(0)
-    return Session(named(create_model("cnn_matched", num_classes=3, in_chans=1, img_size=SIZE, match="capsnet")), "cnn")
+    return Session(
+        named(
+            create_model("cnn_matched", num_classes=3, in_chans=1, img_size=SIZE, match="capsnet")
+        ),
+        "cnn",
+    )
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import Session, laid_over
+from torchcaps.explorer import Session, overlay
 from torchcaps.explorer import worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
@@ -50,12 +50,12 @@ def reader(digits):
     model = create_model("capsnet", channels=16, primary_types=4)
     images = load_dataset("digits", "train")
     task = create_task(model, TrainConfig.of(shift=0), images)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(240):
         batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         task(task.batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
-        optimiser.step()
+        optimizer.step()
     return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
 
 
@@ -81,13 +81,20 @@ def address(reader, digits):
 
 @pytest.fixture(scope="module")
 def browser():
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     driver = shutil.which("chromedriver")
     if program is None or driver is None:
         pytest.skip("no browser here: needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -115,7 +122,9 @@ def page(browser, address):
     errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert [line for line in errors if not any(status in line["message"] for status in told)] == []
     events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    urls = [
+        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
+    ]
     assert urls
     assert all(url.startswith(tuple(asked)) for url in urls), urls
 
@@ -159,14 +168,18 @@ def set_slider(browser, slider, value):
 
 
 def longest(browser):
-    return browser.find_element(By.CSS_SELECTOR, "#bars .longest .name").get_attribute("textContent")
+    return browser.find_element(By.CSS_SELECTOR, "#bars .longest .name").get_attribute(
+        "textContent"
+    )
 
 
 def test_a_drawn_seven_is_a_seven(page):
     browser = page()
     browser.find_element(By.ID, "clear").click()
     draw(browser, SEVEN)
-    wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+    wait(
+        browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,")
+    )
     assert longest(browser) == "7"
     # The drawing is in the address: the same picture comes back.
     seen = pixels(browser, "seen")
@@ -177,7 +190,9 @@ def test_a_drawn_seven_is_a_seven(page):
 
 
 def place_of(browser, name):
-    return browser.execute_script(f"return document.getElementById('{name}').getBoundingClientRect().toJSON()")
+    return browser.execute_script(
+        f"return document.getElementById('{name}').getBoundingClientRect().toJSON()"
+    )
 
 
 def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page, monkeypatch):
@@ -193,8 +208,12 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
         assert not browser.find_element(By.ID, "problem").is_displayed()
         over = place_of(browser, "busy")
         script = "return document.elementFromPoint(arguments[0], arguments[1]).closest('#messages')"
-        assert browser.execute_script(script, over["x"] + 5, over["y"] + 5) is None  # a pen goes through it
-    wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+        assert (
+            browser.execute_script(script, over["x"] + 5, over["y"] + 5) is None
+        )  # a pen goes through it
+    wait(
+        browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,")
+    )
     wait(browser, lambda: not browser.find_element(By.ID, "busy").is_displayed())
 
 
@@ -211,14 +230,19 @@ def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
     with served(reader, worker=one) as address:
         browser = page(at=address)
         browser.find_element(By.ID, "clear").click()
-        wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)
+        wait(
+            browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text
+        )
         one._thread.submit(held.wait, SECONDS)
         draw(browser, SEVEN[:2])
         browser.execute_script("return new Promise((done) => setTimeout(done, 400))")
         draw(browser, SEVEN[1:])
         wait(browser, lambda: replaced)
         held.set()
-        wait(browser, lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"))
+        wait(
+            browser,
+            lambda: browser.find_element(By.ID, "prediction").text.startswith("Prediction: 7,"),
+        )
         assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
@@ -246,14 +270,20 @@ def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
 
 def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
     browser = page("ex=0&ex2=3")
-    start = [round(255 * value) for value in reader.look(reader.example(0)[0]).reconstructions.flatten().tolist()]
+    start = [
+        round(255 * value)
+        for value in reader.look(reader.example(0)[0]).reconstructions.flatten().tolist()
+    ]
     label = reader.look(reader.example(0)[0]).shown[0]
     drawn = reader.decode(reader.look(reader.example(3)[0]).pose[label][None], label)
     end = [round(255 * value) for value in drawn.flatten().tolist()]
 
     def shows(wanted):
         shown = pixels(browser, "walk")[::3]
-        return len(shown) == len(wanted) and max(abs(a - b) for a, b in zip(shown, wanted, strict=True)) <= 1
+        return (
+            len(shown) == len(wanted)
+            and max(abs(a - b) for a, b in zip(shown, wanted, strict=True)) <= 1
+        )
 
     wait(browser, lambda: shows(start))
     assert max(abs(a - b) for a, b in zip(start, end, strict=True)) > 20
@@ -273,7 +303,7 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
 
     def found(pair):
         """Whether the model itself finds both; only then the page can show it."""
-        both = laid_over(*(reader.example(index)[0] for index in pair))
+        both = overlay(*(reader.example(index)[0] for index in pair))
         return set(reader.look(both, count=2).shown) == {labels[index] for index in pair}
 
     first, second = next(filter(found, pairs))
@@ -284,7 +314,9 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
     assert {name.text for name in longest_two} == names
     for k in (1, 2):
         assert max(pixels(browser, f"capsule-{k}")) > 50
-    drawn = [browser.find_element(By.ID, f"capsule-{k}").get_attribute("aria-label") for k in (1, 2)]
+    drawn = [
+        browser.find_element(By.ID, f"capsule-{k}").get_attribute("aria-label") for k in (1, 2)
+    ]
     assert {label.split("capsule ")[1].split(" (")[0] for label in drawn} == names
 
 
@@ -315,11 +347,18 @@ def test_without_routing_the_couplings_are_uniform(page):
         Select(browser.find_element(By.ID, "map")).select_by_value(kind)
         wait(
             browser,
-            lambda kind=kind: browser.execute_script("return document.querySelector('.steps').dataset.map") == kind,
+            lambda kind=kind: (
+                browser.execute_script("return document.querySelector('.steps').dataset.map")
+                == kind
+            ),
         )
-        maps.add(browser.execute_script("return document.querySelector('.steps > div:last-child canvas').toDataURL()"))
+        maps.add(
+            browser.execute_script(
+                "return document.querySelector('.steps > div:last-child canvas').toDataURL()"
+            )
+        )
     assert len(maps) == 3
-    assert "centre of the 17 × 17 pixels" in browser.find_element(By.ID, "routing").text
+    assert "center of the 17 × 17 pixels" in browser.find_element(By.ID, "routing").text
     browser.find_element(By.ID, "uniform").click()
     wait(browser, lambda: spreads() == [pytest.approx(0, abs=1e-6)])
     assert "gives every class the same 0.100" in browser.find_element(By.ID, "routing").text
@@ -327,7 +366,9 @@ def test_without_routing_the_couplings_are_uniform(page):
 
 def test_the_address_brings_everything_back(page):
     browser = page("ex=5")
-    sliders = wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input[type=range]"))
+    sliders = wait(
+        browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input[type=range]")
+    )
     set_slider(browser, sliders[2], 0.4)
     routed = browser.find_element(By.ID, "bars").text
     browser.find_element(By.ID, "uniform").click()
@@ -335,8 +376,15 @@ def test_the_address_brings_everything_back(page):
     wait(browser, lambda: moved(browser))
 
     def state():
-        values = [e.get_attribute("value") for e in browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input")]
-        return values, browser.find_element(By.ID, "bars").text, browser.find_element(By.ID, "uniform").is_selected()
+        values = [
+            e.get_attribute("value")
+            for e in browser.find_elements(By.CSS_SELECTOR, "#pose .sliders input")
+        ]
+        return (
+            values,
+            browser.find_element(By.ID, "bars").text,
+            browser.find_element(By.ID, "uniform").is_selected(),
+        )
 
     # The slider was set with routing; without it the pose under it is another.
     wait(browser, lambda: state()[1] != routed)
@@ -351,7 +399,12 @@ def test_a_transformation_draws_its_lines(page):
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#length-lines path")) == 6)
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose-lines path")) == 6)
     Select(browser.find_element(By.ID, "sweep")).select_by_value("right")
-    wait(browser, lambda: "shift right" in browser.find_element(By.ID, "length-lines").get_attribute("innerHTML"))
+    wait(
+        browser,
+        lambda: (
+            "shift right" in browser.find_element(By.ID, "length-lines").get_attribute("innerHTML")
+        ),
+    )
 
 
 def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
@@ -384,13 +437,13 @@ DROP = """const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(
   document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }))"""
 
 
-def test_a_colour_model_takes_colour_and_says_that_it_has_no_decoder(page, colour):
-    with served(colour) as address:
+def test_a_color_model_takes_color_and_says_that_it_has_no_decoder(page, color):
+    with served(color) as address:
         browser = page(at=address)
         assert "Reconstructions" not in browser.page_source
         assert "built without a decoder" in browser.find_element(By.ID, "pose").text
         assert browser.find_element(By.ID, "no-examples").text == "No test images: none."
-        browser.execute_script(DROP, base64.b64encode(png(colour="red")).decode())
+        browser.execute_script(DROP, base64.b64encode(png(color="red")).decode())
         wait(browser, lambda: pixels(browser, "seen")[:3] == [255, 0, 0])
         wait(browser, lambda: "px=" in browser.current_url)
         browser.find_element(By.ID, "clear").click()
@@ -404,7 +457,8 @@ def test_a_colour_model_takes_colour_and_says_that_it_has_no_decoder(page, colou
         wait(
             browser,
             lambda: (
-                "only its lengths" in browser.execute_script("return document.getElementById('overlap').textContent")
+                "only its lengths"
+                in browser.execute_script("return document.getElementById('overlap').textContent")
             ),
         )
         assert not browser.find_element(By.ID, "problem").is_displayed()
@@ -423,7 +477,11 @@ def test_images_of_two_digits_have_two_predictions(page, reader, digits):
 
 
 def shown_tabs(browser):
-    return [tab.text for tab in browser.find_elements(By.CSS_SELECTOR, "#tabs button") if tab.is_displayed()]
+    return [
+        tab.text
+        for tab in browser.find_elements(By.CSS_SELECTOR, "#tabs button")
+        if tab.is_displayed()
+    ]
 
 
 def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
@@ -442,14 +500,21 @@ def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
         walk = browser.find_element(By.CSS_SELECTOR, "#pose input[aria-label=walk]")
         set_slider(browser, walk, 0.001)
         wait(browser, lambda: "0 % of the way, capsule" in browser.find_element(By.ID, "pose").text)
-        wait(browser, lambda: max(abs(a - b) for a, b in zip(pixels(browser, "walk"), start, strict=True)) <= 2)
+        wait(
+            browser,
+            lambda: (
+                max(abs(a - b) for a, b in zip(pixels(browser, "walk"), start, strict=True)) <= 2
+            ),
+        )
         browser.find_element(By.ID, "tab-transform").click()
         wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#pose-lines path")) == 2)
         assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
 def test_a_system_without_capsules_and_classes_has_a_page(page):
-    session = Session(TellBrightness(named(Brightness(), classes=()), TrainConfig()), "brightness", bars())
+    session = Session(
+        TellBrightness(named(Brightness(), classes=()), TrainConfig()), "brightness", bars()
+    )
     with served(session) as address:
         browser = page("ex=0", at=address)
         assert "has no capsules" in browser.find_element(By.ID, "prediction").text
@@ -463,11 +528,15 @@ def test_a_finger_draws(page):
     try:
         browser.find_element(By.ID, "clear").click()
         wait(browser, lambda: max(pixels(browser, "seen")) == 0)
-        box = browser.execute_script("return document.getElementById('paper').getBoundingClientRect().toJSON()")
+        box = browser.execute_script(
+            "return document.getElementById('paper').getBoundingClientRect().toJSON()"
+        )
         for k, (x, y) in enumerate(SEVEN):
             place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
             kind = "touchMove" if k else "touchStart"
-            browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [place]})
+            browser.execute_cdp_cmd(
+                "Input.dispatchTouchEvent", {"type": kind, "touchPoints": [place]}
+            )
         browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
         wait(browser, lambda: longest(browser) == "7")
         assert browser.execute_script("return scrollY") == 0

@@ -28,7 +28,9 @@ classroom = pytest.importorskip("benchmarks.classroom", reason="needs a checkout
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's memory from /proc"),
+    pytest.mark.skipif(
+        not Path("/proc/self/status").exists(), reason="reads a process's memory from /proc"
+    ),
 ]
 CLIENTS, SECONDS, WARM = 10, 60, 20
 MOST_GROWTH = 32.0  # MB from the window after the warm-up to the last one
@@ -68,19 +70,30 @@ def served():
 def questions():
     """Requests of every kind, as (path, body)."""
     draw = np.random.default_rng(0)
-    first, second = (base64.b64encode(draw.integers(0, 256, 784, dtype=np.uint8).tobytes()).decode() for _ in range(2))
+    first, second = (
+        base64.b64encode(draw.integers(0, 256, 784, dtype=np.uint8).tobytes()).decode()
+        for _ in range(2)
+    )
     poses = draw.normal(0, 0.2, (21, 16)).round(3).tolist()
     turned = {"degrees": 20, "scale": 1.1, "right": 2, "down": -1, "changing": "degrees"}
     bodies = [
-        ("look", {"image": first}), ("look", {"image": second, "classes": [3, 8], "uniform": True}),
-        ("look", {"image": first, "motion": turned}), ("look", {"image": second, "model": 1}),
-        ("decode", {"label": 4, "poses": poses[:1]}), ("decode", {"label": 7, "poses": poses}),  # a walk
-        ("routing", {"image": first, "label": 2}), ("routing", {"image": second, "label": 5, "uniform": True}),
+        ("look", {"image": first}),
+        ("look", {"image": second, "classes": [3, 8], "uniform": True}),
+        ("look", {"image": first, "motion": turned}),
+        ("look", {"image": second, "model": 1}),
+        ("decode", {"label": 4, "poses": poses[:1]}),
+        ("decode", {"label": 7, "poses": poses}),  # a walk
+        ("routing", {"image": first, "label": 2}),
+        ("routing", {"image": second, "label": 5, "uniform": True}),
         ("sweep", {"image": first, "label": 1, "values": [-20, 0, 20], "motion": turned}),
-        ("overlap", {"image": first, "second": second, "right": 3}), ("examples", {"index": 5}),
+        ("overlap", {"image": first, "second": second, "right": 3}),
+        ("examples", {"index": 5}),
         ("examples", {"label": 6, "count": 5}),
-    ]  # fmt: skip
-    return [(f"/api/{name}", json.dumps(body)) for name, body in bodies] + [("/api/picture", png()), ("/", None)]
+    ]
+    return [(f"/api/{name}", json.dumps(body)) for name, body in bodies] + [
+        ("/api/picture", png()),
+        ("/", None),
+    ]
 
 
 def connected(port):
@@ -94,7 +107,7 @@ def ask(client, path, body):
 
 
 def alike(one, other):
-    """The same but for rounding: numbers to a thousandth, pictures to one step of grey."""
+    """The same but for rounding: numbers to a thousandth, pictures to one step of gray."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list):
@@ -102,7 +115,9 @@ def alike(one, other):
     if isinstance(one, float):
         return abs(one - other) < 1e-3
     if isinstance(one, str) and one != other:
-        here, there = (np.frombuffer(base64.b64decode(text), np.uint8).astype(int) for text in (one, other))
+        here, there = (
+            np.frombuffer(base64.b64decode(text), np.uint8).astype(int) for text in (one, other)
+        )
         return here.shape == there.shape and abs(here - there).max() <= 1
     return one == other
 
@@ -124,7 +139,9 @@ def test_ten_clients_for_a_minute(served):
     wrong, taken, end = [], [], time.monotonic() + SECONDS
 
     def right(status, text, whole):
-        return text == whole or (status == 200 and text[:1] == b"{" and alike(json.loads(text), json.loads(whole)))
+        return text == whole or (
+            status == 200 and text[:1] == b"{" and alike(json.loads(text), json.loads(whole))
+        )
 
     def client(seed):
         draw = random.Random(seed)

@@ -55,11 +55,16 @@ def refused(answer, status, why):
 def test_the_page_and_its_files_are_served_and_refer_to_nothing_else(client):
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    texts = [page.text, *(client.get(f"/static/{name}").text for name in STATIC if name != "index.html")]
+    texts = [
+        page.text,
+        *(client.get(f"/static/{name}").text for name in STATIC if name != "index.html"),
+    ]
     for text in texts:
         foreign = set(re.findall(r"https?://[^\"'` )]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not foreign
-    named = set(re.findall(r"static/([\w.]+)", page.text)) | set(re.findall(r'from "\./([\w.]+)"', "".join(texts)))
+    named = set(re.findall(r"static/([\w.]+)", page.text)) | set(
+        re.findall(r'from "\./([\w.]+)"', "".join(texts))
+    )
     assert named | {"index.html"} == set(STATIC)
     assert client.get("/static/main.js").headers["content-type"].startswith("text/javascript")
 
@@ -91,7 +96,13 @@ def test_every_question_has_an_answer(client, picture):
         "decode": {"label": 2, "poses": [[0.1] * 16, [0] * 16]},
         "routing": {"image": picture, "label": 0},
         "sweep": {"image": picture, "label": 0, "values": [-10, 0, 10], "motion": motion},
-        "overlap": {"image": picture, "second": picture, "right": 2, "down": -3.5, "classes": [0, 2]},
+        "overlap": {
+            "image": picture,
+            "second": picture,
+            "right": 2,
+            "down": -3.5,
+            "classes": [0, 2],
+        },
     }
     assert bodies.keys() == requests.SINGLE.keys() | requests.BATCHED.keys()
     found = {}
@@ -107,14 +118,21 @@ def test_every_question_has_an_answer(client, picture):
 
 
 def test_the_second_model_is_asked_by_number(client, picture):
-    assert [model["capsules"] for model in client.get("/api/about").json()["models"]] == [True, False]
+    assert [model["capsules"] for model in client.get("/api/about").json()["models"]] == [
+        True,
+        False,
+    ]
     found = client.post("/api/look", json={"image": picture, "model": 1}).json()
     assert found["pose"] is None
-    refused(client.post("/api/routing", json={"image": picture, "model": 1, "label": 0}), 400, "cannot be shown")
+    refused(
+        client.post("/api/routing", json={"image": picture, "model": 1, "label": 0}),
+        400,
+        "cannot be shown",
+    )
 
 
 def test_an_image_file_over_the_wire(client):
-    found = client.post("/api/picture", content=png(colour="white")).json()
+    found = client.post("/api/picture", content=png(color="white")).json()
     assert base64.b64decode(found["image"]) == b"\xff" * (SIZE[0] * SIZE[1])
 
 
@@ -170,16 +188,32 @@ def test_wrong_questions_are_refused_in_one_sentence(client, name, body, why):
 
 @pytest.mark.parametrize("values", [[], [0] * 42, [None], 5, [[0]], [1000]])
 def test_a_sweep_is_bounded(client, picture, values):
-    refused(client.post("/api/sweep", json={"image": picture, "label": 0, "values": values}), 400, "expected")
+    refused(
+        client.post("/api/sweep", json={"image": picture, "label": 0, "values": values}),
+        400,
+        "expected",
+    )
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"7", b"null", b'"text"', b'{"image": NaN}', b'{"image": Infinity}', b"\xff\xfe", b"\x00" * 9,
-        b"[" * 4000, b'{"a":' * 700, b'{"model": 1' + b"0" * 4000 + b"}", b'{"model": 1e999}',
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b'"text"',
+        b'{"image": NaN}',
+        b'{"image": Infinity}',
+        b"\xff\xfe",
+        b"\x00" * 9,
+        b"[" * 4000,
+        b'{"a":' * 700,
+        b'{"model": 1' + b"0" * 4000 + b"}",
+        b'{"model": 1e999}',
     ],
-)  # fmt: skip
+)
 def test_bodies_that_are_no_json_object_are_refused(client, body):
     answer = client.post("/api/look", content=body)
     refused(answer, 400, "")
@@ -188,10 +222,13 @@ def test_bodies_that_are_no_json_object_are_refused(client, body):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"image": NaN}', "NaN is no number"), (b'{"a" 1}', "at character 5"), (b"\xff\xfe", "UTF-8"),
-        (b"[" * 4000, "not too deep"), (b'{"model": 1' + b"0" * 5000 + b"}", "numbers of some digits"),
+        (b'{"image": NaN}', "NaN is no number"),
+        (b'{"a" 1}', "at character 5"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"[" * 4000, "not too deep"),
+        (b'{"model": 1' + b"0" * 5000 + b"}", "numbers of some digits"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_json_is_said_in_words_of_the_page(client, body, why):
     answer = client.post("/api/look", content=body)
     refused(answer, 400, why)
@@ -201,8 +238,14 @@ def test_what_is_no_json_is_said_in_words_of_the_page(client, body, why):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/x", 404), ("PUT", "/", 405), ("GET", "/api/look", 405)]
 )
-def test_paths_and_methods_that_there_are_not_are_refused_in_a_sentence(client, method, path, status):
-    refused(client.request(method, path), status, "no such page" if status == 404 else "not asked this way")
+def test_paths_and_methods_that_there_are_not_are_refused_in_a_sentence(
+    client, method, path, status
+):
+    refused(
+        client.request(method, path),
+        status,
+        "no such page" if status == 404 else "not asked this way",
+    )
 
 
 def test_a_connection_that_never_ends_its_request_is_closed(session, monkeypatch):
@@ -230,14 +273,17 @@ def test_infinity_does_not_come_in_as_a_large_number(client):
 
 def test_random_bodies_are_answered_without_a_failure(client, picture):
     draw = random.Random(0)
-    whole = json.dumps({"image": picture, "label": 0, "values": [0, 1], "poses": [[0.1] * 16], "index": 2}).encode()
+    whole = json.dumps(
+        {"image": picture, "label": 0, "values": [0, 1], "poses": [[0.1] * 16], "index": 2}
+    ).encode()
     for _ in range(150):
         body = bytearray(whole)
         for _ in range(draw.randint(1, 6)):
             start = draw.randrange(len(body))
             body[start : start + draw.randint(0, 40)] = draw.randbytes(draw.randint(0, 20))
         answer = client.post(
-            f"/api/{draw.choice(['look', 'decode', 'sweep', 'examples', 'routing'])}", content=bytes(body)
+            f"/api/{draw.choice(['look', 'decode', 'sweep', 'examples', 'routing'])}",
+            content=bytes(body),
         )
         assert answer.status_code in (200, 400, 413), answer.text
 
@@ -280,17 +326,31 @@ def test_bodies_that_are_too_large_are_refused(client, picture):
     refused(client.post("/api/picture", content=bytes(app.MOST_FILE + 1)), 413, "larger than")
     parts = (bytes(4096) for _ in range(30))  # without a length of the whole
     refused(client.post("/api/look", content=parts), 413, "larger than")
-    refused(client.post("/api/look", content=b"{}", headers={"content-length": "-1"}), 413, "larger than")
+    refused(
+        client.post("/api/look", content=b"{}", headers={"content-length": "-1"}),
+        413,
+        "larger than",
+    )
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
-        "/static/index.html", "/static/", "/..%5cserver.py", "/static/main.js%00.png", "/etc/passwd",
-        "/api/../server.py", "/static/%252e%252e%252fserver.py", "/favicon.ico", "/api/__class__",
+        "/static/../server.py",
+        "/static/..%2fserver.py",
+        "/static/%2e%2e/server.py",
+        "/static//etc/passwd",
+        "/static/index.html",
+        "/static/",
+        "/..%5cserver.py",
+        "/static/main.js%00.png",
+        "/etc/passwd",
+        "/api/../server.py",
+        "/static/%252e%252e%252fserver.py",
+        "/favicon.ico",
+        "/api/__class__",
     ],
-)  # fmt: skip
+)
 def test_no_path_reaches_a_file(client, path):
     for answer in (client.get(path), client.post(path, json={})):
         assert answer.status_code in (404, 405)
@@ -299,13 +359,24 @@ def test_no_path_reaches_a_file(client, path):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "169.254.169.254", "[::2]", "[::1", "[::1]x:80"],
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "",
+        "169.254.169.254",
+        "[::2]",
+        "[::1",
+        "[::1]x:80",
+    ],
 )
 def test_another_host_is_refused(client, host):
     refused(client.get("/api/about", headers={"host": host}), 403, "not called")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost:9000", "LOCALHOST", "[::1]:8700", "127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8700", "localhost:9000", "LOCALHOST", "[::1]:8700", "127.0.0.1"]
+)
 def test_this_machine_is_known_by_its_names_on_any_port(client, host):
     assert client.get("/api/about", headers={"host": host}).status_code == 200
 
@@ -314,7 +385,11 @@ def test_this_machine_is_known_by_its_names_on_any_port(client, host):
     "origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8700.evil"]
 )
 def test_another_page_is_refused(client, origin, picture):
-    refused(client.post("/api/look", json={"image": picture}, headers={"origin": origin}), 403, "other pages")
+    refused(
+        client.post("/api/look", json={"image": picture}, headers={"origin": origin}),
+        403,
+        "other pages",
+    )
 
 
 def test_the_own_page_is_not(client, picture):
@@ -331,7 +406,11 @@ def test_elsewhere_every_request_needs_the_token(session):
         refused(far.get("/", params={"token": token}), 403, "token")
     assert far.get("/", params={"token": access.token}).status_code == 200
     assert far.get("/api/about", headers={"x-token": access.token}).status_code == 200
-    refused(far.get("/", params={"token": access.token}, headers={"host": "evil.example"}), 403, "not called")
+    refused(
+        far.get("/", params={"token": access.token}, headers={"host": "evil.example"}),
+        403,
+        "not called",
+    )
     assert page_url("0.0.0.0", 80, access.token) == f"http://127.0.0.1:80/?token={access.token}"
 
 

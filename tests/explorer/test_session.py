@@ -9,7 +9,7 @@ from PIL import Image
 from torchcaps.data import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
-from torchcaps.explorer import Session, laid_over
+from torchcaps.explorer import Session, overlay
 from torchcaps.explorer import session as session_module
 from torchcaps.explorer.session import Motion
 from torchcaps.models import create_model
@@ -87,7 +87,14 @@ def test_places_look_at_their_receptive_fields():
 
 def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     torch.manual_seed(0)
-    small_caps = {"channels": 4, "primary_types": 2, "types": (2, 2), "num_classes": 3, "in_chans": 2, "img_size": 21}
+    small_caps = {
+        "channels": 4,
+        "primary_types": 2,
+        "types": (2, 2),
+        "num_classes": 3,
+        "in_chans": 2,
+        "img_size": 21,
+    }
     model = Session(named(create_model("matrix_caps", **small_caps), (21, 21), 2), "matrix")
     picture = torch.randint(0, 255, (2, 21, 21), dtype=torch.uint8)
     found, look = model.routing(picture, 1), model.look(picture)
@@ -98,7 +105,9 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     assert found.sight.first[0] + found.sight.step * (rows - 1) <= 21
     assert look.reconstructions is None
     assert model.pose_dim == 16
-    assert model.describe()["activation"] == "activation"  # activations of their own, not lengths of poses
+    assert (
+        model.describe()["activation"] == "activation"
+    )  # activations of their own, not lengths of poses
     with pytest.raises(ValueError, match="no decoder"):
         model.decode(torch.zeros(1, 16), 0)
 
@@ -109,8 +118,11 @@ def test_a_cnn_has_probabilities_and_nothing_else(plain, image):
     assert found.pose is None
     assert found.reconstructions is None
     assert plain.describe()["capsules"] is False
-    for ask in (lambda: plain.routing(image, 0), lambda: plain.look(image, routing="uniform"),
-                lambda: plain.decode(torch.zeros(1, 16), 0)):  # fmt: skip
+    for ask in (
+        lambda: plain.routing(image, 0),
+        lambda: plain.look(image, routing="uniform"),
+        lambda: plain.decode(torch.zeros(1, 16), 0),
+    ):
         with pytest.raises(ValueError, match="this model has no|cannot be shown"):
             ask()
     assert plain.sweep(image, Motion(), [0.0], 0).pose is None
@@ -125,9 +137,9 @@ def test_a_sweep_passes_through_the_input(session, image):
 
 
 def test_overlaid_light_adds_up_and_clips(image):
-    assert torch.equal(laid_over(image, torch.zeros_like(image)), image)
-    assert laid_over(image, torch.full_like(image, 255)).min() == 255
-    moved = laid_over(torch.zeros_like(image), image, right=3, down=-2)
+    assert torch.equal(overlay(image, torch.zeros_like(image)), image)
+    assert overlay(image, torch.full_like(image, 255)).min() == 255
+    moved = overlay(torch.zeros_like(image), image, right=3, down=-2)
     assert torch.equal(moved[:, :-2, 3:], image[:, 2:, :-3])
     assert moved[:, -2:].max() == 0
 
@@ -136,16 +148,16 @@ def test_examples_by_index_and_by_class(session):
     picture, labels = session.example(4)
     assert torch.equal(picture, session.examples.images[4])
     assert labels == (1,)
-    assert session.labelled(1).tolist() == [1, 4, 7]
+    assert session.labeled(1).tolist() == [1, 4, 7]
     for index in (-1, 9):
         with pytest.raises(ValueError, match="index: expected between 0 and 8"):
             session.example(index)
 
 
-def test_an_image_file_becomes_a_picture_of_the_model(session, colour):
+def test_an_image_file_becomes_a_picture_of_the_model(session, color):
     assert session.picture(png()).shape == (1, *SIZE)
     assert session.picture(png()).min() == 255
-    red = colour.picture(png(colour="red", kind="JPEG"))
+    red = color.picture(png(color="red", kind="JPEG"))
     assert red.shape == (3, *SIZE)
     assert red[0].min() > 200
     assert red[1:].max() < 60
@@ -171,8 +183,8 @@ def test_a_large_image_is_refused_before_it_is_decoded(session, monkeypatch):
         session.picture(png())
 
 
-def test_a_picture_is_fitted_to_another_model(colour, session, image):
-    assert colour.fitted(image).shape == (3, *SIZE)
+def test_a_picture_is_fitted_to_another_model(color, session, image):
+    assert color.fitted(image).shape == (3, *SIZE)
     assert torch.equal(session.fitted(image), image)
 
 
@@ -189,7 +201,7 @@ def test_a_picture_is_fitted_to_another_model(colour, session, image):
         (lambda s, i: s.decode(torch.zeros(65, 16), 0), "poses: expected between"),
         (lambda s, i: s.sweep(i, Motion(), [0.0] * 42, 0), "values: expected between"),
         (lambda s, i: s.sweep(i, Motion(), [400.0], 0), "degrees: expected between"),
-        (lambda s, i: Motion(changing="colour"), "unknown motion 'colour'"),
+        (lambda s, i: Motion(changing="color"), "unknown motion 'color'"),
         (lambda s, i: Motion(scale=float("nan")), "scale: expected between"),
     ],
 )
@@ -198,17 +210,22 @@ def test_what_does_not_fit_is_one_sentence(session, image, ask, why):
         ask(session, image)
 
 
-def test_a_session_says_what_it_has(session, colour):
+def test_a_session_says_what_it_has(session, color):
     about = session.describe()
-    assert (about["classes"], about["dim"], about["examples"], about["data"]) == (list(CLASSES), 16, 9, "bars")
-    assert (about["decoder"], colour.describe()["decoder"]) == (True, False)
+    assert (about["classes"], about["dim"], about["examples"], about["data"]) == (
+        list(CLASSES),
+        16,
+        9,
+        "bars",
+    )
+    assert (about["decoder"], color.describe()["decoder"]) == (True, False)
     assert (about["activation"], about["several"]) == ("length", 1)
     pairs = Session(session.model, "pairs", make_pairs(bars(), pad=0))
     assert pairs.describe()["several"] == 2
     assert len(pairs.example(0)[1]) == 2
-    assert colour.describe()["note"] == "No test images: none."
+    assert color.describe()["note"] == "No test images: none."
     with pytest.raises(ValueError, match="there are none"):
-        colour.example(0)
+        color.example(0)
 
 
 def test_a_model_that_was_not_loaded_is_refused():

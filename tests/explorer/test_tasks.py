@@ -28,7 +28,9 @@ HOME = "http://127.0.0.1:8700"
 class Spots(nn.Module):
     """Five capsules of a presence and a place, which are no classes; each draws a spot as bright as it is present."""
 
-    spec = ModelSpec(pose=True, activation="probability", decoder=True, task="spots", loss="reconstruction")
+    spec = ModelSpec(
+        pose=True, activation="probability", decoder=True, task="spots", loss="reconstruction"
+    )
 
     def __init__(self):
         super().__init__()
@@ -39,7 +41,10 @@ class Spots(nn.Module):
         return Capsules(found[..., :2], found[..., 2].sigmoid())
 
     def reconstruct(self, capsules, labels=None):
-        rows, columns = (torch.arange(size).view(shape) for size, shape in zip(SIZE, ((-1, 1), (1, -1)), strict=True))
+        rows, columns = (
+            torch.arange(size).view(shape)
+            for size, shape in zip(SIZE, ((-1, 1), (1, -1)), strict=True)
+        )
         x, y = (capsules.pose[..., k, None, None] for k in (0, 1))
         spots = (-((columns - SIZE[1] / 2 - x) ** 2 + (rows - SIZE[0] / 2 - y) ** 2) / 8).exp()
         presence = capsules.activation
@@ -49,7 +54,7 @@ class Spots(nn.Module):
 
 
 class FindSpots(Task):
-    name, losses, labelled = "spots", ("reconstruction",), False
+    name, losses, labeled = "spots", ("reconstruction",), False
     offers = frozenset({"decode", "sweep"})
 
 
@@ -63,7 +68,7 @@ class Brightness(nn.Module):
 
 
 class TellBrightness(Task):
-    name, losses, labelled = "brightness", ("error",), False
+    name, losses, labeled = "brightness", ("error",), False
 
 
 class Halves(nn.Module):
@@ -96,9 +101,23 @@ def test_capsules_that_are_no_classes_are_numbered_and_examples_have_no_labels(s
     client = client_of(spots)
     found = about(client)
     assert found["classes"] == [f"capsule {k}" for k in range(1, 6)]
-    assert (found["task"], found["offers"], found["labelled"]) == ("spots", ["decode", "sweep"], False)
-    assert (found["capsules"], found["decoder"], found["dim"], found["activation"]) == (True, True, 2, "activation")
-    assert (found["routes"], found["steps"], found["several"], found["examples"]) == (False, False, 1, 9)
+    assert (found["task"], found["offers"], found["labeled"]) == (
+        "spots",
+        ["decode", "sweep"],
+        False,
+    )
+    assert (found["capsules"], found["decoder"], found["dim"], found["activation"]) == (
+        True,
+        True,
+        2,
+        "activation",
+    )
+    assert (found["routes"], found["steps"], found["several"], found["examples"]) == (
+        False,
+        False,
+        1,
+        9,
+    )
     [example] = client.post("/api/examples", json={"index": 1}).json()["examples"]
     assert example["labels"] == []
     answer = client.post("/api/examples", json={"label": 1})
@@ -126,14 +145,20 @@ def test_presences_come_with_the_poses_that_are_drawn(spots, picture):
     body = {"label": 2, "poses": [[1, -2], [0, 0]]}
     full, half = (
         [np.frombuffer(base64.b64decode(text), np.uint8) for text in answer.json()["drawn"]]
-        for answer in (client.post("/api/decode", json=body | more) for more in ({}, {"activations": [0.5, 0.25]}))
+        for answer in (
+            client.post("/api/decode", json=body | more)
+            for more in ({}, {"activations": [0.5, 0.25]})
+        )
     )
     assert full[0].max() > 200
     assert np.allclose(full[0] * 0.5, half[0], atol=1)
     assert np.allclose(full[1] * 0.25, half[1], atol=1)
     for wrong in ([0.5], [0.5, "1"], 1, [0.5, 1e9]):
         answer = client.post("/api/decode", json=body | {"activations": wrong})
-        assert (answer.status_code, answer.json()["error"].startswith("activations: expected")) == (400, True)
+        assert (answer.status_code, answer.json()["error"].startswith("activations: expected")) == (
+            400,
+            True,
+        )
 
 
 def test_what_the_task_does_not_offer_is_refused_in_one_sentence(spots, image, picture):
@@ -156,19 +181,37 @@ class Reading(Task):
 def test_a_task_may_offer_less_than_its_model_has(image):
     session = Session(Reading(small(), TrainConfig()), "small", bars())
     found = session.describe()
-    assert (found["labelled"], found["decoder"], found["routes"], found["steps"]) == (True, False, False, False)
+    assert (found["labeled"], found["decoder"], found["routes"], found["steps"]) == (
+        True,
+        False,
+        False,
+        False,
+    )
     assert session.look(image).reconstructions is None
     with pytest.raises(ValueError, match="sweep: the task reading does not offer it"):
         session.sweep(image, Motion(), [0.0], 0)
 
 
 def test_a_system_without_capsules_and_classes_is_served(picture):
-    client = client_of(Session(TellBrightness(named(Brightness(), classes=()), TrainConfig()), "b", bars()))
+    client = client_of(
+        Session(TellBrightness(named(Brightness(), classes=()), TrainConfig()), "b", bars())
+    )
     found = about(client)
-    assert (found["classes"], found["offers"], found["task"], found["parameters"]) == ([], [], "brightness", 0)
+    assert (found["classes"], found["offers"], found["task"], found["parameters"]) == (
+        [],
+        [],
+        "brightness",
+        0,
+    )
     answer = client.post("/api/look", json={"image": picture})
     assert answer.status_code == 200, answer.text
-    assert answer.json() | {"image": ""} == {"activation": [], "pose": None, "drawn": None, "shown": [], "image": ""}
+    assert answer.json() | {"image": ""} == {
+        "activation": [],
+        "pose": None,
+        "drawn": None,
+        "shown": [],
+        "image": "",
+    }
 
 
 def test_a_module_that_declares_nothing_is_a_classifier(picture):
@@ -179,5 +222,7 @@ def test_a_module_that_declares_nothing_is_a_classifier(picture):
 
 
 def test_the_places_of_routing_maps_reach_the_page(session, image, picture):
-    sight = client_of(session).post("/api/routing", json={"image": picture, "label": 0}).json()["sight"]
+    sight = (
+        client_of(session).post("/api/routing", json={"image": picture, "label": 0}).json()["sight"]
+    )
     assert sight == {"first": list(session.routing(image, 0).sight.first), "step": 2, "size": 17}

@@ -61,9 +61,13 @@ def asked(one, requests):
     async def ask():
         tasks = []
         with busy(one):
-            for stream, argument, *several in requests:
-                function = together if several else alone
-                tasks.append(asyncio.create_task(one.run(function, argument, stream, together=bool(several))))
+            for stream, argument, *multilabel in requests:
+                function = together if multilabel else alone
+                tasks.append(
+                    asyncio.create_task(
+                        one.run(function, argument, stream, together=bool(multilabel))
+                    )
+                )
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -91,7 +95,10 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it():
     answers, seen = asked(Worker(), [*full, ("late", "b"), ("7", "c"), ("", "d")])
     rest = ["A"] * (worker.MOST_WAITING - 8)
     assert kinds(answers) == ["A"] * 7 + [Superseded, *rest, HTTPException, "C", HTTPException]
-    assert (answers[-1].status_code, answers[-1].detail) == (503, "the server is busy; try again in a moment")
+    assert (answers[-1].status_code, answers[-1].detail) == (
+        503,
+        "the server is busy; try again in a moment",
+    )
     assert seen[7] == ["c"]
 
 
@@ -103,7 +110,9 @@ def test_what_one_pass_can_answer_leaves_the_queue_together():
 
 
 def test_a_request_that_fails_takes_no_other_with_it():
-    answers, seen = asked(Worker(), [("1", "a", True), ("2", "bad", True), ("3", "c", True), ("4", "bad"), ("5", "e")])
+    answers, seen = asked(
+        Worker(), [("1", "a", True), ("2", "bad", True), ("3", "c", True), ("4", "bad"), ("5", "e")]
+    )
     assert kinds(answers) == ["A", ValueError, "C", ValueError, "E"]
     assert seen == [["a", "bad", "c"], ["a"], ["bad"], ["c"], ["bad"], ["e"]]
 
@@ -161,7 +170,9 @@ def posted(client, one, requests):
     def post(k, stream, content):
         answers[k] = client.post("/api/look", json=content, headers={"x-stream": stream})
 
-    threads = [threading.Thread(target=post, args=(k, *request)) for k, request in enumerate(requests)]
+    threads = [
+        threading.Thread(target=post, args=(k, *request)) for k, request in enumerate(requests)
+    ]
     lined_up = one._enqueue
     queue = threading.Semaphore(0)
     one._enqueue = lambda *job: (lined_up(*job), queue.release())
@@ -174,17 +185,28 @@ def posted(client, one, requests):
     return answers
 
 
-def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(session, plain, pictures, monkeypatch):
-    wanted = [session.look(image, classes) for image, classes in zip(pictures, ([], [2], [0, 1], []), strict=True)]
+def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(
+    session, plain, pictures, monkeypatch
+):
+    wanted = [
+        session.look(image, classes)
+        for image, classes in zip(pictures, ([], [2], [0, 1], []), strict=True)
+    ]
     passes, looks = [], Session.looks
     monkeypatch.setattr(
-        Session, "looks", lambda self, images, *rest: passes.append(len(images)) or looks(self, images, *rest)
+        Session,
+        "looks",
+        lambda self, images, *rest: passes.append(len(images)) or looks(self, images, *rest),
     )
     one = Worker()
     requests = [
-        ("a", body(pictures[0])), ("b", body(pictures[1], classes=[2])), ("c", body(pictures[2], classes=[0, 1])),
-        ("d", body(pictures[3])), ("e", body(pictures[0], model=1)), ("f", body(pictures[0], uniform=True)),
-    ]  # fmt: skip
+        ("a", body(pictures[0])),
+        ("b", body(pictures[1], classes=[2])),
+        ("c", body(pictures[2], classes=[0, 1])),
+        ("d", body(pictures[3])),
+        ("e", body(pictures[0], model=1)),
+        ("f", body(pictures[0], uniform=True)),
+    ]
     client = TestClient(make_app([session, plain], worker=one), base_url=HOME)
     answers = [answer.json() for answer in posted(client, one, requests)]
     assert passes == [4, 1, 1]
@@ -200,12 +222,18 @@ def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(session, plai
 
 def test_a_request_that_made_room_is_told_so_without_an_error(session, pictures):
     one = Worker()
-    requests = [("mine", body(pictures[0])), ("yours", {"image": "AAAA"}), ("mine", body(pictures[1]))]
+    requests = [
+        ("mine", body(pictures[0])),
+        ("yours", {"image": "AAAA"}),
+        ("mine", body(pictures[1])),
+    ]
     client = TestClient(make_app([session], worker=one), base_url=HOME)
     first, wrong, newest = posted(client, one, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
-    assert newest.json()["activation"] == pytest.approx(session.look(pictures[1]).activation.tolist(), abs=1e-4)
+    assert newest.json()["activation"] == pytest.approx(
+        session.look(pictures[1]).activation.tolist(), abs=1e-4
+    )
 
 
 def test_a_busy_server_says_so(session, pictures, monkeypatch):
@@ -213,7 +241,10 @@ def test_a_busy_server_says_so(session, pictures, monkeypatch):
     monkeypatch.setattr(worker, "MOST_WAITING", 0)
     client = TestClient(make_app([session], worker=one), base_url=HOME)
     answer = client.post("/api/look", json=body(pictures[0]), headers={"x-stream": "mine"})
-    assert (answer.status_code, answer.json()) == (503, {"error": "the server is busy; try again in a moment"})
+    assert (answer.status_code, answer.json()) == (
+        503,
+        {"error": "the server is busy; try again in a moment"},
+    )
     monkeypatch.setattr(app, "MOST_FILES", 0)
     answer = client.post("/api/picture", content=b"")
     assert (answer.status_code, "image files" in answer.json()["error"]) == (503, True)

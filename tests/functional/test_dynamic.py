@@ -38,7 +38,9 @@ def test_equals_numpy(iterations, leaky, biased):
     pose, coupling = numpy_routing(votes.numpy(), iterations, 0.1 if biased else 0.0, leaky)
     np.testing.assert_allclose(routed.pose.numpy(), pose, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(routed.coupling.numpy(), coupling, rtol=1e-6)
-    np.testing.assert_allclose(routed.activation.numpy(), np.linalg.norm(pose, axis=-1), rtol=1e-6, atol=2e-8)
+    np.testing.assert_allclose(
+        routed.activation.numpy(), np.linalg.norm(pose, axis=-1), rtol=1e-6, atol=2e-8
+    )
 
 
 def test_softmax_runs_over_parents():
@@ -68,7 +70,9 @@ def test_logits_belong_to_a_sample():
     votes = random_votes(4, 6, 3, 2)
     alone = dynamic_routing(votes[2:3])
     torch.testing.assert_close(dynamic_routing(votes).pose[2:3], alone.pose)
-    torch.testing.assert_close(dynamic_routing(votes).pose, dynamic_routing(votes).pose)  # nothing is kept
+    torch.testing.assert_close(
+        dynamic_routing(votes).pose, dynamic_routing(votes).pose
+    )  # nothing is kept
 
 
 @pytest.mark.parametrize("space", [(), (2, 3)])
@@ -84,7 +88,9 @@ def test_space(space):
 def test_full_gradient(iterations):
     votes = random_votes(2, 4, 3, 2, dtype=torch.float64).requires_grad_()
     bias = torch.full((3, 2), 0.1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda u, b: dynamic_routing(u, iterations, bias=b), (votes, bias))
+    assert torch.autograd.gradcheck(
+        lambda u, b: dynamic_routing(u, iterations, bias=b), (votes, bias)
+    )
 
 
 def test_detached_gradient_treats_the_coupling_as_constant():

@@ -36,7 +36,9 @@ def numpy_e_step(votes, mu, var, logit):
     coupling = np.zeros((children, parents))
     for i in range(children):
         for j in range(parents):
-            density = np.prod(np.exp(-((votes[i, j] - mu[j]) ** 2) / (2 * var[j])) / np.sqrt(2 * np.pi * var[j]))
+            density = np.prod(
+                np.exp(-((votes[i, j] - mu[j]) ** 2) / (2 * var[j])) / np.sqrt(2 * np.pi * var[j])
+            )
             coupling[i, j] = sigmoid(logit[j]) * density
         coupling[i] /= coupling[i].sum()
     return coupling
@@ -47,7 +49,9 @@ def numpy_em(votes, activation, beta_u, beta_a, iterations, final):
     children, parents, _ = votes.shape
     coupling = np.full((children, parents), 1 / parents)
     for t in range(iterations):
-        fit = numpy_m_step(votes, coupling * activation[:, None], beta_u, beta_a, final * (1 - 0.95 ** (t + 1)))
+        fit = numpy_m_step(
+            votes, coupling * activation[:, None], beta_u, beta_a, final * (1 - 0.95 ** (t + 1))
+        )
         if t == iterations - 1:
             return fit[0], sigmoid(fit[2]), coupling
         coupling = numpy_e_step(votes, *fit)
@@ -76,7 +80,9 @@ def test_one_iteration_is_one_weighted_gaussian_fit():
     for b in range(2):
         for j in range(3):
             mean = np.average(votes[b, :, j].numpy(), axis=0, weights=activation[b].numpy())
-            var = np.average((votes[b, :, j].numpy() - mean) ** 2, axis=0, weights=activation[b].numpy())
+            var = np.average(
+                (votes[b, :, j].numpy() - mean) ** 2, axis=0, weights=activation[b].numpy()
+            )
             np.testing.assert_allclose(routed.pose[b, j], mean, rtol=1e-6)
             cost = 0.5 * np.log(var + VAR_MIN).sum() * activation[b].sum().item() / 3
             assert routed.activation[b, j].item() == pytest.approx(sigmoid(-0.5 * cost), rel=1e-6)
@@ -92,7 +98,10 @@ def test_couplings_sum_to_one_over_parents_and_not_over_children():
 def test_the_order_of_children_does_not_matter():
     votes, activation = random_votes(2, 9, 3, 4), torch.rand(2, 9, generator=seeded(1))
     order = torch.randperm(9, generator=seeded(2))
-    one, other = em_routing(votes, activation, 0.1, 0.2), em_routing(votes[:, order], activation[:, order], 0.1, 0.2)
+    one, other = (
+        em_routing(votes, activation, 0.1, 0.2),
+        em_routing(votes[:, order], activation[:, order], 0.1, 0.2),
+    )
     torch.testing.assert_close(other.pose, one.pose)
     torch.testing.assert_close(other.activation, one.activation)
     torch.testing.assert_close(other.coupling, one.coupling[:, order])
@@ -123,7 +132,9 @@ def test_parents_that_agree_attract_and_are_active():
     routed = em_routing(votes, torch.ones(1, 20), 0.0, 0.0, 3, 0.5)
     assert routed.activation[0, 0] > 0.9 > routed.activation[0, 1]
     assert routed.coupling[0, :, 0].min() > 0.9
-    torch.testing.assert_close(routed.pose[0, 0], torch.tensor([1.0, -2.0, 0.5, 3.0]), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        routed.pose[0, 0], torch.tensor([1.0, -2.0, 0.5, 3.0]), atol=0.05, rtol=0
+    )
 
 
 @pytest.mark.parametrize("children", [1, 8])
@@ -140,7 +151,10 @@ def test_identical_votes(children, level):
 
 
 def test_zero_votes_and_zero_activations_have_finite_gradients():
-    leaves = [x.requires_grad_() for x in (torch.zeros(2, 6, 3, 4), torch.zeros(2, 6), torch.zeros(3), torch.zeros(3))]
+    leaves = [
+        x.requires_grad_()
+        for x in (torch.zeros(2, 6, 3, 4), torch.zeros(2, 6), torch.zeros(3), torch.zeros(3))
+    ]
     routed = em_routing(*leaves)
     for gradient in torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), leaves):
         assert gradient.isfinite().all()
@@ -157,8 +171,12 @@ def test_far_off_children_underflow_to_no_nan():
 def test_gradients():
     votes = random_votes(1, 4, 3, 4, dtype=torch.float64).requires_grad_()
     activation = torch.rand(1, 4, generator=seeded(1), dtype=torch.float64).requires_grad_()
-    betas = [torch.randn(3, generator=seeded(k), dtype=torch.float64).requires_grad_() for k in (2, 3)]
-    assert torch.autograd.gradcheck(lambda *x: tuple(em_routing(*x, 3, 0.7)), (votes, activation, *betas))
+    betas = [
+        torch.randn(3, generator=seeded(k), dtype=torch.float64).requires_grad_() for k in (2, 3)
+    ]
+    assert torch.autograd.gradcheck(
+        lambda *x: tuple(em_routing(*x, 3, 0.7)), (votes, activation, *betas)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -177,7 +195,9 @@ def test_half_precision_and_autocast_are_computed_in_float32(dtype):
 def test_temperatures():
     assert temperatures(3, 0.01) == pytest.approx([0.0005, 0.000975, 0.00142625])
     assert temperatures(2, [0.1, 0.2]) == [0.1, 0.2]
-    with pytest.raises(ValueError, match="inverse_temperature: expected a number or 3 of them, got 2"):
+    with pytest.raises(
+        ValueError, match="inverse_temperature: expected a number or 3 of them, got 2"
+    ):
         temperatures(3, [0.1, 0.2])
     with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
         temperatures(0, 0.1)

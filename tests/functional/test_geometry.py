@@ -1,9 +1,9 @@
-"""Matrix poses: votes, coordinate addition, centres of receptive fields."""
+"""Matrix poses: votes, coordinate addition, centers of receptive fields."""
 
 import pytest
 import torch
 
-from torchcaps.functional import coordinate_addition, matrix_votes, receptive_centres
+from torchcaps.functional import coordinate_addition, matrix_votes, receptive_centers
 from torchcaps.testing import seeded
 
 
@@ -14,17 +14,25 @@ def test_votes_have_the_pose_on_the_left():
     assert votes.shape == (2, 3, 5, 4, 16)
     for i in range(5):
         for j in range(4):
-            torch.testing.assert_close(votes[1, 2, i, j].view(4, 4), pose[1, 2, i].view(4, 4) @ weight[i, j])
+            torch.testing.assert_close(
+                votes[1, 2, i, j].view(4, 4), pose[1, 2, i].view(4, 4) @ weight[i, j]
+            )
 
 
 def test_votes_of_poses_that_are_not_square():
-    pose, weight = torch.randn(2, 5, 6, generator=seeded()), torch.randn(5, 4, 3, 7, generator=seeded(1))
+    pose, weight = (
+        torch.randn(2, 5, 6, generator=seeded()),
+        torch.randn(5, 4, 3, 7, generator=seeded(1)),
+    )
     votes = matrix_votes(pose, weight)
     torch.testing.assert_close(votes[1, 2, 3].view(2, 7), pose[1, 2].view(2, 3) @ weight[2, 3])
 
 
 def test_wrong_votes():
-    with pytest.raises(ValueError, match=r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, chil"):
+    with pytest.raises(
+        ValueError,
+        match=r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, chil",
+    ):
         matrix_votes(torch.rand(2, 4, 16), torch.rand(5, 3, 4, 4))
     with pytest.raises(ValueError, match="pose: expected .*in_dim=12"):
         matrix_votes(torch.rand(2, 5, 15), torch.rand(5, 3, 4, 4))
@@ -38,7 +46,9 @@ def test_coordinates_go_to_the_right_hand_column():
     expected = torch.zeros(4, 4)
     expected[0, 3], expected[1, 3] = 2.0, 14.0
     torch.testing.assert_close(matrix, expected, atol=1e-5, rtol=0)
-    assert (added - added[:1, :, :, :1, :1]).abs().max() < 1e-5  # equal for samples, children and parents
+    assert (
+        added - added[:1, :, :, :1, :1]
+    ).abs().max() < 1e-5  # equal for samples, children and parents
 
 
 def test_other_elements_and_wrong_ones():
@@ -52,20 +62,22 @@ def test_other_elements_and_wrong_ones():
         coordinate_addition(votes, rows, rows)
 
 
-def test_centres():
-    assert receptive_centres(32, [(5, 2), (3, 2), (3, 1)]) == [-8.0, -4.0, 0.0, 4.0]
-    assert receptive_centres(4, []) == [-2.0, -1.0, 0.0, 1.0]
-    assert receptive_centres(28, [(5, 2)]) == [2 + 2 * k - 14 for k in range(12)]
+def test_centers():
+    assert receptive_centers(32, [(5, 2), (3, 2), (3, 1)]) == [-8.0, -4.0, 0.0, 4.0]
+    assert receptive_centers(4, []) == [-2.0, -1.0, 0.0, 1.0]
+    assert receptive_centers(28, [(5, 2)]) == [2 + 2 * k - 14 for k in range(12)]
     with pytest.raises(ValueError, match="size of the map: expected at least 3, got 2"):
-        receptive_centres(8, [(5, 2), (3, 1)])
+        receptive_centers(8, [(5, 2), (3, 1)])
 
 
-def test_centres_are_where_a_pixel_moves_the_output():
-    """The gradient of one output of averaging layers is symmetrical about its centre."""
+def test_centers_are_where_a_pixel_moves_the_output():
+    """The gradient of one output of averaging layers is symmetrical about its center."""
     image = torch.zeros(1, 1, 32, requires_grad=True)
     x = image
     for kernel, stride in ((5, 2), (3, 2), (3, 1)):
         x = torch.nn.functional.avg_pool1d(x, kernel, stride)
-    for k, centre in enumerate(receptive_centres(32, [(5, 2), (3, 2), (3, 1)])):
+    for k, center in enumerate(receptive_centers(32, [(5, 2), (3, 2), (3, 1)])):
         (weight,) = torch.autograd.grad(x[0, 0, k], image, retain_graph=True)
-        assert (weight[0, 0] * (torch.arange(32) - 16)).sum().item() == pytest.approx(centre, abs=1e-4)
+        assert (weight[0, 0] * (torch.arange(32) - 16)).sum().item() == pytest.approx(
+            center, abs=1e-4
+        )

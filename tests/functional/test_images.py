@@ -1,9 +1,9 @@
-"""Images moved by matrices, and standardised ones."""
+"""Images moved by matrices, and standardized ones."""
 
 import pytest
 import torch
 
-from torchcaps.functional import move_by_matrix, shift_matrices, standardise
+from torchcaps.functional import move_by_matrix, shift_matrices, standardize
 
 
 def brightest(image):
@@ -42,29 +42,31 @@ def test_shifts_are_in_pixels_to_the_right_and_downwards():
 def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"matrices: expected \[batch=2, rows=3, columns=3\], got"):
         move_by_matrix(torch.zeros(2, 1, 4, 4), torch.eye(3)[None])
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels, height, width\], got \[4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels, height, width\], got \[4, 4\]"
+    ):
         move_by_matrix(torch.zeros(4, 4), torch.eye(3)[None])
     with pytest.raises(ValueError, match=r"shifts: expected \[batch, shift=2\], got \[2\]"):
         shift_matrices(torch.zeros(2), (4, 4))
 
 
-def test_standardised_over_both_eyes():
-    images = torch.rand(5, 2, 8, 8, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.2]).view(
-        1, 2, 1, 1
-    )
-    found = standardise(images)
+def test_standardized_over_both_eyes():
+    images = torch.rand(5, 2, 8, 8, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 0.2]
+    ).view(1, 2, 1, 1)
+    found = standardize(images)
     torch.testing.assert_close(found.mean((1, 2, 3)), torch.zeros(5), atol=1e-6, rtol=0)
     torch.testing.assert_close(found.var((1, 2, 3), correction=0), torch.ones(5))
     assert found[:, 0].mean() > 0 > found[:, 1].mean()  # one scale for both
-    assert standardise(torch.full((1, 1, 4, 4), 0.3)).abs().max() < 1e-4
+    assert standardize(torch.full((1, 1, 4, 4), 0.3)).abs().max() < 1e-4
 
 
-def test_the_gradient_is_finite_for_an_image_of_one_grey():
+def test_the_gradient_is_finite_for_an_image_of_one_gray():
     images = torch.full((2, 1, 4, 4), 0.3, requires_grad=True)
-    standardise(images).square().sum().backward()
+    standardize(images).square().sum().backward()
     assert images.grad.isfinite().all()
 
 
 def test_half_precision_is_computed_in_full():
     images = torch.rand(2, 1, 8, 8).bfloat16()
-    torch.testing.assert_close(standardise(images), standardise(images.float()))
+    torch.testing.assert_close(standardize(images), standardize(images.float()))

@@ -7,7 +7,9 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.tasks.collapse import plateau
 
 
-@pytest.mark.parametrize(("length", "expected"), [(0.0, 0.81), (1.0, 3.645), (0.9, 9 * 0.5 * 0.64), (0.1, 0.64)])
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0.0, 0.81), (1.0, 3.645), (0.9, 9 * 0.5 * 0.64), (0.1, 0.64)]
+)
 def test_fingerprints(length, expected):
     loss = margin_loss(torch.full((4, 10), length), torch.tensor([0, 3, 5, 9]))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
@@ -35,7 +37,9 @@ def test_margin_is_summed_over_classes_and_averaged_over_the_batch():
     rows = [margin_loss(activation[k : k + 1], labels[k : k + 1]) for k in range(6)]
     torch.testing.assert_close(margin_loss(activation, labels), torch.stack(rows).mean())
     silent = torch.full((6, 3), 0.05)
-    torch.testing.assert_close(margin_loss(torch.cat([activation, silent], 1), labels), torch.stack(rows).mean())
+    torch.testing.assert_close(
+        margin_loss(torch.cat([activation, silent], 1), labels), torch.stack(rows).mean()
+    )
 
 
 def test_margin_of_two_labels():
@@ -54,7 +58,9 @@ def test_spread_by_hand():
     activation = torch.tensor([[0.6, 0.5, 0.1], [0.2, 0.9, 0.8]])
     first = (0.2 - 0.1) ** 2
     second = (0.2 - 0.1) ** 2
-    assert spread_loss(activation, torch.tensor([0, 1]), 0.2).item() == pytest.approx((first + second) / 2, rel=1e-4)
+    assert spread_loss(activation, torch.tensor([0, 1]), 0.2).item() == pytest.approx(
+        (first + second) / 2, rel=1e-4
+    )
     assert spread_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), 0.9).item() == 0
 
 

@@ -39,7 +39,11 @@ def test_a_quarter_turn_by_hand():
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_rigid_motion_is_found_again(dim):
-    rotation, shift, source = turned(dim), torch.randn(4, dim, generator=seeded(3), dtype=torch.float64), cloud(dim)
+    rotation, shift, source = (
+        turned(dim),
+        torch.randn(4, dim, generator=seeded(3), dtype=torch.float64),
+        cloud(dim),
+    )
     found = procrustes(source, source @ rotation.mT + shift.unsqueeze(1))
     torch.testing.assert_close(found, (rotation, shift))
 
@@ -47,7 +51,9 @@ def test_a_rigid_motion_is_found_again(dim):
 @pytest.mark.parametrize("dim", [2, 3])
 def test_the_best_rotation_is_numpys(dim):
     source, target = cloud(dim), cloud(dim, 5)
-    target[0] = source[0] * torch.tensor([-1.0, *[1.0] * (dim - 1)])  # a mirror image, which no rotation reaches
+    target[0] = source[0] * torch.tensor(
+        [-1.0, *[1.0] * (dim - 1)]
+    )  # a mirror image, which no rotation reaches
     rotation, shift = procrustes(source, target)
     for i in range(4):
         want = by_svd(source[i].numpy(), target[i].numpy())
@@ -60,16 +66,21 @@ def test_the_best_rotation_is_numpys(dim):
 def test_gradients_are_those_of_finite_differences(dim):
     inputs = cloud(dim)[:2].requires_grad_(), cloud(dim, 5)[:2].requires_grad_()
     assert torch.autograd.gradcheck(procrustes, inputs)
-    assert torch.autograd.gradcheck(chamfer_distance, (cloud(dim)[:2].requires_grad_(), cloud(dim, 7)[:2, :4]))
+    assert torch.autograd.gradcheck(
+        chamfer_distance, (cloud(dim)[:2].requires_grad_(), cloud(dim, 7)[:2, :4])
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_gradients_are_finite_where_nothing_tells_a_rotation(dim):
     square = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])[None, :, :dim]
     for source, target in (
-        (torch.zeros(1, 4, dim), torch.zeros(1, 4, dim)), (square, torch.zeros(1, 4, dim)), (square, square),
-        (square[:, :2], square[:, 1:3]), (square, square[:, [0, 3, 2, 1]]),
-    ):  # fmt: skip
+        (torch.zeros(1, 4, dim), torch.zeros(1, 4, dim)),
+        (square, torch.zeros(1, 4, dim)),
+        (square, square),
+        (square[:, :2], square[:, 1:3]),
+        (square, square[:, [0, 3, 2, 1]]),
+    ):
         source, target = source.clone().requires_grad_(), target.clone().requires_grad_()
         rotation, shift = procrustes(source, target)
         torch.testing.assert_close(rotation @ rotation.mT, torch.eye(dim)[None], atol=1e-5, rtol=0)

@@ -20,12 +20,12 @@ def test_equals_the_weighted_sum():
 
 def test_logits_are_normal_numbers():
     logits = random_coupling(2000, 8).log()
-    centred = (logits - logits.mean(dim=1, keepdim=True)).numpy()
+    centerd = (logits - logits.mean(dim=1, keepdim=True)).numpy()
     expected = (1 - 1 / 8) ** 0.5  # the mean of a row takes its share
-    assert centred.std() == pytest.approx(expected, rel=0.02)
-    assert (centred**4).mean() / centred.var() ** 2 == pytest.approx(3, abs=0.15)
-    assert np.abs(centred.mean(axis=0)).max() < 0.1
-    assert abs(np.corrcoef(centred[:-1].ravel(), centred[1:].ravel())[0, 1]) < 0.03
+    assert centerd.std() == pytest.approx(expected, rel=0.02)
+    assert (centerd**4).mean() / centerd.var() ** 2 == pytest.approx(3, abs=0.15)
+    assert np.abs(centerd.mean(axis=0)).max() < 0.1
+    assert abs(np.corrcoef(centerd[:-1].ravel(), centerd[1:].ravel())[0, 1]) < 0.03
 
 
 def test_depend_on_the_seed_alone():
@@ -50,19 +50,25 @@ def test_known_values():
 
 def test_no_scale_is_uniform():
     votes = random_votes(2, 6, 5, 4, space=(2, 3))
-    for found, expected in zip(random_routing(votes, scale=0.0), uniform_routing(votes), strict=True):
+    for found, expected in zip(
+        random_routing(votes, scale=0.0), uniform_routing(votes), strict=True
+    ):
         torch.testing.assert_close(found, expected)
 
 
 def test_moves_with_its_couplings():
     """Children and parents may not be renumbered alone; together with their couplings they may."""
-    votes, rows, columns = random_votes(2, 6, 5, 4), torch.tensor([2, 0, 1, 5, 3, 4]), torch.tensor([4, 2, 0, 1, 3])
+    votes, rows, columns = (
+        random_votes(2, 6, 5, 4),
+        torch.tensor([2, 0, 1, 5, 3, 4]),
+        torch.tensor([4, 2, 0, 1, 3]),
+    )
     routed = random_routing(votes)
     c = routed.coupling[:, rows][:, :, columns]
     moved = squash(torch.einsum("bij,bijd->bjd", c, votes[:, rows][:, :, columns]))
     torch.testing.assert_close(moved, routed.pose[:, columns])
-    assert not create_router("random").exchangeable
-    assert create_router("dynamic").exchangeable
+    assert not create_router("random").permutation_equivariant
+    assert create_router("dynamic").permutation_equivariant
 
 
 @pytest.mark.parametrize("bias", [False, True])

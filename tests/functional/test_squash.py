@@ -115,12 +115,16 @@ def test_the_steep_one_is_exact_in_float32_with_its_jacobian(size):
     g, slope = (1 - n.neg().exp()) / n, n.neg().exp() / n - (1 - n.neg().exp()) / n**2
     if size <= 1e-3:
         g, slope = 1 - n / 2 + n**2 / 6, -0.5 + n / 3
-    jacobian = torch.autograd.functional.jacobian(lambda x: steep_squash_with_length(x)[0], s.float())
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x: steep_squash_with_length(x)[0], s.float()
+    )
     expected = g * torch.eye(5, dtype=torch.float64) + slope / n * torch.outer(s, s)
     torch.testing.assert_close(jacobian.double(), expected, rtol=1e-4, atol=1e-5)
     pose, length = steep_squash_with_length(s.float())
     torch.testing.assert_close(pose.double(), g * s, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(length.double(), g * n, rtol=6e-3 if size <= 1e-3 else 1e-4, atol=0.0)
+    torch.testing.assert_close(
+        length.double(), g * n, rtol=6e-3 if size <= 1e-3 else 1e-4, atol=0.0
+    )
 
 
 def test_the_steep_one_passes_gradients_through_zero():

@@ -30,7 +30,9 @@ def problems(draw_one):
     kernel = draw_one(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     stride = draw_one(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     out = draw_one(st.tuples(st.integers(1, 9), st.integers(1, 9)))
-    over = draw_one(st.tuples(*(st.integers(0, s - 1) for s in stride)))  # pixels that no kernel reaches
+    over = draw_one(
+        st.tuples(*(st.integers(0, s - 1) for s in stride))
+    )  # pixels that no kernel reaches
     size = tuple((o - 1) * s + k + r for o, s, k, r in zip(out, stride, kernel, over, strict=True))
     tile = draw_one(st.tuples(*(st.integers(1, o) for o in out)))
     counts = draw_one(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)))
@@ -44,7 +46,10 @@ def test_every_plan_gives_what_torch_gives(problem):
     x, weight = draw((batch, channels, *size), 1), draw((outputs, channels, *kernel), 2)
     expected, upstream = truth(x, weight, stride)
     plan = fourier.Plan(kernel, stride, out, tile)
-    found = [at_points(x, weight, plan), *at_points_backward(upstream, x, weight, plan, (True, True))]
+    found = [
+        at_points(x, weight, plan),
+        *at_points_backward(upstream, x, weight, plan, (True, True)),
+    ]
     for actual, right in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, right, atol=1e-11, rtol=1e-11)
 
@@ -57,10 +62,16 @@ PAPER = {"shape": (24, 32, 20, 20), "weight": (32, 32, 9, 9), "stride": (2, 2)}
 )
 def test_precision_of_the_papers_layer(dtype, tolerance):
     """Inputs as after a ReLU: their mean is far from zero, which is what rounding in the frequency domain fears."""
-    x, weight = draw(PAPER["shape"], 1).relu().to(dtype), (draw(PAPER["weight"], 2) * 0.02).to(dtype)
+    x, weight = (
+        draw(PAPER["shape"], 1).relu().to(dtype),
+        (draw(PAPER["weight"], 2) * 0.02).to(dtype),
+    )
     expected, upstream = truth(x, weight, 2)
     plan = fourier.Plan((9, 9), (2, 2), (6, 6), (6, 6))
-    found = [at_points(x, weight, plan), *at_points_backward(upstream.to(dtype), x, weight, plan, (True, True))]
+    found = [
+        at_points(x, weight, plan),
+        *at_points_backward(upstream.to(dtype), x, weight, plan, (True, True)),
+    ]
     assert all(t.dtype == dtype for t in found)
     for actual, right in zip(found, expected, strict=True):
         assert relative_rms(actual.double(), right) < tolerance
@@ -75,7 +86,10 @@ def test_many_samples_and_channels_are_cut_into_parts(monkeypatch):
     expected, upstream = truth(x, weight, 1)
     plan = fourier.Plan((5, 5), (1, 1), (9, 9), (5, 5))
     assert len(convolution._samples(7, plan)) == 4
-    found = [at_points(x, weight, plan), *at_points_backward(upstream, x, weight, plan, (True, True))]
+    found = [
+        at_points(x, weight, plan),
+        *at_points_backward(upstream, x, weight, plan, (True, True)),
+    ]
     for actual, right in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, right, atol=1e-10, rtol=1e-10)
 
@@ -95,8 +109,12 @@ def test_only_what_is_wanted_is_made():
 
 def test_the_plan_follows_the_cost():
     paper = (256, 256, 9, 9)
-    assert fourier.plan(128, paper, (20, 20), (2, 2)) == fourier.Plan((9, 9), (2, 2), (6, 6), (6, 6))
-    assert fourier.plan(1, paper, (20, 20), (2, 2)) is None  # the taps' transform serves one image alone
+    assert fourier.plan(128, paper, (20, 20), (2, 2)) == fourier.Plan(
+        (9, 9), (2, 2), (6, 6), (6, 6)
+    )
+    assert (
+        fourier.plan(1, paper, (20, 20), (2, 2)) is None
+    )  # the taps' transform serves one image alone
     assert fourier.plan(128, (256, 1, 9, 9), (28, 28), (1, 1)) is None
     assert fourier.plan(128, (256, 256, 1, 1), (20, 20), (1, 1)) is None
     large = fourier.plan(16, (128, 128, 9, 9), (200, 200), (1, 1))
@@ -108,7 +126,11 @@ def test_the_plan_follows_the_cost():
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("bias", [False, True])
 def test_operator_where_it_pays(memory_format, bias):
-    x = draw((64, 128, 20, 20), 1, torch.float32).contiguous(memory_format=memory_format).requires_grad_()
+    x = (
+        draw((64, 128, 20, 20), 1, torch.float32)
+        .contiguous(memory_format=memory_format)
+        .requires_grad_()
+    )
     weight = (draw((128, 128, 9, 9), 2, torch.float32) * 0.02).requires_grad_()
     added = draw((128,), 4, torch.float32).requires_grad_() if bias else None
     assert fourier.plan(64, tuple(weight.shape), (20, 20), (2, 2)) is not None
@@ -122,7 +144,10 @@ def test_operator_where_it_pays(memory_format, bias):
 
 
 def test_autocast_rounds_products_only():
-    x, weight = draw((24, 32, 20, 20), 1, torch.float32), draw((32, 32, 9, 9), 2, torch.float32) * 0.02
+    x, weight = (
+        draw((24, 32, 20, 20), 1, torch.float32),
+        draw((32, 32, 9, 9), 2, torch.float32) * 0.02,
+    )
     weight.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         y = ops.conv2d(x, weight, stride=2, impl="cpu")
@@ -145,17 +170,26 @@ def test_an_input_of_zeros_and_of_huge_values():
 
 def test_a_second_derivative_is_refused():
     x, weight = draw((1, 8, 9, 9), 1).requires_grad_(), draw((8, 8, 9, 9), 2).requires_grad_()
-    (grad,) = torch.autograd.grad(ops.conv2d(x, weight, impl="cpu").square().sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(
+        ops.conv2d(x, weight, impl="cpu").square().sum(), x, create_graph=True
+    )
     with pytest.raises(NotImplementedError, match="no second derivative; impl='reference' has one"):
         grad.sum().backward()
-    (grad,) = torch.autograd.grad(ops.conv2d(x, weight, impl="reference").square().sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(
+        ops.conv2d(x, weight, impl="reference").square().sum(), x, create_graph=True
+    )
     grad.sum().backward()
 
 
 def test_as_an_operator():
     for count, channels in ((2, 8), (64, 128)):
         x, weight = torch.rand(count, channels, 20, 20), torch.rand(channels, channels, 9, 9)
-        args = (x.requires_grad_(), weight.requires_grad_(), torch.rand(channels).requires_grad_(), [2, 2])
+        args = (
+            x.requires_grad_(),
+            weight.requires_grad_(),
+            torch.rand(channels).requires_grad_(),
+            [2, 2],
+        )
         utils = ("test_schema", "test_faketensor", "test_autograd_registration")
         torch.library.opcheck(torch.ops.torchcaps.conv2d_cpu.default, args, test_utils=utils)
 

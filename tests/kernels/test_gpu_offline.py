@@ -7,18 +7,31 @@ import os
 import pytest
 import torch
 
-from torchcaps.functional import Everything, ProductVotes
+from torchcaps.functional import DenseField, ProductVotes
 from torchcaps.kernels.dynamic import triton as path
 from torchcaps.types import Capsules
 
-pytest.importorskip("triton.backends.nvidia.compiler", reason="Triton is not installed (pip install triton)")
+pytest.importorskip(
+    "triton.backends.nvidia.compiler", reason="Triton is not installed (pip install triton)"
+)
 offline = pytest.importorskip("benchmarks.offline", reason="needs a checkout")
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is at hand: the kernels run in triton_dynamic_test.py"),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+    ),
+    pytest.mark.skipif(
+        torch.cuda.is_available(),
+        reason="a GPU is at hand: the kernels run in triton_dynamic_test.py",
+    ),
 ]
 # children, parents, dim, in_dim
-THAT_MATTER = [(1152, 10, 16, 8), (1152, 17, 16, 8), (1152, 43, 16, 8), (1152, 100, 16, 8), (1152, 10, 16, 32)]
+THAT_MATTER = [
+    (1152, 10, 16, 8),
+    (1152, 17, 16, 8),
+    (1152, 43, 16, 8),
+    (1152, 100, 16, 8),
+    (1152, 10, 16, 32),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,7 +54,7 @@ def test_shapes_that_matter_are_accepted_and_among_those_compiled(sizes, monkeyp
     children, parents, dim, in_dim = sizes
     weight = torch.zeros(()).expand(children, parents, in_dim, dim)
     some = Capsules(torch.zeros(2, children, in_dim), torch.zeros(2, children))
-    found = path.supports(ProductVotes(some, Everything(), weight))
+    found = path.supports(ProductVotes(some, DenseField(), weight))
     assert found.usable, found.reason
     assert (dim, in_dim) in offline.MATTER
 
@@ -52,7 +65,9 @@ def test_batch_and_parents_are_no_part_of_a_compiled_kernel():
         assert {"batch", "parents"} <= {p.name for p in one.params if p.do_not_specialize}
 
 
-@pytest.mark.parametrize(("shape", "precision"), [((16, 8), "fp32"), ((16, 8), "bf16"), ((16, 32), "tf32")])
+@pytest.mark.parametrize(
+    ("shape", "precision"), [((16, 8), "fp32"), ((16, 8), "bf16"), ((16, 32), "tf32")]
+)
 def test_shapes_that_matter_fit_an_h100(shape, precision):
     for kernel in offline.LARGEST:
         hold(offline.figures(kernel, *shape, precision, 90))
@@ -91,10 +106,22 @@ def test_launches_compile_what_the_table_shows(monkeypatch):
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", Target())
-    pose, weight = torch.zeros(1, 32, 8, dtype=torch.bfloat16), torch.zeros(32, 3, 16, 8, dtype=torch.bfloat16)
+    pose, weight = (
+        torch.zeros(1, 32, 8, dtype=torch.bfloat16),
+        torch.zeros(32, 3, 16, 8, dtype=torch.bfloat16),
+    )
     inputs = [pose.requires_grad_(), weight.requires_grad_()]
-    v, length, _, _ = torch.ops.torchcaps.dynamic_routing_triton(*inputs, None, [], "type", 2, False, False, False)
+    v, length, _, _ = torch.ops.torchcaps.dynamic_routing_triton(
+        *inputs, None, [], "type", 2, False, False, False
+    )
     (v.sum() + length.sum()).backward()
-    assert {name for name, _ in compiled} == {"agreements", "sums", "pose_gradient", "weight_gradient"}
-    table = [offline.figures(kernel, 16, 8, "bf16", 90) for kernel in offline.LARGEST[1:]]  # without options
+    assert {name for name, _ in compiled} == {
+        "agreements",
+        "sums",
+        "pose_gradient",
+        "weight_gradient",
+    }
+    table = [
+        offline.figures(kernel, 16, 8, "bf16", 90) for kernel in offline.LARGEST[1:]
+    ]  # without options
     assert compiled >= {(row["kernel"].partition(",")[0], row["shared B"]) for row in table}

@@ -11,17 +11,22 @@ import pytest
 import torch
 
 from torchcaps import ops
-from torchcaps.functional import Everything, ProductVotes
+from torchcaps.functional import DenseField, ProductVotes
 from torchcaps.kernels.dynamic.triton import product_mode
 from torchcaps.types import Capsules
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (pip install triton)")
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
-    pytest.importorskip("triton")  # the operator takes CPU tensors only where the interpreter is known to be at work
+    pytest.importorskip(
+        "triton"
+    )  # the operator takes CPU tensors only where the interpreter is known to be at work
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 runs_kernels = pytest.mark.skipif(
-    DEVICE == "cpu" and not INTERPRETED, reason="no GPU, and the interpreter must be chosen before Triton is imported"
+    DEVICE == "cpu" and not INTERPRETED,
+    reason="no GPU, and the interpreter must be chosen before Triton is imported",
 )
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -38,7 +43,7 @@ def test_in_a_process_with_the_interpreter(which):
 def routed(pose, weight, bias=None, *, impl, want=True, **options):
     """Linear votes `weight[i, j] @ pose_i` and their routing."""
     children = Capsules(pose, torch.ones_like(pose[..., 0]))
-    votes = ProductVotes(children, Everything(), weight.transpose(2, 3), bias=bias)
+    votes = ProductVotes(children, DenseField(), weight.transpose(2, 3), bias=bias)
     votes.wanted = want
     return ops.dynamic_routing(votes, impl=impl, **options)
 
@@ -53,10 +58,24 @@ def outcome(inputs, upstream, impl, **options):
 
 
 def relative(found, truth):
-    return ((found.float() - truth.float()).square().mean().sqrt() / truth.float().square().mean().sqrt()).item()
+    return (
+        (found.float() - truth.float()).square().mean().sqrt()
+        / truth.float().square().mean().sqrt()
+    ).item()
 
 
-def case(batch, children, parents, dim, in_dim, *, bias=False, dtype=torch.float32, weights=None, **options):
+def case(
+    batch,
+    children,
+    parents,
+    dim,
+    in_dim,
+    *,
+    bias=False,
+    dtype=torch.float32,
+    weights=None,
+    **options,
+):
     """Hold outcomes and gradients to the reference, which computes in float32 from the same numbers."""
     random = torch.Generator().manual_seed(batch + children)
     draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
@@ -64,7 +83,9 @@ def case(batch, children, parents, dim, in_dim, *, bias=False, dtype=torch.float
     weight = (min(0.3, in_dim**-0.5) * draw(children, parents, dim, in_dim)).to(weights or dtype)
     inputs = [pose, weight, draw(parents, dim) if bias else None]
     upstream = [draw(batch, parents, dim), draw(batch, parents), draw(batch, children, parents)]
-    truth = outcome([x if x is None else x.float() for x in inputs], upstream, "reference", **options)
+    truth = outcome(
+        [x if x is None else x.float() for x in inputs], upstream, "reference", **options
+    )
     found = outcome(inputs, upstream, "triton", **options)
     for result, expected in zip(found, truth, strict=True):
         assert result.shape == expected.shape
@@ -143,9 +164,14 @@ def test_inputs_of_any_strides():
 
 
 @runs_kernels
-@pytest.mark.parametrize(("dim", "in_dim", "name"), [(33, 2, "dim is 33"), (2, 129, "in_dim is 129")])
+@pytest.mark.parametrize(
+    ("dim", "in_dim", "name"), [(33, 2, "dim is 33"), (2, 129, "in_dim is 129")]
+)
 def test_poses_that_are_too_large_are_refused_with_the_reason(dim, in_dim, name):
-    pose, weight = torch.zeros(1, 1, in_dim, device=DEVICE), torch.zeros(1, 2, dim, in_dim, device=DEVICE)
+    pose, weight = (
+        torch.zeros(1, 1, in_dim, device=DEVICE),
+        torch.zeros(1, 2, dim, in_dim, device=DEVICE),
+    )
     with pytest.raises(ValueError, match=name):
         routed(pose, weight, impl="triton")
 

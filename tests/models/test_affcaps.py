@@ -22,11 +22,14 @@ def capsules(*shape):
 @pytest.mark.parametrize(
     ("share", "size", "votes", "encoder", "decoder"),
     [
-        ("none", 28, 1_474_560, 6_804_224, 1_411_344), ("none", 40, 5_898_240, 11_227_904, 2_247_744),
-        ("position", 28, 40_960, 5_370_624, 1_411_344), ("position", 40, 40_960, 5_370_624, 2_247_744),
-        ("all", 28, 1_280, 5_330_944, 1_411_344), ("all", 40, 1_280, 5_330_944, 2_247_744),
+        ("none", 28, 1_474_560, 6_804_224, 1_411_344),
+        ("none", 40, 5_898_240, 11_227_904, 2_247_744),
+        ("position", 28, 40_960, 5_370_624, 1_411_344),
+        ("position", 40, 40_960, 5_370_624, 2_247_744),
+        ("all", 28, 1_280, 5_330_944, 1_411_344),
+        ("all", 40, 1_280, 5_330_944, 2_247_744),
     ],
-)  # fmt: skip
+)
 def test_sizes(share, size, votes, encoder, decoder):
     with torch.device("meta"):
         model = tc.create_model("affcaps", img_size=size, share=share)
@@ -39,7 +42,10 @@ def test_sizes(share, size, votes, encoder, decoder):
 @pytest.mark.parametrize("own", [1, 3, None])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_sum_is_that_of_the_votes(own, constant, bias):
-    layer, children = AffineCaps(12, 8, 5, 4, own=own, constant=constant, bias=bias, iterations=1), capsules(2, 12, 8)
+    layer, children = (
+        AffineCaps(12, 8, 5, 4, own=own, constant=constant, bias=bias, iterations=1),
+        capsules(2, 12, 8),
+    )
     found = layer(children)
     votes = layer.ask(children)
     assert votes._dense is None
@@ -51,7 +57,9 @@ def test_the_sum_is_that_of_the_votes(own, constant, bias):
     assert torch.equal(record[""][0].coupling, torch.full((2, 12, 5), 0.2))
 
 
-@pytest.mark.parametrize(("constant", "c"), [("1/K", 1 / 5), ("1/sqrt(N)", 12**-0.5), ("1/N", 1 / 12)])
+@pytest.mark.parametrize(
+    ("constant", "c"), [("1/K", 1 / 5), ("1/sqrt(N)", 12**-0.5), ("1/N", 1 / 12)]
+)
 def test_the_equation(constant, c):
     layer, children = AffineCaps(12, 8, 5, 4, constant=constant, iterations=1), capsules(2, 12, 8)
     u, w = children.pose.double().numpy(), layer.weight.detach().double().numpy()[0]
@@ -59,7 +67,9 @@ def test_the_equation(constant, c):
         for k in range(5):
             s = sum(c * (w[k] @ u[b, n]) for n in range(12))
             size = np.linalg.norm(s)
-            np.testing.assert_allclose(layer(children).pose[b, k].detach(), s * size / (1 + size**2), rtol=1e-4)
+            np.testing.assert_allclose(
+                layer(children).pose[b, k].detach(), s * size / (1 + size**2), rtol=1e-4
+            )
 
 
 def test_children_may_be_permuted():
@@ -71,7 +81,9 @@ def test_children_may_be_permuted():
 def test_without_sharing_and_with_equal_couplings_it_is_capsnet():
     images = torch.rand(2, 1, 20, 20)
     for iterations in (1, 3):
-        model = tc.create_model("affcaps", share="none", constant="1/K", routing_iters=iterations, **SMALL)
+        model = tc.create_model(
+            "affcaps", share="none", constant="1/K", routing_iters=iterations, **SMALL
+        )
         same = tc.create_model("capsnet", iterations=iterations, **SMALL)
         same.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(images), same(images), rtol=1e-4, atol=1e-5)
@@ -79,7 +91,10 @@ def test_without_sharing_and_with_equal_couplings_it_is_capsnet():
 
 @pytest.mark.parametrize("share", SHARES)
 def test_routing_changes_the_couplings(share):
-    model, images = tc.create_model("affcaps", share=share, routing_iters=3, **SMALL), torch.rand(2, 1, 20, 20)
+    model, images = (
+        tc.create_model("affcaps", share=share, routing_iters=3, **SMALL),
+        torch.rand(2, 1, 20, 20),
+    )
     with tc.record_routing(model) as record:
         routed = model(images)
     coupling = record["class_capsules"][0].coupling
@@ -130,7 +145,8 @@ def test_gradients_at_zero_and_what_is_refused():
     layer(pose).pose.sum().backward()
     assert pose.grad.isfinite().all()
     with pytest.raises(
-        ValueError, match=r"children: expected \[batch, children=12, dim=8\], got \[batch=2, children=11"
+        ValueError,
+        match=r"children: expected \[batch, children=12, dim=8\], got \[batch=2, children=11",
     ):
         layer(torch.zeros(2, 11, 8))
     with pytest.raises(ValueError, match="unknown share 'some'"):
@@ -141,4 +157,6 @@ def test_gradients_at_zero_and_what_is_refused():
 
 def test_compiles_whole():
     model, images = tc.create_model("affcaps", **SMALL).eval(), torch.rand(2, 1, 20, 20)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images))
+    torch.testing.assert_close(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)
+    )

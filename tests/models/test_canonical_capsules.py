@@ -15,7 +15,7 @@ from torchcaps.testing import seeded
 
 def tiny(dim=2, points=12, **options):
     generator, size = seeded(0), (points, 1)
-    with tc.nn.drawn_from(generator):
+    with tc.nn.use_generator(generator):
         small = {"capsules": 3, "channels": 6, "grid": 4, "decoder": (8, 5)}
         return CanonicalCapsules(dim, size, **(small | options)).eval()
 
@@ -34,8 +34,11 @@ def test_the_numbers_of_parameters_of_the_sheet_and_of_the_authors_code():
         assert count("canonical_capsules") == 2 * encoder + keypoints + 10 * decoder + 10 * 102 * 10
 
 
-def test_context_normalisation_by_its_definition():
-    norm, x = ContextNorm(5, 3).double(), torch.randn(2, 7, 5, generator=seeded(2), dtype=torch.float64) * 3 + 10
+def test_context_normalization_by_its_definition():
+    norm, x = (
+        ContextNorm(5, 3).double(),
+        torch.randn(2, 7, 5, generator=seeded(2), dtype=torch.float64) * 3 + 10,
+    )
     found = norm(x).detach().numpy()
     weight, bias = norm.attention.weight.detach().numpy(), norm.attention.bias.detach().numpy()
     for s, points in enumerate(x.numpy()):
@@ -70,7 +73,9 @@ def test_keypoints_are_weighted_means_and_the_pose_is_put_together_right():
             want = sum(a[n] * points[b, :, n, 0] for n in range(12)) / a.sum()
             torch.testing.assert_close(found.keypoints[b, k], want)
     torch.testing.assert_close(found.canonical.mean(dim=1), torch.zeros(4, 2), atol=1e-6, rtol=0)
-    moved = torch.einsum("bij,bjn->bin", found.rotation, points.squeeze(3)) + found.translation.unsqueeze(2)
+    moved = torch.einsum(
+        "bij,bjn->bin", found.rotation, points.squeeze(3)
+    ) + found.translation.unsqueeze(2)
     torch.testing.assert_close(found.upright, moved.mT)
     capsules = model.capsules(points)
     assert capsules.pose.shape == (4, 3, 8)
@@ -82,7 +87,11 @@ def test_keypoints_are_weighted_means_and_the_pose_is_put_together_right():
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_the_order_of_points_does_not_matter(dim):
-    model, points, order = tiny(dim).double(), sets(dim).double(), torch.randperm(12, generator=seeded(4))
+    model, points, order = (
+        tiny(dim).double(),
+        sets(dim).double(),
+        torch.randperm(12, generator=seeded(4)),
+    )
     one, other = model.align(points), model.align(points[:, :, order])
     torch.testing.assert_close(other.attention, one.attention[:, order])
     torch.testing.assert_close(other.upright, one.upright[:, order])
@@ -148,7 +157,9 @@ def test_sizes_that_cannot_be():
     ):
         with pytest.raises(ValueError, match=words):
             CanonicalCapsules(*arguments)
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=2, height=12, width=1\]"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=2, height=12, width=1\]"
+    ):
         tiny()(torch.zeros(1, 2, 11, 1))
     with pytest.raises(ValueError, match="has no decoder"):
         tiny().reconstruct(None)

@@ -19,21 +19,28 @@ TINY = {"channels": 8, "primary_types": 2}
 
 
 def tiny(**options):
-    return CNN(3, 1, 12, **({"channels": (4, 6), "kernels": (5, 3), "pool": True, "hidden": (10, 8)} | options))
+    return CNN(
+        3,
+        1,
+        12,
+        **({"channels": (4, 6), "kernels": (5, 3), "pool": True, "hidden": (10, 8)} | options),
+    )
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("multilabel", [False, True])
 @pytest.mark.parametrize("pool", [False, True])
-def test_small_ones_keep_every_property_of_models(several, pool):
-    check_module(tiny(several=several, pool=pool), torch.rand(3, 1, 12, 12, generator=seeded()))
+def test_small_ones_keep_every_property_of_models(multilabel, pool):
+    check_module(
+        tiny(multilabel=multilabel, pool=pool), torch.rand(3, 1, 12, 12, generator=seeded())
+    )
 
 
 def test_probabilities_sum_to_one_unless_there_may_be_several_classes():
     images = torch.rand(4, 1, 12, 12, generator=seeded())
-    one, several = tiny().eval(), tiny(several=True).eval()
+    one, multilabel = tiny().eval(), tiny(multilabel=True).eval()
     torch.testing.assert_close(one(images).sum(dim=1), torch.ones(4))
     torch.testing.assert_close(one(images), one.logits(images).softmax(dim=1))
-    torch.testing.assert_close(several(images), several.logits(images).sigmoid())
+    torch.testing.assert_close(multilabel(images), multilabel.logits(images).sigmoid())
 
 
 def test_dropout_in_training_alone():
@@ -43,11 +50,18 @@ def test_dropout_in_training_alone():
     assert torch.equal(model.logits(images), model.logits(images))
 
 
-@pytest.mark.parametrize(("num_classes", "in_chans", "img_size"), [(1, 1, 4), (43, 3, (9, 30)), (5, 2, 33)])
+@pytest.mark.parametrize(
+    ("num_classes", "in_chans", "img_size"), [(1, 1, 4), (43, 3, (9, 30)), (5, 2, 33)]
+)
 def test_any_size(num_classes, in_chans, img_size):
-    model = CNN(num_classes, in_chans, img_size, channels=(4, 4), kernels=(5, 5), pool=True, hidden=(8,))
+    model = CNN(
+        num_classes, in_chans, img_size, channels=(4, 4), kernels=(5, 5), pool=True, hidden=(8,)
+    )
     height, width = model.img_size
-    assert model(torch.rand(2, in_chans, height, width, generator=seeded())).shape == (2, num_classes)
+    assert model(torch.rand(2, in_chans, height, width, generator=seeded())).shape == (
+        2,
+        num_classes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +71,10 @@ def test_any_size(num_classes, in_chans, img_size):
         ({"kernels": (4, 3)}, "kernels: expected odd sizes, got 4, 3"),
         ({"kernels": (5,)}, "kernels: expected one for each of 2 convolutions, got 1"),
         ({"dropout": 1.0}, "dropout: expected between 0.0 and 0.99, got 1.0"),
-        ({"channels": (1,) * 4, "kernels": (3,) * 4}, "4 poolings need images of at least 16x16 pixels, got 12x12"),
+        (
+            {"channels": (1,) * 4, "kernels": (3,) * 4},
+            "4 poolings need images of at least 16x16 pixels, got 12x12",
+        ),
     ],
 )
 def test_wrong_options(options, complaint):
@@ -73,24 +90,36 @@ def test_what_only_capsules_have():
         model.reconstruct(None)
     with pytest.raises(ValueError, match="model: expected one with class capsules"):
         perturb(model, images)
-    with pytest.raises(ValueError, match="record_routing: CNN has no routed layer"), tc.record_routing(model):
+    with (
+        pytest.raises(ValueError, match="record_routing: CNN has no routed layer"),
+        tc.record_routing(model),
+    ):
         pass
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=12, width=12\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=1, height=12, width=12\], got"
+    ):
         model(torch.rand(2, 3, 12, 12))
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("capsnet", {}), ("capsnet", {"decoder": False, "img_size": 32, "in_chans": 3}), ("matrix_caps", {}),
-        ("matrix_caps_small", {"num_classes": 10}), ("capsnet", TINY | {"num_classes": 3, "img_size": (18, 20)}),
+        ("capsnet", {}),
+        ("capsnet", {"decoder": False, "img_size": 32, "in_chans": 3}),
+        ("matrix_caps", {}),
+        ("matrix_caps_small", {"num_classes": 10}),
+        ("capsnet", TINY | {"num_classes": 3, "img_size": (18, 20)}),
     ],
-)  # fmt: skip
+)
 def test_matched_in_parameters_and_sizes(name, options):
     capsules = tc.create_model(name, **options)
     cnn = matched_cnn(name, **options)
     assert parameter_count(cnn) == pytest.approx(parameter_count(capsules), rel=0.05)
-    assert (cnn.num_classes, cnn.in_chans, cnn.img_size) == (capsules.num_classes, capsules.in_chans, capsules.img_size)
+    assert (cnn.num_classes, cnn.in_chans, cnn.img_size) == (
+        capsules.num_classes,
+        capsules.in_chans,
+        capsules.img_size,
+    )
     again = matched_cnn(capsules)
     assert [p.shape for p in again.parameters()] == [p.shape for p in cnn.parameters()]
 
@@ -99,15 +128,23 @@ def test_matching_leaves_the_random_numbers_as_they_were():
     torch.manual_seed(3)
     cnn = matched_cnn("capsnet", **TINY)
     torch.manual_seed(3)
-    expected = CNN(channels=(cnn.convolutions[0].out_channels, cnn.convolutions[3].out_channels), kernels=(5, 5),
-                   pool=True, hidden=(cnn.hidden[0].out_features,))  # fmt: skip
+    expected = CNN(
+        channels=(cnn.convolutions[0].out_channels, cnn.convolutions[3].out_channels),
+        kernels=(5, 5),
+        pool=True,
+        hidden=(cnn.hidden[0].out_features,),
+    )
     for found, truth in zip(cnn.parameters(), expected.parameters(), strict=True):
         assert torch.equal(found, truth)
 
 
 def test_the_registered_one_names_what_it_matches():
-    found = tc.create_model("cnn_matched", match="matrix_caps_small", img_size=20, types=(2, 2), **TINY)
-    capsules = tc.create_model("matrix_caps_small", img_size=20, types=(2, 2), num_classes=10, in_chans=1, **TINY)
+    found = tc.create_model(
+        "cnn_matched", match="matrix_caps_small", img_size=20, types=(2, 2), **TINY
+    )
+    capsules = tc.create_model(
+        "matrix_caps_small", img_size=20, types=(2, 2), num_classes=10, in_chans=1, **TINY
+    )
     assert parameter_count(found) == pytest.approx(parameter_count(capsules), rel=0.05)
     with pytest.raises(ValueError, match="unknown model 'capsnt'; did you mean 'capsnet'"):
         tc.create_model("cnn_matched", match="capsnt")
@@ -115,7 +152,9 @@ def test_the_registered_one_names_what_it_matches():
         tc.create_model("cnn_matched", match="cnn_matched")
     with pytest.raises(ValueError, match="model: expected a capsule network, got a CNN"):
         matched_cnn(tiny())
-    with pytest.raises(TypeError, match=r"sizes and options \(num_classes\) go with a name, not with CapsNet"):
+    with pytest.raises(
+        TypeError, match=r"sizes and options \(num_classes\) go with a name, not with CapsNet"
+    ):
         matched_cnn(tc.create_model("capsnet", **TINY), num_classes=3)
     with pytest.raises(TypeError, match="chanels"):
         tc.create_model("cnn_matched", chanels=3)
@@ -124,7 +163,10 @@ def test_the_registered_one_names_what_it_matches():
 def test_too_small_to_be_matched():
     smallest = torch.nn.Linear(2, 2)
     smallest.num_classes, smallest.in_chans, smallest.img_size = 10, 1, (28, 28)
-    with pytest.raises(ValueError, match="model: no CNN has about as many parameters as this one, 6; the nearest has"):
+    with pytest.raises(
+        ValueError,
+        match="model: no CNN has about as many parameters as this one, 6; the nearest has",
+    ):
         matched_cnn(smallest)
 
 
@@ -141,7 +183,7 @@ def test_one_class_is_learned_by_cross_entropy():
 
 
 def test_several_classes_are_learned_one_by_one():
-    model, images = tiny(dropout=0.0, several=True), torch.rand(2, 1, 12, 12, generator=seeded())
+    model, images = tiny(dropout=0.0, multilabel=True), torch.rand(2, 1, 12, 12, generator=seeded())
     shown, two_hot = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(images)
     expected = -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
@@ -152,9 +194,13 @@ def test_several_classes_are_learned_one_by_one():
 def test_losses_and_models_that_do_not_fit():
     images, labels = torch.rand(2, 1, 28, 28), torch.tensor([0, 1])
     capsnet = create_task(tc.create_model("capsnet", **TINY), TrainConfig.of(loss="cross_entropy"))
-    with pytest.raises(ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"):
+    with pytest.raises(
+        ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"
+    ):
         capsnet(Batch(images, labels), 0.0)
-    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"):
+    with pytest.raises(
+        ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"
+    ):
         create_task(tiny(), TrainConfig.of(loss="margin", reconstruction=1.0))
 
 
@@ -166,13 +212,21 @@ def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
         image[:, label * 6 : label * 6 + 6] += 180
     np.savez(tmp_path / "bars.npz", images=images, labels=labels)
     config = TrainConfig.of(
-        model="cnn_matched", model_options=TINY, data=str(tmp_path / "bars.npz"), epochs=2, batch_size=16, holdout=6,
-        shift=1, device="cpu",
-    )  # fmt: skip
+        model="cnn_matched",
+        model_options=TINY,
+        data=str(tmp_path / "bars.npz"),
+        epochs=2,
+        batch_size=16,
+        holdout=6,
+        shift=1,
+        device="cpu",
+    )
     model = load(train(config, tmp_path / "run").path)
     assert isinstance(model, CNN)
     assert not model.training
-    known = ImageSet(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), ("a", "b", "c"), "bars")
+    known = ImageSet(
+        torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), ("a", "b", "c"), "bars"
+    )
     found = evaluate(model, known)
     assert found.accuracy > 0.9
     torch.testing.assert_close(found.activations.sum(dim=1), torch.ones(60))

@@ -52,7 +52,9 @@ def test_a_training_step_compiles_whole_and_once():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler"
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("impl", ["reference", "cpu", "numba"])
 def test_machine_code_gives_the_same(impl):
@@ -69,8 +71,12 @@ def test_machine_code_gives_the_same(impl):
 def test_an_exported_program_is_torchs_own_operations():
     model = small().eval()
     images = torch.rand(4, 1, 28, 28)
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    spaces = {node.target.namespace for node in program.graph.nodes if hasattr(node.target, "namespace")}
+    program = torch.export.export(
+        model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    spaces = {
+        node.target.namespace for node in program.graph.nodes if hasattr(node.target, "namespace")
+    }
     assert "torchcaps" not in spaces
     set_impl(model, "reference")
     for batch in (4, 7):

@@ -14,7 +14,9 @@ TINY = {"channels": 4, "types": 3, "dims": (2, 3, 4, 4), "class_dim": 5}
 
 
 def tiny(**options):
-    return tc.create_model("deepcaps", **{"num_classes": 3, "in_chans": 1, "img_size": 16} | TINY | options)
+    return tc.create_model(
+        "deepcaps", **{"num_classes": 3, "in_chans": 1, "img_size": 16} | TINY | options
+    )
 
 
 def images_of(model, batch=3):
@@ -22,7 +24,8 @@ def images_of(model, batch=3):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(10, 1, 28), (3, 3, (20, 33)), (1, 2, 16), (2, 3, (64, 17)), (2, 1, 70)]
+    ("num_classes", "in_chans", "img_size"),
+    [(10, 1, 28), (3, 3, (20, 33)), (1, 2, 16), (2, 3, (64, 17)), (2, 1, 70)],
 )
 def test_any_size(num_classes, in_chans, img_size):
     model = tiny(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
@@ -37,7 +40,9 @@ def test_maps_of_the_paper():
     """4 x 4 and 8 x 8 positions of 32 types are 2,560 capsules for the classes."""
     model, maps = tc.create_model("deepcaps"), []
     for cell in model.cells:
-        cell.register_forward_hook(lambda module, inputs, output: maps.append(tuple(output.shape[1:])))
+        cell.register_forward_hook(
+            lambda module, inputs, output: maps.append(tuple(output.shape[1:]))
+        )
     with torch.no_grad(), tc.record_routing(model) as record:
         model(torch.rand(1, 3, 64, 64, generator=seeded()))
     assert maps == [(128, 32, 32), (256, 16, 16), (256, 8, 8), (256, 4, 4)]
@@ -52,7 +57,11 @@ def test_options_keep_every_property(options):
     check_module(model, images_of(model), unused=("decoder",))
     routers = [module for module in model.modules() if isinstance(module, MapRouting)]
     assert [router.local for router in routers] == [options.get("local", False)]
-    assert model.class_capsules.router.iterations == routers[0].iterations == options.get("iterations", 3)
+    assert (
+        model.class_capsules.router.iterations
+        == routers[0].iterations
+        == options.get("iterations", 3)
+    )
 
 
 def test_the_decoder_is_not_told_the_class():
@@ -85,13 +94,13 @@ def test_training_steps_lower_the_loss():
     images = 0.2 * torch.rand(24, 1, 16, 16, generator=seeded())
     for image, label in zip(images, labels, strict=True):
         image[:, :, label * 5 : label * 5 + 5] += 0.7
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(25):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses.append(task(Batch(images, labels), 1.0)["loss"])
         losses[-1].backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -102,9 +111,13 @@ def test_compiles_whole():
 
 
 def test_wrong_sizes():
-    with pytest.raises(ValueError, match=r"dims: expected 4 numbers of .*, the last two alike, got \[2, 3, 4, 5\]"):
+    with pytest.raises(
+        ValueError, match=r"dims: expected 4 numbers of .*, the last two alike, got \[2, 3, 4, 5\]"
+    ):
         tiny(dims=(2, 3, 4, 5))
     with pytest.raises(ValueError, match="types: expected at least 1, got 0"):
         tiny(types=0)
-    with pytest.raises(ValueError, match=r"img_size: 4 cells, which halve the map, need images of at least 16x16"):
+    with pytest.raises(
+        ValueError, match=r"img_size: 4 cells, which halve the map, need images of at least 16x16"
+    ):
         tiny(img_size=15)

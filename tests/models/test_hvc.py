@@ -18,7 +18,9 @@ SMALL = {"img_size": 11, "convolutions": 3, "branches": (1, 3), "num_classes": 4
 
 def test_published_sizes():
     model = tc.create_model("hvc")
-    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    parts = {
+        name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()
+    }
     assert parts == {"convolutions": 756_000 + 864, "class_capsules": 756_480 + 336, "norm": 3}
     assert [tuple(layer.weight.shape) for layer in model.class_capsules] == [
         (10, 484, 64),
@@ -37,15 +39,22 @@ def test_the_network_for_smallnorb():
 def test_a_layer_is_the_equation():
     x, layer = torch.randn(3, 4, 5), HomogeneousCaps(5, 4, 2).train()
     layer.norm.bias.data.normal_()
-    weight, shift = layer.weight.detach().double().numpy(), layer.norm.bias.detach().double().numpy()
+    weight, shift = (
+        layer.weight.detach().double().numpy(),
+        layer.norm.bias.detach().double().numpy(),
+    )
     s = np.zeros((3, 2, 4))
     for b in range(3):
         for k in range(2):
             for d in range(4):
                 s[b, k, d] = sum(float(x[b, d, n]) * weight[k, n, d] for n in range(5))
     for d in range(4):  # of a dimension, over batch and parents; a shift and no scale
-        s[:, :, d] = (s[:, :, d] - s[:, :, d].mean()) / math.sqrt(s[:, :, d].var() + 1e-3) + shift[d]
-    np.testing.assert_allclose(layer(x).detach().transpose(1, 2), np.maximum(s, 0), rtol=1e-4, atol=1e-5)
+        s[:, :, d] = (s[:, :, d] - s[:, :, d].mean()) / math.sqrt(s[:, :, d].var() + 1e-3) + shift[
+            d
+        ]
+    np.testing.assert_allclose(
+        layer(x).detach().transpose(1, 2), np.maximum(s, 0), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_network_is_its_parts():
@@ -54,9 +63,14 @@ def test_the_network_is_its_parts():
     lengths, x = [], images * 2 - 1
     for number, (convolution, *_) in enumerate(model.convolutions, start=1):
         x = F.conv2d(x, convolution.weight)
-        x = torch.relu((x - x.mean((0, 2, 3), True)) / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-3).sqrt())
+        x = torch.relu(
+            (x - x.mean((0, 2, 3), True))
+            / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-3).sqrt()
+        )
         if number in (1, 3):
-            y = torch.einsum("bdn,knd->bkd", x.flatten(2), model.class_capsules[len(lengths)].weight)
+            y = torch.einsum(
+                "bdn,knd->bkd", x.flatten(2), model.class_capsules[len(lengths)].weight
+            )
             y = torch.relu((y - y.mean((0, 1))) / (y.var((0, 1), correction=0) + 1e-3).sqrt())
             lengths.append(y.norm(dim=2))
     merged = [(n - n.mean()) / (n.var(correction=0) + 1e-3).sqrt() for n in lengths]
@@ -64,7 +78,10 @@ def test_the_network_is_its_parts():
 
 
 def test_merging():
-    start = {merge: tc.create_model("hvc", merge=merge, **SMALL).weights for merge in ("fixed", "ones", "random")}
+    start = {
+        merge: tc.create_model("hvc", merge=merge, **SMALL).weights
+        for merge in ("fixed", "ones", "random")
+    }
     assert start["fixed"] is None
     assert torch.equal(start["ones"].detach(), torch.ones(2))
     assert 0 < start["random"].abs().max() < 0.3
@@ -85,7 +102,8 @@ def test_other_options_that_are_wrong():
     with pytest.raises(ValueError, match="unknown merge 'sum'"):
         tc.create_model("hvc", merge="sum")
     with pytest.raises(
-        ValueError, match="img_size: 9 convolutions 3x3 need images of at least 19x19 pixels, got 18x28"
+        ValueError,
+        match="img_size: 9 convolutions 3x3 need images of at least 19x19 pixels, got 18x28",
     ):
         tc.create_model("hvc", img_size=(18, 28))
 
@@ -104,18 +122,22 @@ def test_it_learns_by_cross_entropy():
     assert task.loss == "cross_entropy"
     labels = torch.arange(32) % 4
     images = torch.rand(32, 1, 11, 11) * 0.2 + F.one_hot(labels, 11)[:, None, :, None]
-    optimiser = torch.optim.Adam(model.parameters(), 0.003)
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
     losses = []
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses.append(task(Batch(images, labels), 0.0)["loss"])
         losses[-1].backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.5 * losses[0]
-    assert task.stuck({"activation": torch.full((2, 4), 0.01)}) is None  # probabilities, not lengths
+    assert (
+        task.stuck({"activation": torch.full((2, 4), 0.01)}) is None
+    )  # probabilities, not lengths
 
 
 def test_compiles_whole():
     model = tc.create_model("hvc", **SMALL).eval()
     images = torch.rand(2, 1, 11, 11)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images))
+    torch.testing.assert_close(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)
+    )

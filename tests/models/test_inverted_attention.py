@@ -11,7 +11,9 @@ TINY = {"backbone": "simple", "types": 2}
 
 @pytest.mark.parametrize(("in_chans", "img_size"), [(1, 13), (1, 28), (3, (20, 33))])
 def test_any_size(in_chans, img_size):
-    model = tc.create_model("inverted_attention", num_classes=4, in_chans=in_chans, img_size=img_size, **TINY)
+    model = tc.create_model(
+        "inverted_attention", num_classes=4, in_chans=in_chans, img_size=img_size, **TINY
+    )
     images = torch.rand(2, in_chans, *model.img_size, generator=seeded())
     capsules = model.capsules(images)
     assert capsules.pose.shape == (2, 4, 16)
@@ -25,9 +27,10 @@ def test_maps_of_the_paper():
         model(torch.rand(1, 3, 32, 32, generator=seeded()))
     shapes = {name: tuple(passes[-1].coupling.shape) for name, passes in record.items()}
     assert shapes == {
-        "capsule_layers.layers.0": (1, 7, 7, 9 * 2, 2), "capsule_layers.layers.1": (1, 5, 5, 9 * 2, 2),
+        "capsule_layers.layers.0": (1, 7, 7, 9 * 2, 2),
+        "capsule_layers.layers.1": (1, 5, 5, 9 * 2, 2),
         "capsule_layers.layers.2": (1, 25 * 2, 10),
-    }  # fmt: skip
+    }
     assert {len(passes) for passes in record.values()} == {2}  # all layers together, twice
 
 
@@ -36,7 +39,11 @@ def test_schedules_differ_from_two_iterations_on():
     for iterations in (1, 2, 3):
         for sequential in (False, True):
             model = tc.create_model(
-                "inverted_attention", generator=seeded(), iterations=iterations, sequential=sequential, **TINY
+                "inverted_attention",
+                generator=seeded(),
+                iterations=iterations,
+                sequential=sequential,
+                **TINY,
             )
             found[iterations, sequential] = model.capsules(images).pose
     torch.testing.assert_close(found[1, False], found[1, True])
@@ -46,7 +53,8 @@ def test_schedules_differ_from_two_iterations_on():
 
 def test_wrong_arguments():
     with pytest.raises(
-        ValueError, match="img_size: two layers of convolutional capsules need images of at least 13x13"
+        ValueError,
+        match="img_size: two layers of convolutional capsules need images of at least 13x13",
     ):
         tc.create_model("inverted_attention", img_size=12)
     with pytest.raises(ValueError, match="unknown backbone 'resnt'; did you mean 'resnet'"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import receptive_centres
+from torchcaps.functional import receptive_centers
 from torchcaps.models.matrix_caps import LAYERS
 from torchcaps.testing import check_module_precision, seeded
 
@@ -17,7 +17,9 @@ TINY = {"channels": 8, "primary_types": 2, "types": (3, 4)}
     ("num_classes", "in_chans", "img_size"), [(5, 2, 32), (10, 1, 17), (3, 3, (20, 29)), (1, 1, 18)]
 )
 def test_any_size(num_classes, in_chans, img_size):
-    model = tc.create_model("matrix_caps", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **TINY)
+    model = tc.create_model(
+        "matrix_caps", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **TINY
+    )
     height, width = model.img_size
     capsules = model.capsules(torch.rand(2, in_chans, height, width, generator=seeded()))
     assert capsules.pose.shape == (2, num_classes, 16)
@@ -30,13 +32,16 @@ def test_maps_and_coordinates_of_the_paper():
         model(torch.rand(2, 2, 32, 32, generator=seeded()))
     shapes = {name: tuple(recorded.coupling.shape) for name, recorded in record.last().items()}
     assert shapes == {
-        "conv_capsules.0": (2, 6, 6, 9 * 2, 3), "conv_capsules.1": (2, 4, 4, 9 * 3, 4),
+        "conv_capsules.0": (2, 6, 6, 9 * 2, 3),
+        "conv_capsules.1": (2, 4, 4, 9 * 3, 4),
         "class_capsules": (2, 4 * 4 * 4, 5),
-    }  # fmt: skip
-    centres = model.class_capsules.centres
-    assert centres[:, 0, 0, 0, 3].tolist() == pytest.approx([c / 100 for c in receptive_centres(32, LAYERS)])
-    assert centres[0, :, 0, 0, 7].tolist() == pytest.approx([-0.08, -0.04, 0.0, 0.04])
-    assert tc.create_model("matrix_caps", coordinates=False, **TINY).class_capsules.centres is None
+    }
+    centers = model.class_capsules.centers
+    assert centers[:, 0, 0, 0, 3].tolist() == pytest.approx(
+        [c / 100 for c in receptive_centers(32, LAYERS)]
+    )
+    assert centers[0, :, 0, 0, 7].tolist() == pytest.approx([-0.08, -0.04, 0.0, 0.04])
+    assert tc.create_model("matrix_caps", coordinates=False, **TINY).class_capsules.centers is None
 
 
 def test_moving_an_image_by_the_total_stride_moves_the_map_by_one():
@@ -55,7 +60,9 @@ def test_moving_an_image_by_the_total_stride_moves_the_map_by_one():
         torch.testing.assert_close(there, here, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"bias": True}, {"convention": "type"}, {"iterations": 1}, {"impl": "reference"}])
+@pytest.mark.parametrize(
+    "options", [{"bias": True}, {"convention": "type"}, {"iterations": 1}, {"impl": "reference"}]
+)
 def test_options_reach_the_layers(options):
     torch.manual_seed(0)
     model = tc.create_model("matrix_caps", img_size=20, **TINY, **options)
@@ -87,13 +94,18 @@ def test_fast_path_and_reference_agree():
 
 @pytest.mark.parametrize("img_size", [16, (32, 16), 1])
 def test_too_small(img_size):
-    with pytest.raises(ValueError, match="img_size: a convolution and two layers of capsules need images of at least"):
+    with pytest.raises(
+        ValueError,
+        match="img_size: a convolution and two layers of capsules need images of at least",
+    ):
         tc.create_model("matrix_caps", img_size=img_size)
 
 
 def test_wrong_arguments():
     model = tc.create_model("matrix_caps", **TINY)
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=2, height=32, width=32\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=2, height=32, width=32\], got"
+    ):
         model(torch.rand(2, 1, 32, 32))
     with pytest.raises(ValueError, match="reconstruct: MatrixCaps has no decoder"):
         model.reconstruct(model.capsules(torch.rand(2, 2, 32, 32)))
@@ -103,6 +115,6 @@ def test_wrong_arguments():
         tc.create_model("matrix_caps", convention="al")
 
 
-def test_standardised_images_in_every_precision():
-    model = tc.create_model("matrix_caps", standardised=True, **TINY)
+def test_standardized_images_in_every_precision():
+    model = tc.create_model("matrix_caps", standardized=True, **TINY)
     check_module_precision(model, torch.rand(2, 2, 32, 32, generator=seeded()))

@@ -9,7 +9,7 @@ import torch
 import torchcaps as tc
 from torchcaps.data import ImageSet, MaskedSet
 from torchcaps.errors import UnknownNameError
-from torchcaps.models import model_passport
+from torchcaps.models import model_info
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
 
@@ -20,7 +20,7 @@ LARGE = ("cnn_baseline", "unet")  # more than 30 million numbers
 @pytest.mark.parametrize("name", tc.list_models())
 def test_passport_counts_the_parameters(name):
     model = tc.create_model(name)
-    assert sum(p.numel() for p in model.parameters()) == model_passport(name).parameters
+    assert sum(p.numel() for p in model.parameters()) == model_info(name).parameters
 
 
 @pytest.mark.parametrize("name", [name for name in tc.list_models() if name not in LARGE])
@@ -30,7 +30,9 @@ def test_a_generator_draws_the_weights_and_nothing_else_is_drawn(name):
         before = torch.get_rng_state()
         found = tc.create_model(name, generator=torch.Generator().manual_seed(5)).state_dict()
         assert torch.equal(torch.get_rng_state(), before)
-        for key, weight in tc.create_model(name).state_dict().items():  # torch's own generator, from the same seed
+        for key, weight in (
+            tc.create_model(name).state_dict().items()
+        ):  # torch's own generator, from the same seed
             assert torch.equal(found[key], weight), key
 
 
@@ -43,7 +45,7 @@ def test_models_are_built_without_memory(name):
 
 def at_its_size(name):
     """A model and noise for it, at the published size; models of pixels take any, and this one costs seconds."""
-    passport = model_passport(name)
+    passport = model_info(name)
     with torch.device("meta"):
         small = {"img_size": 16} if tc.create_model(name).spec.pixels else {}
     model = tc.create_model(name, **small)
@@ -97,10 +99,13 @@ def test_a_step_reaches_every_parameter(name):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(10, 1, 17), (3, 1, (40, 28)), (43, 3, 32), (2, 2, (17, 30)), (1, 1, 18)]
+    ("num_classes", "in_chans", "img_size"),
+    [(10, 1, 17), (3, 1, (40, 28)), (43, 3, 32), (2, 2, (17, 30)), (1, 1, 18)],
 )
 def test_any_size(num_classes, in_chans, img_size):
-    model = tc.create_model("capsnet", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **SMALL)
+    model = tc.create_model(
+        "capsnet", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **SMALL
+    )
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     images = torch.rand(2, in_chans, height, width)
     capsules = model.capsules(images)
@@ -109,7 +114,9 @@ def test_any_size(num_classes, in_chans, img_size):
     assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
 
 
-@pytest.mark.parametrize(("num_classes", "has_bias"), [(2, False), (10, False), (11, True), (43, True)])
+@pytest.mark.parametrize(
+    ("num_classes", "has_bias"), [(2, False), (10, False), (11, True), (43, True)]
+)
 def test_bias_by_default_from_eleven_classes_on(num_classes, has_bias):
     model = tc.create_model("capsnet", num_classes=num_classes, **SMALL)
     assert (model.class_capsules.bias is not None) == has_bias
@@ -140,13 +147,17 @@ def test_a_small_decoder():
 
 @pytest.mark.parametrize("img_size", [16, (28, 16), (16, 28), 1])
 def test_too_small(img_size):
-    with pytest.raises(ValueError, match=r"img_size: the primary capsules .* at least 17x17 pixels, got"):
+    with pytest.raises(
+        ValueError, match=r"img_size: the primary capsules .* at least 17x17 pixels, got"
+    ):
         tc.create_model("capsnet", img_size=img_size)
 
 
 def test_wrong_images():
     model = tc.create_model("capsnet", **SMALL)
-    expected = r"images: expected \[batch, channels=1, height=28, width=28\], got \[batch=2, channels=3"
+    expected = (
+        r"images: expected \[batch, channels=1, height=28, width=28\], got \[batch=2, channels=3"
+    )
     with pytest.raises(ValueError, match=expected):
         model(torch.rand(2, 3, 28, 28))
 
@@ -163,7 +174,9 @@ def test_reconstruct_by_label_or_by_length():
     capsules = model.capsules(torch.rand(3, 1, 28, 28))
     longest = capsules.activation.argmax(dim=1)
     torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
-    assert (model.reconstruct(capsules) - model.reconstruct(capsules, (longest + 1) % 10)).abs().max() > 1e-4
+    assert (
+        model.reconstruct(capsules) - model.reconstruct(capsules, (longest + 1) % 10)
+    ).abs().max() > 1e-4
 
 
 def test_registry():
@@ -172,7 +185,9 @@ def test_registry():
     assert tc.list_models("no such*") == []
     with pytest.raises(UnknownNameError, match="unknown model 'capsnt'; did you mean 'capsnet'"):
         tc.create_model("capsnt")
-    with pytest.raises(ValueError, match="pretrained: no weights of .capsnet. come with the package"):
+    with pytest.raises(
+        ValueError, match="pretrained: no weights of .capsnet. come with the package"
+    ):
         tc.create_model("capsnet", pretrained=True)
     with pytest.raises(TypeError, match="takes no option 'itertions'"):
         tc.create_model("capsnet", itertions=2)
@@ -189,7 +204,9 @@ def test_module_manners():
     fresh = tc.create_model("capsnet", **SMALL).eval()
     fresh.load_state_dict(model.state_dict())
     torch.testing.assert_close(fresh(images), expected)
-    torch.testing.assert_close(model.double()(images.double()).float(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.double()(images.double()).float(), expected, rtol=1e-4, atol=1e-5
+    )
     model.float().to(memory_format=torch.channels_last)  # turns the capsule weights too: four axes
     torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
 

@@ -39,7 +39,9 @@ class Cells(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
         self.loads += [tag] if tag in ("script", "link", "img", "iframe", "style") else []
-        self.loads += [name for name, value in attrs if name in ("src", "href") or "url(" in (value or "")]
+        self.loads += [
+            name for name, value in attrs if name in ("src", "href") or "url(" in (value or "")
+        ]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -63,7 +65,11 @@ def small(name):
 def test_parameters_of_the_stages_add_up(name):
     model = small(name)
     found = rows(model)
-    counts = {stage: int(cells[-1].replace(",", "") or 0) for stage, cells in found.items() if stage != "stage"}
+    counts = {
+        stage: int(cells[-1].replace(",", "") or 0)
+        for stage, cells in found.items()
+        if stage != "stage"
+    }
     total = counts.pop("total")
     assert total == sum(p.numel() for p in model.parameters()) == sum(counts.values())
 
@@ -73,7 +79,9 @@ def test_outputs_are_those_of_a_forward_pass(name):
     model = small(name).eval()
     seen = {}
     for stage, module in model.named_modules():
-        module.register_forward_hook(lambda module, inputs, output, stage=stage: seen.setdefault(stage, output))
+        module.register_forward_hook(
+            lambda module, inputs, output, stage=stage: seen.setdefault(stage, output)
+        )
     images = torch.rand(1, model.in_chans, *model.img_size)
     if model.spec.decoder:
         model.reconstruct(model.capsules(images))
@@ -93,11 +101,14 @@ def test_a_capsule_network_tells_of_its_routing_and_classes():
     found = rows(model)
     assert found["images"] == ("", "1 × 20 × 24", "")
     assert found["primary"][:2] == ("PrimaryCaps 9 × 9, stride 2", "2 × 4 × 2 capsules of 8 dims")
-    assert found["class_capsules"][:2] == ("CapsuleLinear, dynamic routing, 3 iterations", "10 capsules of 16 dims")
-    assert "classes: 10" in Cells(model._repr_html_()).text
-    assert rows(tc.create_model("capsnet", routing="uniform", **SMALL["capsnet"]))["class_capsules"][0] == (
-        "CapsuleLinear, uniform routing, 1 iteration"
+    assert found["class_capsules"][:2] == (
+        "CapsuleLinear, dynamic routing, 3 iterations",
+        "10 capsules of 16 dims",
     )
+    assert "classes: 10" in Cells(model._repr_html_()).text
+    assert rows(tc.create_model("capsnet", routing="uniform", **SMALL["capsnet"]))[
+        "class_capsules"
+    ][0] == ("CapsuleLinear, uniform routing, 1 iteration")
 
 
 def test_matrix_capsules_show_windows_and_iterations():
@@ -148,7 +159,9 @@ def test_class_names_are_escaped_and_many_are_cut_short():
 
 @pytest.mark.parametrize("name", [*SMALL, "transforming"])
 def test_showing_changes_nothing(name):
-    model = TransformingAutoencoder(img_size=8, capsules=2) if name == "transforming" else small(name)
+    model = (
+        TransformingAutoencoder(img_size=8, capsules=2) if name == "transforming" else small(name)
+    )
     model.train()
     next(model.children()).eval()
     calls = []
@@ -190,13 +203,23 @@ def test_other_precisions_are_shown_too(dtype):
 @pytest.mark.parametrize(("pose", "dims"), [("translation", 2), ("affine", 9)])
 def test_a_transforming_autoencoder_shows_its_five_stages(pose, dims):
     model = TransformingAutoencoder(
-        2, (8, 9), capsules=3, recognition=4, generation=5, pose=pose, constrained=pose == "affine", bounded=True
+        2,
+        (8, 9),
+        capsules=3,
+        recognition=4,
+        generation=5,
+        pose=pose,
+        constrained=pose == "affine",
+        bounded=True,
     )
     capsules = model.capsules(torch.rand(1, 2, 8, 9))
     found = rows(model)
-    assert found["place"][:2] == (f"poses ({pose})", f"3 capsules of {capsules.pose.shape[-1]} dims")
+    assert found["place"][:2] == (
+        f"poses ({pose})",
+        f"3 capsules of {capsules.pose.shape[-1]} dims",
+    )
     assert capsules.pose.shape[-1] == dims
-    assert found["recognise"][1] == "3 capsules of 4 units"
+    assert found["recognize"][1] == "3 capsules of 4 units"
     assert found["gate"][1] == "3 presences"
     assert found["draw"][:2] == ("sum over capsules, then sigmoid", "2 × 8 × 9")
     assert found["total"][-1] == f"{sum(p.numel() for p in model.parameters()):,}"

@@ -16,9 +16,11 @@ def tiny(num_classes=3, in_chans=1, img_size=12, **options):
     return ResNet(num_classes, in_chans, img_size, **{"width": 4} | options)
 
 
-@pytest.mark.parametrize("options", [{}, {"several": True}, {"shortcut": "B"}, {"standardised": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"multilabel": True}, {"shortcut": "B"}, {"standardized": True}]
+)
 def test_small_ones_keep_every_property_of_models(options):
-    with tc.nn.drawn_from(seeded()):
+    with tc.nn.use_generator(seeded()):
         model = tiny(**options)
     check_module(model, torch.rand(3, 1, 12, 12, generator=seeded()))
 
@@ -35,7 +37,9 @@ def test_the_network_is_that_of_the_paper():
     sizes = []
     for block in blocks:
         stride = block.first[0].stride[0]
-        straight = torch.zeros(2, block.first[0].out_channels, *(-(-side // stride) for side in x.shape[2:]))
+        straight = torch.zeros(
+            2, block.first[0].out_channels, *(-(-side // stride) for side in x.shape[2:])
+        )
         straight[:, : x.shape[1]] = x[:, :, ::stride, ::stride]
         inner = block.first[1](block.first[0](x)).relu()
         x = (block.second[1](block.second[0](inner)) + straight).relu()
@@ -54,7 +58,9 @@ def test_weights_start_as_in_the_paper():
         assert layer.weight.std().item() == pytest.approx(std, rel=0.2)
 
 
-@pytest.mark.parametrize(("num_classes", "in_chans", "img_size"), [(1, 1, 5), (43, 3, (9, 30)), (5, 2, 33)])
+@pytest.mark.parametrize(
+    ("num_classes", "in_chans", "img_size"), [(1, 1, 5), (43, 3, (9, 30)), (5, 2, 33)]
+)
 def test_any_size(num_classes, in_chans, img_size):
     model = tiny(num_classes, in_chans, img_size)
     height, width = model.img_size
@@ -66,7 +72,10 @@ def test_any_size(num_classes, in_chans, img_size):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"img_size": (5, 4)}, "img_size: residual networks need images of at least 5x5 pixels, got 5x4"),
+        (
+            {"img_size": (5, 4)},
+            "img_size: residual networks need images of at least 5x5 pixels, got 5x4",
+        ),
         ({"width": 0}, "width: expected at least 1, got 0"),
         ({"num_classes": 0}, "num_classes: expected at least 1, got 0"),
     ],
@@ -87,17 +96,23 @@ def test_it_is_no_capsule_network():
 
 def test_one_class_or_several_are_learned_by_cross_entropy():
     images = torch.rand(2, 1, 12, 12, generator=seeded())
-    one, several = tiny().eval(), tiny(several=True).eval()
+    one, multilabel = tiny().eval(), tiny(multilabel=True).eval()
     found = create_task(one, TrainConfig())(Batch(images, torch.tensor([2, 0])), 0.0)
-    torch.testing.assert_close(found["loss"], -one(images)[torch.arange(2), torch.tensor([2, 0])].log().mean())
-    two_hot, p = torch.tensor([[1, 1, 0], [0, 1, 1]]), several(images)
-    found = Several(several, TrainConfig())(Batch(images, torch.tensor([[0, 1], [1, 2]])), 0.0)
-    torch.testing.assert_close(found["loss"], -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean())
+    torch.testing.assert_close(
+        found["loss"], -one(images)[torch.arange(2), torch.tensor([2, 0])].log().mean()
+    )
+    two_hot, p = torch.tensor([[1, 1, 0], [0, 1, 1]]), multilabel(images)
+    found = Several(multilabel, TrainConfig())(Batch(images, torch.tensor([[0, 1], [1, 2]])), 0.0)
+    torch.testing.assert_close(
+        found["loss"], -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
+    )
 
 
 def test_compiled_and_exported_it_gives_the_same():
     model, images = tiny().eval(), torch.rand(4, 1, 12, 12, generator=seeded())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), model(images))
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     torch.testing.assert_close(program.module()(images[:3]), model(images[:3]))

@@ -29,13 +29,17 @@ def matrix(raw):
     sx, sy = (1 / (1 + math.exp(-s)) + 0.01 for s in (sx, sy))
     th, sh, tx, ty = 2 * math.pi * th, math.tanh(5 * sh), math.tanh(5 * tx), math.tanh(5 * ty)
     cos, sin = math.cos(th), math.sin(th)
-    return np.array([
-        [sx * cos + sh * sy * sin, -sx * sin + sh * sy * cos, tx], [sy * sin, sy * cos, ty], [0, 0, 1],
-    ])  # fmt: skip
+    return np.array(
+        [
+            [sx * cos + sh * sy * sin, -sx * sin + sh * sy * cos, tx],
+            [sy * sin, sy * cos, ty],
+            [0, 0, 1],
+        ]
+    )
 
 
 def bilinear(image, u, v):
-    """The value at column u and row v, in [-1, 1] from the centre of the first pixel to that of the last; else 0."""
+    """The value at column u and row v, in [-1, 1] from the center of the first pixel to that of the last; else 0."""
     rows, columns = image.shape
     x, y, value = (u + 1) / 2 * (columns - 1), (v + 1) / 2 * (rows - 1), 0.0
     for row in (math.floor(y), math.floor(y) + 1):
@@ -88,11 +92,15 @@ def test_pixels_are_a_mixture_of_placed_templates(in_chans):
     with torch.no_grad():
         drawn, share = capsules.draw(parts)
     found = capsules.log_likelihood(images, drawn, share)
-    template, alpha = (x.detach().numpy() for x in (torch.sigmoid(10 * capsules.template), capsules.alpha))
+    template, alpha = (
+        x.detach().numpy() for x in (torch.sigmoid(10 * capsules.template), capsules.alpha)
+    )
     for b in range(2):
         total = 0.0
-        colour = capsules.colour(parts.feature[b]).sigmoid().detach().numpy()
-        back = [np.linalg.inv(np.vstack([p.detach().reshape(2, 3), [0, 0, 1]])) for p in parts.pose[b]]
+        color = capsules.color(parts.feature[b]).sigmoid().detach().numpy()
+        back = [
+            np.linalg.inv(np.vstack([p.detach().reshape(2, 3), [0, 0, 1]])) for p in parts.pose[b]
+        ]
         for row in range(24):
             for column in range(24):
                 place = np.array([2 * column / 23 - 1, 2 * row / 23 - 1, 1])
@@ -101,13 +109,21 @@ def test_pixels_are_a_mixture_of_placed_templates(in_chans):
                     u, v, _ = back[m] @ place
                     presence = sigmoid(float(parts.logit[b, m]))
                     logits.append(bilinear(alpha[m, 0], u, v) + math.log(presence))
-                    values.append([colour[m, c] * bilinear(template[m, c], u, v) for c in range(in_chans)])
-                logits, values = [*logits, math.log1p(math.exp(0.3))], [*values, [sigmoid(-0.4)] * in_chans]
+                    values.append(
+                        [color[m, c] * bilinear(template[m, c], u, v) for c in range(in_chans)]
+                    )
+                logits, values = (
+                    [*logits, math.log1p(math.exp(0.3))],
+                    [*values, [sigmoid(-0.4)] * in_chans],
+                )
                 shares = np.exp(logits) / np.exp(logits).sum()
                 for c in range(in_chans):
                     x = float(images[b, c, row, column])
                     total += math.log(
-                        sum(s * math.exp(normal(x, v[c], 0.7)) for s, v in zip(shares, values, strict=True))
+                        sum(
+                            s * math.exp(normal(x, v[c], 0.7))
+                            for s, v in zip(shares, values, strict=True)
+                        )
                     )
         assert float(found[b]) == pytest.approx(total, rel=1e-9)
 
@@ -120,7 +136,11 @@ def some_objects(seed=0, k=4, m=3):
         return torch.randn(2, *shape, generator=random, dtype=torch.float64)
 
     return Objects(
-        affine_pose(draw(k, 6)), affine_pose(draw(k, m, 6)), draw(k, m).exp(), -draw(k, m).exp(), draw(k, m, 6)
+        affine_pose(draw(k, 6)),
+        affine_pose(draw(k, m, 6)),
+        draw(k, m).exp(),
+        -draw(k, m).exp(),
+        draw(k, m, 6),
     )
 
 
@@ -133,7 +153,10 @@ def test_parts_are_a_mixture_of_votes():
             each = []
             for k in range(4):
                 votes, spread = objects.vote[b, k, m], float(objects.spread[b, k, m])
-                terms = (normal(float(x), float(v), spread) for x, v in zip(pose[b, m], votes, strict=True))
+                terms = (
+                    normal(float(x), float(v), spread)
+                    for x, v in zip(pose[b, m], votes, strict=True)
+                )
                 each.append(math.exp(float(objects.log_weight[b, k, m]) + sum(terms)))
             each.append(math.exp(2 * (-2 * math.log(10))))  # nobody
             assert float(found[b, m]) == pytest.approx(math.log(sum(each)))
@@ -144,24 +167,33 @@ def test_parts_are_a_mixture_of_votes():
 def test_votes_are_products_of_poses():
     model = small().double()
     capsules, m = model.object_capsules, 3
-    x, noise = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 4, 1 + m, dtype=torch.float64)
+    x, noise = (
+        torch.randn(2, 4, 8, dtype=torch.float64),
+        torch.randn(2, 4, 1 + m, dtype=torch.float64),
+    )
     with torch.no_grad():
         capsules.rest.normal_()
         found = capsules.decode(x, Noise(noise[0, :, :3].T, noise[..., 0], noise[..., 1:]))
-    weight, bias = ([p.detach().numpy() for p in group] for group in (capsules.weight, capsules.bias))
+    weight, bias = (
+        [p.detach().numpy() for p in group] for group in (capsules.weight, capsules.bias)
+    )
     rest, static = capsules.rest.detach().numpy(), capsules.static.detach().numpy()
     for b in range(2):
         for k in range(4):
             h = np.maximum(x[b, k].numpy() @ weight[0][k] + bias[0][k], 0)
             h = h @ weight[1][k] + bias[1][k]
-            h = np.maximum(np.append(h, 1) @ np.vstack([weight[2][k], bias[2][k]]), 0)  # the sheet appends a one
+            h = np.maximum(
+                np.append(h, 1) @ np.vstack([weight[2][k], bias[2][k]]), 0
+            )  # the sheet appends a one
             told = h @ weight[3][k]
             dynamic, others = told[: 6 * m].reshape(m, 6), told[6 * m :] + rest[k]
             viewed = matrix(others[:6])
             np.testing.assert_allclose(found.pose[b, k].detach(), viewed[:2].flatten(), atol=1e-9)
             for part in range(m):
                 vote = viewed @ matrix(dynamic[part] + static[k, part])
-                np.testing.assert_allclose(found.vote[b, k, part].detach(), vote[:2].flatten(), atol=1e-9)
+                np.testing.assert_allclose(
+                    found.vote[b, k, part].detach(), vote[:2].flatten(), atol=1e-9
+                )
                 weighs = sigmoid(others[6] + float(noise[b, k, 0])) * sigmoid(
                     others[7 + part] + float(noise[b, k, 1 + part])
                 )
@@ -225,7 +257,9 @@ def test_gradients_stay_finite_for_extreme_images_and_weights():
             model.part_capsules.tell.bias.mul_(1e4)
             model.object_capsules.rest.fill_(-50.0)
         found = model.explain(images)
-        (found.log_likelihood + found.part_log_likelihood + found.objects.presence.sum()).sum().backward()
+        (
+            found.log_likelihood + found.part_log_likelihood + found.objects.presence.sum()
+        ).sum().backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -248,22 +282,30 @@ def test_half_precision_copies_and_state():
 
 def test_it_compiles_whole():
     model, images = small(), torch.rand(2, 1, 24, 24)
-    compiled = torch.compile(lambda x: tuple(model.explain(x)[4:]), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: tuple(model.explain(x)[4:]), fullgraph=True, backend="aot_eager"
+    )
     for found, expected in zip(compiled(images), model.explain(images)[4:], strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_what_it_cannot_take():
     for options, complaint in (
-        ({"img_size": 22}, "img_size: 4 convolutions need images of at least 23x23 pixels, got 22x22"),
-        ({"parts": 0}, "parts: expected at least 1, got 0"), ({"pixel_scale": 0.0}, "pixel_scale: expected at least"),
+        (
+            {"img_size": 22},
+            "img_size: 4 convolutions need images of at least 23x23 pixels, got 22x22",
+        ),
+        ({"parts": 0}, "parts: expected at least 1, got 0"),
+        ({"pixel_scale": 0.0}, "pixel_scale: expected at least"),
         ({"strides": (2, 0)}, "strides: expected at least 1, got 0"),
         ({"weights": {"pixel": 1.0}}, "unknown weight 'pixel'; did you mean 'pixels'"),
         ({"weights": {"poses": -1.0}}, "poses: expected at least 0"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=complaint):
             small(**options)
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=24, width=24\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=1, height=24, width=24\], got"
+    ):
         small()(torch.rand(1, 1, 28, 28))
     with pytest.raises(ValueError, match="reconstruct: SCAE has no decoder"):
         small().reconstruct(None)

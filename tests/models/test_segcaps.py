@@ -14,14 +14,27 @@ from torchcaps.types import Capsules, LayerSizes
 
 # The sheet's table: parameters of each layer of R3 for one class.
 LAYERS = {
-    "conv1": 416, "primary": 12_832, "caps2_1": 25_664, "caps2_2": 51_328, "caps3_1": 205_056, "caps3_2": 410_112,
-    "caps4_1": 409_856, "up1_1": 131_328, "up1_2": 102_528, "up2_1": 32_832, "up2_2": 25_664, "up3_1": 8_224,
-    "seg_caps": 272, "decoder": 9_537,
-}  # fmt: skip
+    "conv1": 416,
+    "primary": 12_832,
+    "caps2_1": 25_664,
+    "caps2_2": 51_328,
+    "caps3_1": 205_056,
+    "caps3_2": 410_112,
+    "caps4_1": 409_856,
+    "up1_1": 131_328,
+    "up1_2": 102_528,
+    "up2_1": 32_832,
+    "up2_2": 25_664,
+    "up3_1": 8_224,
+    "seg_caps": 272,
+    "decoder": 9_537,
+}
 
 
 def tiny(**options):
-    return tc.create_model("segcaps", **{"num_classes": 3, "img_size": 16, "dim": 2} | options).eval()
+    return tc.create_model(
+        "segcaps", **{"num_classes": 3, "img_size": 16, "dim": 2} | options
+    ).eval()
 
 
 def images_of(model, batch=2, seed=0):
@@ -67,7 +80,9 @@ def routed(votes, bias, iterations):
     [(5, 1, False, 3), (5, 2, False, 3), (4, 2, True, 3), (1, 1, False, 1), (3, 1, False, 2)],
 )
 def test_a_layer_is_the_sheets(kernel, stride, transposed, iterations):
-    layer = KernelCaps(3, 4, 2, 5, kernel, stride, transposed=transposed, iterations=iterations).double()
+    layer = KernelCaps(
+        3, 4, 2, 5, kernel, stride, transposed=transposed, iterations=iterations
+    ).double()
     x = torch.randn(2, 6, 5, 3, 4, generator=seeded(), dtype=torch.float64)
     found = layer(x)
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
@@ -75,7 +90,8 @@ def test_a_layer_is_the_sheets(kernel, stride, transposed, iterations):
         votes = windows(image, weight, stride, transposed)
         votes = votes.reshape(*votes.shape[:3], 2, 5)
         expected = [
-            [routed(votes[:, y, z], bias, iterations) for z in range(votes.shape[2])] for y in range(votes.shape[1])
+            [routed(votes[:, y, z], bias, iterations) for z in range(votes.shape[2])]
+            for y in range(votes.shape[1])
         ]
         np.testing.assert_allclose(pose, expected, atol=1e-7)
 
@@ -89,16 +105,20 @@ def test_bias_and_kernels_at_the_start():
     layer = KernelCaps(8, 16, 4, 16)  # sums are twice as long as children: 2 J / sqrt(I D K K)
     assert layer.weight.std().item() == pytest.approx(2 * 4 / (8 * 16 * 25) ** 0.5, rel=0.05)
     for options, message in (
-        ({"kernel_size": 4}, "an odd number, got 4"), ({"kernel_size": 3, "stride": 2, "transposed": True}, "an even"),
-        ({"kernel_size": 2, "stride": 3, "transposed": True}, "at least 3"), ({"stride": 0}, "stride: expected at"),
-    ):  # fmt: skip
+        ({"kernel_size": 4}, "an odd number, got 4"),
+        ({"kernel_size": 3, "stride": 2, "transposed": True}, "an even"),
+        ({"kernel_size": 2, "stride": 3, "transposed": True}, "at least 3"),
+        ({"stride": 0}, "stride: expected at"),
+    ):
         with pytest.raises(ValueError, match=message):
             KernelVotes(LayerSizes(2, 2, 2, 2), **options)
 
 
 def test_parameters_of_the_sheet():
     model = tc.create_model("segcaps", img_size=16)
-    found = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    found = {
+        name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()
+    }
     assert found == LAYERS
     assert sum(found.values()) - found["decoder"] == 1_416_112
     counts = {(28, 4): 1_474_061, (56, 3): 1_425_593, (14, 5): 1_486_143}
@@ -153,15 +173,27 @@ def test_a_pixel_is_drawn_by_the_capsule_of_its_class():
     chosen = 1 + capsules.activation.argmax(dim=-1)
     torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, chosen))
     ground = model.reconstruct(capsules, torch.zeros_like(chosen))
-    torch.testing.assert_close(ground, ground[:1, :, :1, :1].expand_as(ground))  # nothing to tell pixels apart
+    torch.testing.assert_close(
+        ground, ground[:1, :, :1, :1].expand_as(ground)
+    )  # nothing to tell pixels apart
     with pytest.raises(ValueError, match="this model has no decoder"):
         tiny(decoder=False).reconstruct(capsules)
 
 
 def test_r1_has_equal_couplings_where_the_size_stays():
     model = tc.create_model("segcaps_r1", img_size=16, dim=2)
-    passes = {name: layer.router.passes for name, layer in model.named_children() if isinstance(layer, KernelCaps)}
-    assert {name for name, count in passes.items() if count == 3} == {"caps2_2", "caps3_2", "up1_1", "up2_1", "up3_1"}
+    passes = {
+        name: layer.router.passes
+        for name, layer in model.named_children()
+        if isinstance(layer, KernelCaps)
+    }
+    assert {name for name, count in passes.items() if count == 3} == {
+        "caps2_2",
+        "caps3_2",
+        "up1_1",
+        "up2_1",
+        "up3_1",
+    }
     with tc.record_routing(model) as record:
         model(images_of(model))
     found = record.last()
@@ -203,6 +235,8 @@ def test_it_compiles_whole(name):
     for run in (model, compiled):
         model.zero_grad()
         run(images).square().sum().backward()
-        gradients.append([p.grad.clone() for n, p in model.named_parameters() if "decoder" not in n])
+        gradients.append(
+            [p.grad.clone() for n, p in model.named_parameters() if "decoder" not in n]
+        )
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -22,8 +22,10 @@ LABELS = torch.tensor([2, 0, 1])
 
 
 def tiny(num_classes=3, in_chans=1, img_size=12, **options):
-    with tc.nn.drawn_from(seeded(3)):
-        return tc.create_model("sr_capsnet", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options)
+    with tc.nn.use_generator(seeded(3)):
+        return tc.create_model(
+            "sr_capsnet", num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options
+        )
 
 
 def images(*shape):
@@ -46,16 +48,16 @@ def test_every_head_keeps_the_properties_of_models(options):
 def test_every_head_learns(options):
     model = tiny(**options)
     task = create_task(model, TrainConfig()).train()
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(12):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses.append(task(Batch(images(), LABELS), 0.0)["loss"])
         losses[-1].backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
             assert parameter.grad.any(), name
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -79,7 +81,9 @@ def test_the_likelihood_is_finite_and_of_one_class():
     loss.backward()
     assert loss.isfinite()
     assert none.grad.isfinite().all()
-    with pytest.raises(ValueError, match="loss: the likelihood has no form for images that show several classes"):
+    with pytest.raises(
+        ValueError, match="loss: the likelihood has no form for images that show several classes"
+    ):
         LOSSES["likelihood"](Scores(none, None, None), torch.ones(2, 3), 0.0, settings)
 
 
@@ -95,12 +99,21 @@ def test_any_size(img_size, places):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"img_size": 4}, "img_size: 2 convolutions of stride 2 need images of at least 5x5 pixels, got 4x4"),
+        (
+            {"img_size": 4},
+            "img_size: 2 convolutions of stride 2 need images of at least 5x5 pixels, got 4x4",
+        ),
         ({"img_size": 8, "depth": 2}, "img_size: 3 convolutions .* at least 9x9 pixels, got 8x8"),
-        ({"img_size": 16, "depth": 2, "backbone": "convnet"}, "img_size: 4 convolutions .* at least 17x17 pixels"),
+        (
+            {"img_size": 16, "depth": 2, "backbone": "convnet"},
+            "img_size: 4 convolutions .* at least 17x17 pixels",
+        ),
         ({"depth": 3}, "depth: expected between 1 and 2, got 3"),
         ({"head": "em", "dim": 5}, "sizes: expected poses of P x P numbers"),
-        ({"uniform": True}, "uniform: expected depth 2, for the couplings of self-routed classes are the answer"),
+        (
+            {"uniform": True},
+            "uniform: expected depth 2, for the couplings of self-routed classes are the answer",
+        ),
         ({"types": 0}, "types: expected at least 1, got 0"),
     ],
 )
@@ -112,18 +125,24 @@ def test_wrong_options(options, complaint):
 def test_unknown_names():
     with pytest.raises(UnknownNameError, match="unknown head 'linaer'; did you mean 'linear'"):
         tiny(head="linaer")
-    with pytest.raises(UnknownNameError, match="unknown backbone 'resnet'; did you mean 'resnet20'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown backbone 'resnet'; did you mean 'resnet20'"
+    ):
         tiny(backbone="resnet")
 
 
-@pytest.mark.parametrize("options", [{"head": "self_routing", "depth": 2}, {"head": "dynamic"}, {"head": "em"}])
+@pytest.mark.parametrize(
+    "options", [{"head": "self_routing", "depth": 2}, {"head": "dynamic"}, {"head": "em"}]
+)
 def test_the_ablation_has_equal_couplings_below_the_choice_of_classes(options):
     model = tiny(uniform=True, types=4, dim=4, **options).eval()
     with tc.record_routing(model) as record:
         activation = model(images())
     layer = "conv_capsules" if options["head"] == "self_routing" else "class_capsules"
     coupling = record.last()[layer].coupling
-    torch.testing.assert_close(coupling, torch.full_like(coupling, 1 / coupling.shape[-1]) * (coupling > 0))
+    torch.testing.assert_close(
+        coupling, torch.full_like(coupling, 1 / coupling.shape[-1]) * (coupling > 0)
+    )
     assert activation.std(dim=1).min() > 0  # it still tells classes apart
 
 
@@ -147,8 +166,10 @@ def test_without_its_choice_every_class_is_alike():
 
 
 def test_the_average_head_is_resnet20():
-    model, other = tiny(head="average", standardised=True), tc.create_model("resnet20", num_classes=3, in_chans=1,
-                                                                            img_size=12, standardised=True)  # fmt: skip
+    model, other = (
+        tiny(head="average", standardized=True),
+        tc.create_model("resnet20", num_classes=3, in_chans=1, img_size=12, standardized=True),
+    )
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(model.eval()(images()), other.eval()(images()))
 

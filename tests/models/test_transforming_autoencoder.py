@@ -14,7 +14,9 @@ KINDS = [{"pose": "translation"}, {"pose": "affine"}, {"pose": "affine", "constr
 
 
 def tiny(**options):
-    return TransformingAutoencoder(1, (10, 12), **({"capsules": 4, "recognition": 5, "generation": 6} | options))
+    return TransformingAutoencoder(
+        1, (10, 12), **({"capsules": 4, "recognition": 5, "generation": 6} | options)
+    )
 
 
 def matrices(seed=0):
@@ -41,13 +43,15 @@ def test_shapes_and_ranges(options):
 def test_one_capsule_by_the_formulas_of_the_paper(options):
     model, k, image = tiny(**options).double(), 2, IMAGES[0].double()
     w, b = ({n: p[k] for n, p in part.items()} for part in (model.weight, model.bias))
-    h = torch.sigmoid(image.flatten() @ w["recognise"] + b["recognise"])
+    h = torch.sigmoid(image.flatten() @ w["recognize"] + b["recognize"])
     pose, presence = h @ w["place"] + b["place"], torch.sigmoid(h @ w["gate"] + b["gate"])
     if model.constrained:
         pose = torch.cat([pose, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)])
     done = transformation(model)[:1].double()
     moved = pose + done[0] if model.pose == "translation" else (done[0] @ pose.view(3, 3)).flatten()
-    drawn = presence * (torch.sigmoid(moved @ w["generate"] + b["generate"]) @ w["draw"] + b["draw"])
+    drawn = presence * (
+        torch.sigmoid(moved @ w["generate"] + b["generate"]) @ w["draw"] + b["draw"]
+    )
     capsules = model.capsules(image.unsqueeze(0))
     torch.testing.assert_close(capsules.pose[0, k], pose)
     others = torch.arange(4) != k
@@ -89,9 +93,11 @@ def test_under_autocast_poses_are_told_to_a_hundredth_of_a_pixel(options):
 
 
 def test_by_name_it_has_more_recognition_units_and_no_classes():
-    model = tc.create_model("transforming_autoencoder", num_classes=7, in_chans=3, img_size=(8, 10), pose="affine")
-    assert model.weight["recognise"].shape == (30, 3 * 8 * 10, 60)
-    assert TransformingAutoencoder().weight["recognise"].shape == (30, 784, 10)
+    model = tc.create_model(
+        "transforming_autoencoder", num_classes=7, in_chans=3, img_size=(8, 10), pose="affine"
+    )
+    assert model.weight["recognize"].shape == (30, 3 * 8 * 10, 60)
+    assert TransformingAutoencoder().weight["recognize"].shape == (30, 784, 10)
     assert (model.spec.task, model.spec.decoder, model.spec.pose) == ("transform", True, True)
 
 
@@ -157,11 +163,17 @@ def test_wrong_options(options, complaint):
 
 def test_wrong_arguments():
     model = tiny()
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=10, width=12\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=1, height=10, width=12\], got"
+    ):
         model.capsules(IMAGES.mT)
-    with pytest.raises(ValueError, match=r"transformation: expected \[batch=3, shift=2\], got \[3, 3, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"transformation: expected \[batch=3, shift=2\], got \[3, 3, 3\]"
+    ):
         model(IMAGES, matrices())
-    with pytest.raises(ValueError, match=r"transformation: expected \[batch=3, rows=3, columns=3\], got"):
+    with pytest.raises(
+        ValueError, match=r"transformation: expected \[batch=3, rows=3, columns=3\], got"
+    ):
         tiny(pose="affine")(IMAGES, SHIFTS)
     with pytest.raises(ValueError, match=r"capsules: expected \[batch, capsules=4, dim=2\], got"):
         model.reconstruct(tiny(capsules=5).capsules(IMAGES))

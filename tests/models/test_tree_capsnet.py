@@ -23,17 +23,28 @@ def small(**options):
 
 def test_sizes_of_the_small_form():
     model = tc.create_model("tree_capsnet", classes=GROUPS)
-    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    assert parts == {"convolutions": 320 + 18_496 + 73_856, "level_capsules": 65_536 + 199_680 + 343_040}
+    parts = {
+        name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()
+    }
+    assert parts == {
+        "convolutions": 320 + 18_496 + 73_856,
+        "level_capsules": 65_536 + 199_680 + 343_040,
+    }
     assert [tuple(layer.weight.shape) for layer in model.level_capsules] == [
-        (256, 2, 16, 8), (130, 6, 16, 16), (134, 10, 16, 16),
-    ]  # fmt: skip
+        (256, 2, 16, 8),
+        (130, 6, 16, 16),
+        (134, 10, 16, 16),
+    ]
     assert sum(p.numel() for p in model.parameters()) == 700_928
     flat = tc.create_model("tree_capsnet", classes=GROUPS, tree="flat", class_dim=30)
     assert sum(p.numel() for p in flat.parameters()) == 707_072
     assert (model.spec.task, flat.spec.task) == ("tree", "classify")
     found = model.levels(torch.rand(2, 1, 28, 28))
-    assert [tuple(capsules.pose.shape) for capsules in found] == [(2, 2, 16), (2, 6, 16), (2, 10, 16)]
+    assert [tuple(capsules.pose.shape) for capsules in found] == [
+        (2, 2, 16),
+        (2, 6, 16),
+        (2, 10, 16),
+    ]
 
 
 def test_worked_values_of_the_prior():
@@ -45,7 +56,9 @@ def test_worked_values_of_the_prior():
     torch.testing.assert_close(shares[0].item(), 1.01 / 3.1, atol=1e-6, rtol=0)
     torch.testing.assert_close(shares[1].item(), 0.01 / 3.1, atol=1e-6, rtol=0)
     assert shares[[0, 2, 6]].sum() > 0.97
-    torch.testing.assert_close(prior[133].softmax(dim=0)[8].item(), 1.01 / 1.1, atol=1e-6, rtol=0)  # bag alone
+    torch.testing.assert_close(
+        prior[133].softmax(dim=0)[8].item(), 1.01 / 1.1, atol=1e-6, rtol=0
+    )  # bag alone
 
 
 def test_worked_values_of_the_published_mask():
@@ -57,7 +70,9 @@ def test_worked_values_of_the_published_mask():
 
     assert round(mask(0, 1), 2) == 0.49 and round(mask(1, 1), 2) == 0.60
     for logit in (0.0, -2.0):
-        assert mask(0, 1) * logit >= mask(1, 1) * logit  # what is off the tree is not below what is on it
+        assert (
+            mask(0, 1) * logit >= mask(1, 1) * logit
+        )  # what is off the tree is not below what is on it
     # Rows repeat over 128 primaries and the 6 parents after them as often as they fit; the rest takes the first.
     rows = [row % 6 if row < 134 // 6 * 6 else 0 for row in range(128, 134)]
     assert rows == [2, 3, 4, 5, 0, 0]  # and no parent has its own
@@ -107,8 +122,14 @@ def test_the_levels_are_the_equations(tree):
             x = conv(x if index == 0 else torch.relu(x))
     assert x.shape == (2, 16, 2, 2)
     for b in range(2):
-        primary = np.array([squash(x[b, t * 8 : t * 8 + 8, r, c].numpy())
-                            for r in range(2) for c in range(2) for t in range(2)])  # fmt: skip
+        primary = np.array(
+            [
+                squash(x[b, t * 8 : t * 8 + 8, r, c].numpy())
+                for r in range(2)
+                for c in range(2)
+                for t in range(2)
+            ]
+        )
         above = None
         for level, layer in enumerate(model.level_capsules):
             weight = layer.weight.detach().numpy()
@@ -121,11 +142,16 @@ def test_the_levels_are_the_equations(tree):
             above = routed(children, weight, prior, 2)
             np.testing.assert_allclose(found[level].pose[b].numpy(), above, rtol=1e-5, atol=1e-7)
             lengths = [math.sqrt(v @ v) for v in above]
-            np.testing.assert_allclose(found[level].activation[b].numpy(), lengths, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                found[level].activation[b].numpy(), lengths, rtol=1e-4, atol=1e-6
+            )
 
 
 def test_a_shuffled_tree_keeps_the_sizes_of_groups_and_is_kept_with_the_weights():
-    models = [small(tree="shuffled", generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2)]
+    models = [
+        small(tree="shuffled", generator=torch.Generator().manual_seed(seed))
+        for seed in (0, 0, 1, 2)
+    ]
     ours = [model.state_dict()["level_capsules.2.router.prior"] for model in models]
     assert ours[0].equal(ours[1])
     assert not ours[0].equal(ours[2]) or not ours[0].equal(ours[3])
@@ -144,7 +170,9 @@ def test_couplings_are_on_record_and_can_be_made_equal():
         model(images)
     assert list(record) == [f"level_capsules.{level}" for level in range(3)]
     coupling = record["level_capsules.2"][0].coupling  # of one pass: the prior alone
-    torch.testing.assert_close(coupling[:, 4:], model.level_capsules[2].router.prior[4:].softmax(dim=1).expand(3, 3, 5))
+    torch.testing.assert_close(
+        coupling[:, 4:], model.level_capsules[2].router.prior[4:].softmax(dim=1).expand(3, 3, 5)
+    )
     for layer in model.level_capsules:
         layer.router = layer.router.uniform()
     with tc.record_routing(model) as record:
@@ -189,10 +217,22 @@ def test_many_classes_have_a_bias():
     [
         ({"tree": "lables"}, UnknownNameError, "unknown tree 'lables'; did you mean 'labels'"),
         ({"classes": PATHS[:3]}, ValueError, "classes: expected a name for each of 5, got 3"),
-        ({"channels": (4, 6, 8)}, ValueError, "channels: expected three numbers, the last a multiple of 16, got"),
+        (
+            {"channels": (4, 6, 8)},
+            ValueError,
+            "channels: expected three numbers, the last a multiple of 16, got",
+        ),
         ({"channels": (4, 16)}, ValueError, "channels: expected three numbers"),
-        ({"class_dim": 30}, ValueError, "class_dim: expected 16, as two primary capsules have, got 30"),
-        ({"img_size": 7}, ValueError, "img_size: label trees need images of at least 8x8 pixels, got 7x7"),
+        (
+            {"class_dim": 30},
+            ValueError,
+            "class_dim: expected 16, as two primary capsules have, got 30",
+        ),
+        (
+            {"img_size": 7},
+            ValueError,
+            "img_size: label trees need images of at least 8x8 pixels, got 7x7",
+        ),
         ({"iterations": 0}, ValueError, "iterations: expected at least 1, got 0"),
     ],
 )

@@ -23,7 +23,9 @@ def images_of(model, batch=3):
 @pytest.mark.parametrize("name", ["vb_caps", "vb_caps_small"])
 def test_any_size(name, num_classes, in_chans, img_size):
     options = TINY if name == "vb_caps" else SMALL
-    model = tc.create_model(name, num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options)
+    model = tc.create_model(
+        name, num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options
+    )
     capsules = model.capsules(images_of(model))
     assert capsules.pose.shape == (3, num_classes, 16)
     assert 0.01 < capsules.activation.mean() < 0.99  # starts neither dead nor saturated
@@ -35,21 +37,28 @@ def test_maps_and_coordinates_of_the_authors_code():
         model(images_of(model))
     shapes = {name: tuple(recorded.coupling.shape) for name, recorded in record.last().items()}
     assert shapes == {
-        "conv_capsules.0": (3, 6, 6, 9 * 2, 3), "conv_capsules.1": (3, 4, 4, 9 * 3, 4),
+        "conv_capsules.0": (3, 6, 6, 9 * 2, 3),
+        "conv_capsules.1": (3, 4, 4, 9 * 3, 4),
         "class_capsules": (3, 4 * 4 * 4, 5),
-    }  # fmt: skip
-    centres = model.class_capsules.centres
-    assert centres[:, 0, 0, 0, 3].tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1])
-    assert centres[0, :, 0, 0, 7].tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1])
+    }
+    centers = model.class_capsules.centers
+    assert centers[:, 0, 0, 0, 3].tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1])
+    assert centers[0, :, 0, 0, 7].tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1])
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"covariance": "full"}, {"outlier": -25.33}, {"weighted": True}, {"iterations": 1}, {"convolutions": 3},
-        {"convention": "type"}, {"standardised": True}, {"types": ()},
+        {"covariance": "full"},
+        {"outlier": -25.33},
+        {"weighted": True},
+        {"iterations": 1},
+        {"convolutions": 3},
+        {"convention": "type"},
+        {"standardized": True},
+        {"types": ()},
     ],
-)  # fmt: skip
+)
 def test_options_keep_every_property(options):
     model = tc.create_model("vb_caps", img_size=20, **TINY | options)
     model.train()(torch.rand(8, 2, 20, 20, generator=seeded(1)))  # means and variances of their own
@@ -68,13 +77,13 @@ def test_training_steps_lower_the_loss():
     images = 0.2 * torch.rand(24, 1, 18, 18, generator=seeded())
     for image, label in zip(images, labels, strict=True):
         image[:, :, label * 6 : label * 6 + 6] += 0.7
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(16):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses.append(task(Batch(images, labels), 1.0)["loss"])
         losses[-1].backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -91,5 +100,7 @@ def test_wrong_sizes():
         tc.create_model("vb_caps", types=(0, 3))
     with pytest.raises(ValueError, match="convolutions: expected at least 1, got 0"):
         tc.create_model("vb_caps", convolutions=0)
-    with pytest.raises(ValueError, match=r"img_size: .* need images of at least 17x17 pixels, got 16x16"):
+    with pytest.raises(
+        ValueError, match=r"img_size: .* need images of at least 17x17 pixels, got 16x16"
+    ):
         tc.create_model("vb_caps", img_size=16)

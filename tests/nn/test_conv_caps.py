@@ -5,7 +5,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import testing
-from torchcaps.functional import ProductVotes, Windows, em_routing, matrix_votes
+from torchcaps.functional import ConvField, ProductVotes, em_routing, matrix_votes
 from torchcaps.nn import (
     CapsuleLinear,
     ClassCaps,
@@ -13,8 +13,8 @@ from torchcaps.nn import (
     EMRouting,
     MatrixPrimaryCaps,
     TransposedConvCaps,
-    drawn_from,
-)  # fmt: skip
+    use_generator,
+)
 from torchcaps.testing import seeded
 from torchcaps.types import Capsules
 
@@ -39,10 +39,13 @@ def test_primary_capsules_are_a_linear_pose_and_a_sigmoid_activation():
 def test_a_convolution_votes_by_one_matrix_for_each_place_in_the_window():
     layer = ConvCaps(2, 3, 3, 2, iterations=2, inverse_temperature=0.5, bias=True)
     children = matrix_capsules(height=7, width=5)
-    windows = Windows(7, 5, 3, 2)
+    windows = ConvField(7, 5, 3, 2)
     votes = matrix_votes(windows.gather(children.pose), layer.weight) + 0.1
     patch = votes[1, 2, 1].unflatten(0, (3, 3, 2))
-    by_hand = children.pose[1, 4 + 1, 2 + 2, 1].view(4, 4) @ layer.weight.view(3, 3, 2, 3, 4, 4)[1, 2, 1, 0]
+    by_hand = (
+        children.pose[1, 4 + 1, 2 + 2, 1].view(4, 4)
+        @ layer.weight.view(3, 3, 2, 3, 4, 4)[1, 2, 1, 0]
+    )
     torch.testing.assert_close(patch[1, 2, 1, 0], by_hand.flatten() + 0.1)
     beta_a = layer.router.beta_a / layer.router.inverse_temperature[-1]
     lazy = ProductVotes(children, windows, layer.weight, bias=layer.bias)
@@ -62,7 +65,9 @@ def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     moved = layer(Capsules(*(t.roll(2, dims=2) for t in children)))
     still = layer(children)
     torch.testing.assert_close(moved.pose[:, :, 4:-2], still.pose[:, :, 3:-3], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(moved.activation[:, :, 4:-2], still.activation[:, :, 3:-3], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        moved.activation[:, :, 4:-2], still.activation[:, :, 3:-3], atol=1e-5, rtol=1e-4
+    )
     by_type = ConvCaps(2, 3, 3, 2, convention="type", impl=impl)
     moved = by_type(Capsules(*(t.roll(2, dims=2) for t in children)))
     torch.testing.assert_close(moved.pose[:, :, 1:], by_type(children).pose[:, :, :-1])
@@ -74,7 +79,7 @@ def test_recorded_couplings_of_a_convolution_sum_to_one_over_all_parents():
         layer(matrix_capsules(height=8, width=8))
     coupling = record[""][-1].coupling
     assert coupling.shape == (2, 3, 3, 18, 3)
-    windows = Windows(8, 8, 3, 2)
+    windows = ConvField(8, 8, 3, 2)
     shares = windows.scatter(coupling.sum(dim=-1))
     reached = torch.zeros(8, 8)
     reached[:7, :7] = 1  # the last row and column belong to no window
@@ -92,28 +97,30 @@ def test_conventions_differ():
 
 
 def test_class_capsules_share_matrices_and_add_coordinates():
-    centres = ([-0.5, 0.5], [0.0, 0.25, 0.75])
-    layer = ClassCaps(2, 3, centres=centres, iterations=2, inverse_temperature=0.5)
+    centers = ([-0.5, 0.5], [0.0, 0.25, 0.75])
+    layer = ClassCaps(2, 3, centers=centers, iterations=2, inverse_temperature=0.5)
     assert layer.weight.shape == (2, 3, 4, 4)
     children = matrix_capsules(height=2, width=3)
     votes = matrix_votes(children.pose, layer.weight)  # [batch, height, width, types, classes, 16]
-    for y, row in enumerate(centres[0]):
-        for x, column in enumerate(centres[1]):
+    for y, row in enumerate(centers[0]):
+        for x, column in enumerate(centers[1]):
             votes[:, y, x, :, :, 3] += row
             votes[:, y, x, :, :, 7] += column
     beta_a = layer.router.beta_a / layer.router.inverse_temperature[-1]
-    expected = em_routing(votes.flatten(1, 3), children.activation.flatten(1), layer.router.beta_u, beta_a, 2, 0.5)
+    expected = em_routing(
+        votes.flatten(1, 3), children.activation.flatten(1), layer.router.beta_u, beta_a, 2, 0.5
+    )
     parents = layer(children)
     torch.testing.assert_close(parents.pose, expected.pose)
     torch.testing.assert_close(parents.activation, expected.activation)
-    assert "centres" not in layer.state_dict()  # they follow from the sizes
+    assert "centers" not in layer.state_dict()  # they follow from the sizes
 
 
 def test_class_capsules_without_coordinates_do_not_see_places():
     layer, children = ClassCaps(2, 3), matrix_capsules(height=3, width=4)
     turned = Capsules(*(t.flip(1) for t in children))
     torch.testing.assert_close(layer(turned).pose, layer(children).pose)
-    placed = ClassCaps(2, 3, centres=([-1.0, 0.0, 1.0], [0.0] * 4))
+    placed = ClassCaps(2, 3, centers=([-1.0, 0.0, 1.0], [0.0] * 4))
     assert (placed(turned).pose - placed(children).pose).abs().max() > 1e-3
 
 
@@ -134,13 +141,19 @@ def test_costs_belong_to_parent_types_and_lambda_scales_the_second():
     layer = ConvCaps(2, 3, inverse_temperature=0.02)
     assert layer.router.beta_u.shape == layer.router.beta_a.shape == (3,)
     layer.router.beta_a.data.fill_(1.5)
-    children = Capsules(matrix_capsules().pose, torch.zeros(2, 6, 6, 2))  # no data: nothing but beta_a
-    torch.testing.assert_close(layer(children).activation, torch.sigmoid(torch.tensor(1.5)).expand(2, 4, 4, 3))
+    children = Capsules(
+        matrix_capsules().pose, torch.zeros(2, 6, 6, 2)
+    )  # no data: nothing but beta_a
+    torch.testing.assert_close(
+        layer(children).activation, torch.sigmoid(torch.tensor(1.5)).expand(2, 4, 4, 3)
+    )
 
 
 def test_em_in_a_linear_layer():
     layer = CapsuleLinear(6, 4, 3, 5, "em", bias=True, iterations=2, inverse_temperature=0.5)
-    children = Capsules(torch.randn(2, 6, 4, generator=seeded()), torch.rand(2, 6, generator=seeded(1)))
+    children = Capsules(
+        torch.randn(2, 6, 4, generator=seeded()), torch.rand(2, 6, generator=seeded(1))
+    )
     votes = tc.functional.linear_votes(children.pose, layer.weight) + layer.bias
     expected = em_routing(votes, children.activation, 0.0, 0.0, 2, 0.5)
     torch.testing.assert_close(layer(children).pose, expected.pose)
@@ -156,18 +169,26 @@ def test_em_in_a_linear_layer():
 )
 def test_vector_capsules_start_with_parents_that_learn(kind, kernel, stride, convention):
     """Children of length 0.1 give sums of length 0.4, so lengths of 0.14, whatever the field and who competes."""
-    with drawn_from(seeded(3)):
-        layer = kind(16, 8, kernel, stride, routing="uniform", pose_size=(8, 16), convention=convention)
-    pose = torch.nn.functional.normalize(torch.randn(2, 11, 11, 16, 8, generator=seeded()), dim=-1) / 10
+    with use_generator(seeded(3)):
+        layer = kind(
+            16, 8, kernel, stride, routing="uniform", pose_size=(8, 16), convention=convention
+        )
+    pose = (
+        torch.nn.functional.normalize(torch.randn(2, 11, 11, 16, 8, generator=seeded()), dim=-1)
+        / 10
+    )
     lengths = layer(Capsules(pose, torch.full((2, 11, 11, 16), 0.1))).activation
     edge = lengths.shape[1] // 3  # parents in the middle
     assert 0.08 < lengths[:, edge:-edge, edge:-edge].mean() < 0.2
 
 
 CHECKS = [
-    testing.check_module_rows, testing.check_module_copies, testing.check_module_zeros,
-    testing.check_module_precision, testing.check_module_parameters,
-]  # fmt: skip
+    testing.check_module_rows,
+    testing.check_module_copies,
+    testing.check_module_zeros,
+    testing.check_module_precision,
+    testing.check_module_parameters,
+]
 LAYERS = {
     "conv": lambda: ConvCaps(2, 3),
     "stride": lambda: ConvCaps(2, 3, 3, 2, iterations=2, bias=True),
@@ -175,7 +196,9 @@ LAYERS = {
     "space": lambda: ConvCaps(2, 3, convention="space"),
     "reference": lambda: ConvCaps(2, 3, impl="reference"),
     "class": lambda: ClassCaps(2, 3),
-    "coordinates": lambda: ClassCaps(2, 3, centres=([k / 10 for k in range(6)],) * 2, bias=True, iterations=1),
+    "coordinates": lambda: ClassCaps(
+        2, 3, centers=([k / 10 for k in range(6)],) * 2, bias=True, iterations=1
+    ),
 }
 
 
@@ -204,10 +227,12 @@ def test_properties_of_primary_capsules(check):
 
 def test_wrong_arguments():
     children = matrix_capsules()
-    with pytest.raises(ValueError, match=r"children: expected \[batch, height, width, types=3, dim=16\]"):
+    with pytest.raises(
+        ValueError, match=r"children: expected \[batch, height, width, types=3, dim=16\]"
+    ):
         ConvCaps(3, 2)(children)
     with pytest.raises(ValueError, match="children: expected .*height=2, width=3, types=2"):
-        ClassCaps(2, 3, centres=([0, 0], [0, 0, 0]))(children)
+        ClassCaps(2, 3, centers=([0, 0], [0, 0, 0]))(children)
     with pytest.raises(ValueError, match="height: expected at least 7, got 6"):
         ConvCaps(2, 3, 7)(children)
     with pytest.raises(ValueError, match="unknown convention 'al'"):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import GivenVotes
-from torchcaps.nn import FactorisedVotes, MatrixVotes, RoutedLayer, RoutingHead, create_router
+from torchcaps.functional import DenseVotes
+from torchcaps.nn import FactorizedVotes, MatrixVotes, RoutedLayer, RoutingHead, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -15,8 +15,12 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def normalised(y):
-    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5) if y.shape[-1] > 1 else y
+def normalized(y):
+    return (
+        (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+        if y.shape[-1] > 1
+        else y
+    )
 
 
 def stirred(layer):
@@ -38,7 +42,9 @@ def by_loops_2022(x, p, iterations):
                 S = np.zeros(parents)
                 for j in range(parents):
                     guess = (y[j] @ p["router.W_G1"]) * p["router.W_G2"][j] + p["router.B_G2"][j]
-                    S[j] = np.log(sigmoid(x[i] @ guess * of("router.W_S", i)[j] + of("router.B_S", i)[j]))
+                    S[j] = np.log(
+                        sigmoid(x[i] @ guess * of("router.W_S", i)[j] + of("router.B_S", i)[j])
+                    )
                 R[i] = np.exp(S) / np.exp(S).sum()
         y = np.zeros((parents, h))
         for i in range(n):
@@ -53,14 +59,14 @@ def by_loops_2022(x, p, iterations):
                     )
                 vote = (xs[i] * p["votes.factor"][j]) @ p["votes.mix"] + p["votes.offset"][j]
                 y[j] += (use * f * R[i, j] - ignore * (f - f * R[i, j])) * vote
-        y = normalised(y)
+        y = normalized(y)
     return y, R
 
 
 @pytest.mark.parametrize("length", [5, None])
 @pytest.mark.parametrize(("iterations", "dim"), [(1, 3), (2, 3), (3, 3), (2, 1)])
 def test_2022_equals_loops(length, iterations, dim):
-    votes = FactorisedVotes(LayerSizes(length or 1, 4, 3, dim))
+    votes = FactorizedVotes(LayerSizes(length or 1, 4, 3, dim))
     layer = stirred(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
     x = torch.randn(2, 5, 4, generator=seeded()).double()
     with tc.record_routing(layer) as record:
@@ -73,19 +79,26 @@ def test_2022_equals_loops(length, iterations, dim):
 
 
 def test_no_vote_is_made():
-    layer = RoutedLayer(FactorisedVotes(LayerSizes(1, 4, 3, 4)), "heinsen_2022")
+    layer = RoutedLayer(FactorizedVotes(LayerSizes(1, 4, 3, 4)), "heinsen_2022")
     votes = layer.ask(Capsules(torch.randn(2, 50, 4), torch.ones(2, 50)))
     layer.router(votes)
     assert votes._dense is None
 
 
 def test_the_authors_start():
-    layer = RoutedLayer(FactorisedVotes(LayerSizes(64, 100, 32, 25)), "heinsen_2022")
+    layer = RoutedLayer(FactorizedVotes(LayerSizes(64, 100, 32, 25)), "heinsen_2022")
     deviations = {name: p.std().item() for name, p in layer.named_parameters()}
     expected = {
-        "W_A": 2 / 10, "W_G1": 1 / 5, "W_G2": 1, "W_S": 1 / 10, "beta_use": 1, "beta_ignore": 1, "B_A": 0, "B_S": 0,
+        "W_A": 2 / 10,
+        "W_G1": 1 / 5,
+        "W_G2": 1,
+        "W_S": 1 / 10,
+        "beta_use": 1,
+        "beta_ignore": 1,
+        "B_A": 0,
+        "B_S": 0,
         "B_G2": 0,
-    }  # fmt: skip
+    }
     expected = {f"router.{name}": std for name, std in expected.items()}
     expected |= {"votes.factor": 1, "votes.mix": 2 / 10, "votes.offset": 0}
     assert deviations == pytest.approx(expected, rel=0.1)
@@ -122,11 +135,17 @@ def by_loops_2019(V, f, use, ignore, iterations):
 def test_2019_equals_loops(shared, iterations):
     sizes = LayerSizes(1 if shared else 5, 4, 3, 4)
     layer = stirred(RoutedLayer(MatrixVotes(sizes), "heinsen_2019", iterations=iterations))
-    pose, f = torch.randn(2, 5, 4, generator=seeded()).double(), torch.rand(2, 5, generator=seeded(1)).double()
+    pose, f = (
+        torch.randn(2, 5, 4, generator=seeded()).double(),
+        torch.rand(2, 5, generator=seeded(1)).double(),
+    )
     with tc.record_routing(layer) as record:
         layer(Capsules(pose, f))
     found = record[""][0]
-    each = {name: np.broadcast_to(p.detach().numpy(), (5, *p.shape[1:])) for name, p in layer.named_parameters()}
+    each = {
+        name: np.broadcast_to(p.detach().numpy(), (5, *p.shape[1:]))
+        for name, p in layer.named_parameters()
+    }
     for n in range(2):
         votes = np.zeros((5, 3, 4))
         for i in range(5):
@@ -144,11 +163,11 @@ def test_2019_equals_loops(shared, iterations):
 def test_credit_stands_beside_the_couplings():
     router = create_router("heinsen_2022")
     router.build(LayerSizes(6, 5, 3, 4))
-    routed = router(GivenVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
+    routed = router(DenseVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
     assert routed.more["credit"].shape == routed.coupling.shape
     _, _, coupling = routed  # three, whatever stands beside them
     assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
-    layer = RoutedLayer(FactorisedVotes(LayerSizes(6, 5, 3, 4)), "heinsen_2022")
+    layer = RoutedLayer(FactorizedVotes(LayerSizes(6, 5, 3, 4)), "heinsen_2022")
     with tc.record_routing(layer) as record:
         layer(torch.randn(2, 6, 5))
     assert record[""][0].more["credit"].shape == (2, 6, 3)
@@ -160,7 +179,9 @@ def test_a_head_takes_any_sequence():
         logits = head(torch.randn(2, length, 8, generator=seeded()))
         assert logits.shape == (2, 3) and logits.isfinite().all()
     x = torch.randn(2, 7, 8, generator=seeded())
-    torch.testing.assert_close(head(x.flip(1)), head(x))  # a set: vectors that share parameters have no order
+    torch.testing.assert_close(
+        head(x.flip(1)), head(x)
+    )  # a set: vectors that share parameters have no order
     fixed = RoutingHead(8, 3, hidden=(6,), length=7)
     assert not torch.allclose(fixed(x.flip(1)), fixed(x))
     with pytest.raises(ValueError, match=r"features: expected \[batch, n=7, dim=8\], got"):

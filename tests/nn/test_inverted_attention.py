@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import Windows
+from torchcaps.functional import ConvField
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -43,9 +43,10 @@ def test_it_equals_loops(iterations):
 
 def test_a_convolution_equals_loops_over_its_windows():
     layer = RoutedLayer(
-        MatrixVotes(LayerSizes(9 * 2, 4, 3, 4)), "inverted_attention",
-        partial(Windows, kernel=3, stride=2, padding=1, convention="type"),
-    ).double()  # fmt: skip
+        MatrixVotes(LayerSizes(9 * 2, 4, 3, 4)),
+        "inverted_attention",
+        partial(ConvField, kernel=3, stride=2, padding=1, convention="type"),
+    ).double()
     pose = torch.randn(1, 4, 5, 2, 4, generator=seeded()).double()
     found = layer(Capsules(pose, torch.ones(1, 4, 5, 2).double()))
     padded = np.pad(pose[0].numpy(), [(1, 1), (1, 1), (0, 0), (0, 0)])
@@ -53,8 +54,12 @@ def test_a_convolution_equals_loops_over_its_windows():
     for row in range(found.pose.shape[1]):
         for column in range(found.pose.shape[2]):
             window = padded[2 * row : 2 * row + 3, 2 * column : 2 * column + 3].reshape(18, 2, 2)
-            votes = np.array([[(window[i] @ weight[i, j]).flatten() for j in range(3)] for i in range(18)])
-            np.testing.assert_allclose(found.pose[0, row, column].detach(), by_loops(votes, 2)[0], atol=1e-9)
+            votes = np.array(
+                [[(window[i] @ weight[i, j]).flatten() for j in range(3)] for i in range(18)]
+            )
+            np.testing.assert_allclose(
+                found.pose[0, row, column].detach(), by_loops(votes, 2)[0], atol=1e-9
+            )
 
 
 def test_the_softmax_runs_over_parents_and_needs_parents_before():
@@ -66,7 +71,7 @@ def test_the_softmax_runs_over_parents_and_needs_parents_before():
     torch.testing.assert_close(router(votes).coupling[0, 0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_single_number_is_not_normalised():
+def test_a_single_number_is_not_normalized():
     router = create_router("inverted_attention", iterations=1)
     router.build(LayerSizes(3, 1, 2, 1))
     votes = random_votes(2, 3, 2, 1)
@@ -118,4 +123,6 @@ def test_concurrent_routing_equals_its_definition():
         first, second = one_pass(layers[0], pose, first), one_pass(layers[1], first, second)
     torch.testing.assert_close(stack(children).pose, second)
     one_after_another = layers[1](layers[0](children))
-    torch.testing.assert_close(RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose)
+    torch.testing.assert_close(
+        RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose
+    )

@@ -28,7 +28,9 @@ def test_primary_capsule_is_eight_channels_at_one_pixel(layout):
     for kind in range(3):
         expected = squash(features[1, 8 * kind : 8 * kind + 8, 3, 2])
         torch.testing.assert_close(capsules.pose[1, 3, 2, kind], expected)
-    torch.testing.assert_close(capsules.activation, capsules.pose.norm(dim=-1), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        capsules.activation, capsules.pose.norm(dim=-1), atol=1e-4, rtol=1e-3
+    )
 
 
 def test_shifting_the_image_by_a_stride_shifts_the_capsules():
@@ -43,7 +45,9 @@ def test_flatten_space_keeps_each_capsule_whole():
     flat = flatten_space(capsules)
     assert flat.pose.shape == (2, 90, 4)
     torch.testing.assert_close(flat.pose[1, (2 * 6 + 3) * 3 + 1], capsules.pose[1, 2, 3, 1])
-    torch.testing.assert_close(flat.activation[1, (2 * 6 + 3) * 3 + 1], capsules.activation[1, 2, 3, 1])
+    torch.testing.assert_close(
+        flat.activation[1, (2 * 6 + 3) * 3 + 1], capsules.activation[1, 2, 3, 1]
+    )
 
 
 def test_capsule_linear_votes_by_a_matrix_for_each_pair():
@@ -74,7 +78,9 @@ def test_bias_starts_at_0_1_and_weights_at_the_published_scale():
     layer = CapsuleLinear(1152, 8, 10, 16, bias=True)
     assert (layer.bias == 0.1).all()
     assert layer.weight.std().item() == pytest.approx(0.1, rel=0.02)
-    assert CapsuleLinear(100, 8, 10, 16, init_std=0.5).weight.std().item() == pytest.approx(0.5, rel=0.02)
+    assert CapsuleLinear(100, 8, 10, 16, init_std=0.5).weight.std().item() == pytest.approx(
+        0.5, rel=0.02
+    )
 
 
 def test_routing_by_name_module_and_function():
@@ -104,13 +110,17 @@ def test_a_function_gets_the_bias_where_there_is_one():
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match="routing 'uniform' takes no option 'iterations'; it takes: impl"):
+    with pytest.raises(
+        TypeError, match="routing 'uniform' takes no option 'iterations'; it takes: impl"
+    ):
         CapsuleLinear(6, 4, 3, 5, "uniform", iterations=3)
     with pytest.raises(ValueError, match="unknown routing 'dynamc'; did you mean 'dynamic'"):
         CapsuleLinear(6, 4, 3, 5, "dynamc")
     with pytest.raises(ValueError, match="out_capsules: expected at least 1, got 0"):
         CapsuleLinear(6, 4, 0, 5)
-    with pytest.raises(TypeError, match="routing: expected a name, a module or a function, got int"):
+    with pytest.raises(
+        TypeError, match="routing: expected a name, a module or a function, got int"
+    ):
         CapsuleLinear(6, 4, 3, 5, 3)
     with pytest.raises(ValueError, match=r"children: expected \[batch, children=6, dim=4\]"):
         CapsuleLinear(6, 4, 3, 5)(torch.rand(2, 7, 4))
@@ -194,7 +204,9 @@ def test_primary_capsules_along_the_rows_of_a_channel():
     )
     capsules = layer(images)
     assert capsules.pose.shape == (2, 3 * 4 * 4, 4)
-    torch.testing.assert_close(capsules.pose[:, 5], tc.functional.squash(layer.conv(images)[:, 1, 1]))
+    torch.testing.assert_close(
+        capsules.pose[:, 5], tc.functional.squash(layer.conv(images)[:, 1, 1])
+    )
     model = tc.create_model("capsnet", channels=4, primary_types=2, grouping="flat", decoder=False)
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     with pytest.raises(ValueError, match="unknown grouping 'rows'"):

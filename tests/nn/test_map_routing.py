@@ -18,7 +18,9 @@ def layer_of(local=False, iterations=3, dtype=torch.float64):
         torch.manual_seed(0)
         votes = KernelVotes(LayerSizes(3, 2, 4, 5))
     torch.nn.init.normal_(votes.bias, generator=seeded(3))
-    return RoutedLayer(votes, MapRouting(iterations, local=local), apart if local else together).to(dtype)
+    return RoutedLayer(votes, MapRouting(iterations, local=local), apart if local else together).to(
+        dtype
+    )
 
 
 def numpy_votes(pose, weight):
@@ -51,7 +53,9 @@ def numpy_routing(votes, bias, iterations, local):
         S = (k[..., None] * votes).sum(axis=2) + bias
         v = np.zeros_like(S)
         for j in range(parents):
-            square = (S[:, :, j] ** 2).sum(axis=-1, keepdims=True) if local else (S[:, :, j] ** 2).sum()
+            square = (
+                (S[:, :, j] ** 2).sum(axis=-1, keepdims=True) if local else (S[:, :, j] ** 2).sum()
+            )
             v[:, :, j] = S[:, :, j] * np.sqrt(square) / (1 + square)
         if t < iterations - 1:
             b = b + (votes * v[:, :, None]).sum(axis=-1)
@@ -69,7 +73,9 @@ def test_equals_numpy(local, iterations):
         votes = numpy_votes(pose[b].numpy(), layer.weight.detach().numpy())
         v, k = numpy_routing(votes, layer.bias.detach().numpy(), iterations, local)
         np.testing.assert_allclose(parents.pose[b].detach(), v, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(parents.activation[b].detach(), np.linalg.norm(v, axis=-1), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            parents.activation[b].detach(), np.linalg.norm(v, axis=-1), rtol=1e-6, atol=1e-9
+        )
         np.testing.assert_allclose(record[""][0].coupling[b], k, rtol=1e-6, atol=1e-12)
 
 
@@ -87,16 +93,25 @@ def test_couplings_of_a_type_sum_to_one_over_the_whole_map():
 def test_fully_connected_it_is_dynamic_routing():
     votes = random_votes(2, 6, 3, 4)
     for local in (False, True):
-        for found, expected in zip(MapRouting(local=local)(votes), dynamic_routing(votes), strict=True):
+        for found, expected in zip(
+            MapRouting(local=local)(votes), dynamic_routing(votes), strict=True
+        ):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_the_layer_keeps_every_property(local):
-    children = Capsules(torch.randn(3, 3, 2, 3, 2, generator=seeded()), torch.rand(3, 3, 2, 3, generator=seeded(1)))
+    children = Capsules(
+        torch.randn(3, 3, 2, 3, 2, generator=seeded()), torch.rand(3, 3, 2, 3, generator=seeded(1))
+    )
     layer = layer_of(local, dtype=torch.float32)
-    for check in (testing.check_module_rows, testing.check_module_copies, testing.check_module_zeros,
-                  testing.check_module_precision, testing.check_module_parameters):  # fmt: skip
+    for check in (
+        testing.check_module_rows,
+        testing.check_module_copies,
+        testing.check_module_zeros,
+        testing.check_module_precision,
+        testing.check_module_parameters,
+    ):
         check(layer, children)
 
 

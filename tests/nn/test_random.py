@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.nn import CapsuleLinear, ConvCaps, drawn_from
+from torchcaps.nn import CapsuleLinear, ConvCaps, use_generator
 
 DRAWS = {
     "convolution": lambda: nn.Conv2d(3, 4, 3).weight.detach(),
@@ -34,25 +34,27 @@ def test_a_generator_gives_what_the_global_one_would_and_leaves_that_alone(name)
         before = torch.get_rng_state()
         truth = DRAWS[name]()
         torch.set_rng_state(before)
-        with drawn_from(torch.Generator().manual_seed(5)):
+        with use_generator(torch.Generator().manual_seed(5)):
             found = DRAWS[name]()
         assert torch.equal(found, truth)
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_generator_that_is_named_stays():
-    with drawn_from(torch.Generator().manual_seed(5)):
+    with use_generator(torch.Generator().manual_seed(5)):
         named = torch.rand(3, generator=torch.Generator().manual_seed(1))
     assert torch.equal(named, torch.rand(3, generator=torch.Generator().manual_seed(1)))
 
 
 def test_it_goes_on_where_it_stopped_and_ends_with_the_block():
     generator = torch.Generator().manual_seed(5)
-    with drawn_from(generator):
+    with use_generator(generator):
         first = torch.rand(3)
-    with drawn_from(generator):
+    with use_generator(generator):
         second = torch.rand(3)
-    assert torch.equal(torch.cat([first, second]), torch.rand(6, generator=torch.Generator().manual_seed(5)))
+    assert torch.equal(
+        torch.cat([first, second]), torch.rand(6, generator=torch.Generator().manual_seed(5))
+    )
     before = torch.get_rng_state()
     torch.rand(3)
     assert not torch.equal(torch.get_rng_state(), before)
@@ -60,7 +62,7 @@ def test_it_goes_on_where_it_stopped_and_ends_with_the_block():
 
 def test_the_dropout_of_a_gpu_and_its_gradient():
     x = torch.arange(1.0, 41.0).requires_grad_()
-    with drawn_from(torch.Generator().manual_seed(5)):
+    with use_generator(torch.Generator().manual_seed(5)):
         y, mask = torch.native_dropout(x, 0.25, True)
         kept, all_of_them = torch.native_dropout(x, 0.25, False)
     torch.testing.assert_close(y, x * mask / 0.75)
@@ -73,7 +75,7 @@ def test_the_dropout_of_a_gpu_and_its_gradient():
 
 def test_other_threads_draw_from_their_own():
     found: list[torch.Tensor] = []
-    with drawn_from(torch.Generator().manual_seed(5)):
+    with use_generator(torch.Generator().manual_seed(5)):
         thread = threading.Thread(target=lambda: found.append(torch.rand(3)))
         thread.start()
         thread.join()

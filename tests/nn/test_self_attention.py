@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import GivenVotes
+from torchcaps.functional import DenseVotes
 from torchcaps.nn import create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import LayerSizes
@@ -41,7 +41,9 @@ def built(prior=0.0, **options):
     return router
 
 
-@pytest.mark.parametrize(("options", "scale"), [({}, DIM**0.5), ({"scale": 1.0}, 1.0), ({"scale": 8}, 8.0)])
+@pytest.mark.parametrize(
+    ("options", "scale"), [({}, DIM**0.5), ({"scale": 1.0}, 1.0), ({"scale": 8}, 8.0)]
+)
 @pytest.mark.parametrize("prior", [0.0, 0.7])
 def test_it_equals_loops(options, scale, prior):
     votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(prior, **options)
@@ -63,7 +65,7 @@ def test_the_prior_comes_after_the_softmax():
 def test_absent_children_have_no_part_in_the_sum():
     """Of a padded convolution: votes that an offset of the layer gives to children that are not there."""
 
-    class Padded(GivenVotes):
+    class Padded(DenseVotes):
         present = (torch.arange(CHILDREN) < 4).double().unsqueeze(0)
 
     votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(0.7)

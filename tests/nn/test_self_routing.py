@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import Everything, GivenVotes, Windows
+from torchcaps.functional import ConvField, DenseField, DenseVotes
 from torchcaps.nn import LinearVotes, PoseVotes, RoutedLayer, create_router
 from torchcaps.testing import check_module, check_module_gradients, random_capsules, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -15,8 +15,8 @@ from torchcaps.types import Capsules, LayerSizes
 SIZES = LayerSizes(6, 4, 5, 3)
 
 
-def layer_of(sizes=SIZES, kind=LinearVotes, field=Everything, stirred=1.0):
-    with tc.nn.drawn_from(seeded(7)):
+def layer_of(sizes=SIZES, kind=LinearVotes, field=DenseField, stirred=1.0):
+    with tc.nn.use_generator(seeded(7)):
         layer = RoutedLayer(kind(sizes), "self_routing", field)
         for parameter in layer.router.parameters():
             parameter.data.normal_().mul_(stirred)
@@ -68,22 +68,33 @@ def test_equals_its_equations_in_numpy():
 def test_a_convolution_equals_its_windows_in_numpy():
     """Kernel 3, stride 2, padding 1, as in depth 2: matrices belong to the place in the window and the type."""
     sizes = LayerSizes(9 * 2, 4, 3, 4)
-    layer = layer_of(sizes, field=partial(Windows, kernel=3, stride=2, padding=1, convention="type"))
+    layer = layer_of(
+        sizes, field=partial(ConvField, kernel=3, stride=2, padding=1, convention="type")
+    )
     children = children_of(1, 4, 6, 2, 4)
     parents = layer(children)
     u, a = (np.pad(x[0].numpy(), [(1, 1), (1, 1)] + [(0, 0)] * (x.dim() - 3)) for x in children)
     for row in range(2):
         for column in range(3):
             window = slice(2 * row, 2 * row + 3), slice(2 * column, 2 * column + 3)
-            pose, activation, _ = written_out(u[window].reshape(18, 4), a[window].reshape(18), *arrays(layer))
-            np.testing.assert_allclose(parents.pose[0, row, column].detach(), pose, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(parents.activation[0, row, column].detach(), activation, rtol=1e-12)
+            pose, activation, _ = written_out(
+                u[window].reshape(18, 4), a[window].reshape(18), *arrays(layer)
+            )
+            np.testing.assert_allclose(
+                parents.pose[0, row, column].detach(), pose, rtol=1e-12, atol=1e-12
+            )
+            np.testing.assert_allclose(
+                parents.activation[0, row, column].detach(), activation, rtol=1e-12
+            )
 
 
 def test_a_layer_that_only_chooses_gives_the_mean_of_poses():
     layer, children = layer_of(LayerSizes(6, 4, 5, 4), PoseVotes), children_of(2, 6, 4)
     identity = np.broadcast_to(np.eye(4), (6, 5, 4, 4))
-    parents, (choice, lean) = layer(children), (x.detach().numpy() for x in layer.router.parameters())
+    parents, (choice, lean) = (
+        layer(children),
+        (x.detach().numpy() for x in layer.router.parameters()),
+    )
     for sample in range(2):
         u, a = (x[sample].numpy() for x in children)
         pose, activation, _ = written_out(u, a, identity, choice, lean)
@@ -92,7 +103,9 @@ def test_a_layer_that_only_chooses_gives_the_mean_of_poses():
     votes = layer.ask(children)
     c = torch.rand(2, 6, 5, generator=seeded(), dtype=torch.float64)
     torch.testing.assert_close(votes.weighted(c), torch.einsum("bij,bijd->bjd", c, votes.dense()))
-    with pytest.raises(ValueError, match="sizes: expected parents of the children's 4 dimensions, got 3"):
+    with pytest.raises(
+        ValueError, match="sizes: expected parents of the children's 4 dimensions, got 3"
+    ):
         PoseVotes(SIZES)
 
 
@@ -115,14 +128,18 @@ def test_activations_are_relative():
         weaker = layer(children._replace(activation=children.activation * factor))
         for found, expected in zip(weaker, parents, strict=True):
             torch.testing.assert_close(found, expected)
-    small = layer.float()(Capsules(*(x.float() for x in children._replace(activation=children.activation * 1e-30))))
+    small = layer.float()(
+        Capsules(*(x.float() for x in children._replace(activation=children.activation * 1e-30)))
+    )
     torch.testing.assert_close(small.pose, parents.pose.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_activation_of_the_strongest_child_has_the_gradient_of_the_others():
     """It divides all of them, and no gradient is sent through that: there is none in the outcome."""
     layer, (pose, activation) = layer_of(), children_of(1, 6, 4)
-    assert torch.autograd.gradcheck(lambda a: tuple(layer(Capsules(pose, a))), activation.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda a: tuple(layer(Capsules(pose, a))), activation.requires_grad_()
+    )
 
 
 def test_an_absent_child_has_no_effect_and_all_absent_ones_count_alike():
@@ -130,9 +147,13 @@ def test_an_absent_child_has_no_effect_and_all_absent_ones_count_alike():
     activation[:, 3] = 0
     changed = pose.clone()
     changed[:, 3] = 100.0
-    for found, expected in zip(layer(Capsules(changed, activation)), layer(Capsules(pose, activation)), strict=True):
+    for found, expected in zip(
+        layer(Capsules(changed, activation)), layer(Capsules(pose, activation)), strict=True
+    ):
         torch.testing.assert_close(found, expected)
-    none, all_of_them = (layer(Capsules(pose, torch.full_like(activation, value))) for value in (0.0, 1.0))
+    none, all_of_them = (
+        layer(Capsules(pose, torch.full_like(activation, value))) for value in (0.0, 1.0)
+    )
     torch.testing.assert_close(none.pose, all_of_them.pose)
 
 
@@ -141,7 +162,9 @@ def test_children_in_another_order_with_their_weights_give_the_same():
     before, order = layer(children), torch.tensor([3, 0, 5, 1, 4, 2])
     for parameter in layer.parameters():
         parameter.data = parameter.data[order]
-    for found, expected in zip(layer(Capsules(*(x[:, order] for x in children))), before, strict=True):
+    for found, expected in zip(
+        layer(Capsules(*(x[:, order] for x in children))), before, strict=True
+    ):
         torch.testing.assert_close(found, expected)
 
 
@@ -151,7 +174,7 @@ def test_sure_children_leave_nothing_infinite():
     router.build(LayerSizes(4, 2, 3, 3))
     router.lean.data[:, 0] = 1000.0
     votes = torch.randn(2, 4, 3, 3, generator=seeded()).requires_grad_()
-    routed = router(GivenVotes(votes, torch.rand(2, 4), torch.randn(2, 4, 2)))
+    routed = router(DenseVotes(votes, torch.rand(2, 4), torch.randn(2, 4, 2)))
     assert routed.activation[:, 0].eq(1).all()
     (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.square().sum(), votes)
     assert routed.pose.isfinite().all()

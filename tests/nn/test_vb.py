@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchcaps import testing
-from torchcaps.functional import Windows
-from torchcaps.nn import CapsuleLinear, ConvCaps, MatrixVotes, RoutedLayer, VariationalBayes
+from torchcaps.functional import ConvField
+from torchcaps.nn import CapsuleLinear, ConvCaps, MatrixVotes, RoutedLayer, VBRouting
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -18,7 +18,7 @@ COVARIANCES = ["diagonal", "full"]
 
 def built(children, parents, dim, **options):
     """A router for given votes."""
-    router = VariationalBayes(**options)
+    router = VBRouting(**options)
     router.build(LayerSizes(children, 0, parents, dim))
     return router.eval()
 
@@ -28,7 +28,15 @@ def digamma(x):
     below = 0.0
     while x < 10:
         below, x = below - 1 / x, x + 1
-    return below + math.log(x) - 1 / (2 * x) - 1 / (12 * x**2) + 1 / (120 * x**4) - 1 / (252 * x**6) + 1 / (240 * x**8)
+    return (
+        below
+        + math.log(x)
+        - 1 / (2 * x)
+        - 1 / (12 * x**2)
+        + 1 / (120 * x**4)
+        - 1 / (252 * x**6)
+        + 1 / (240 * x**8)
+    )
 
 
 def numpy_fit(votes, r, covariance):
@@ -53,7 +61,9 @@ def expectations(fits, dim):
     total = digamma(sum(alpha for alpha, *_ in fits))
     log_pi = [digamma(alpha) - total for alpha, *_ in fits]
     log_det = [
-        sum(digamma((nu - d) / 2) for d in range(dim)) + dim * math.log(2) - math.log(np.linalg.det(inverse))
+        sum(digamma((nu - d) / 2) for d in range(dim))
+        + dim * math.log(2)
+        - math.log(np.linalg.det(inverse))
         for _, _, nu, _, inverse in fits
     ]
     return log_pi, log_det
@@ -82,7 +92,9 @@ def numpy_vb(votes, activation, iterations, covariance, weighted=False, outlier=
         bounds.append(numpy_bound(coupling, activation, log_p, fits, dim))
         if t < iterations - 1:
             p = np.exp(log_p)
-            coupling = p / (p.sum(axis=1, keepdims=True) + (0 if outlier is None else math.exp(outlier)))
+            coupling = p / (
+                p.sum(axis=1, keepdims=True) + (0 if outlier is None else math.exp(outlier))
+            )
     log_pi, log_det = expectations(fits, dim)
     active = []
     for j, (alpha, *_) in enumerate(fits):
@@ -92,9 +104,11 @@ def numpy_vb(votes, activation, iterations, covariance, weighted=False, outlier=
 
 
 def log_wishart(log_psi, nu, dim):
-    """ln B(Psi, nu), the normalisation of a Wishart distribution."""
+    """ln B(Psi, nu), the normalization of a Wishart distribution."""
     gammas = sum(math.lgamma((nu + 1 - d) / 2) for d in range(1, dim + 1))
-    return -nu / 2 * (log_psi + dim * math.log(2)) - dim * (dim - 1) / 4 * math.log(math.pi) - gammas
+    return (
+        -nu / 2 * (log_psi + dim * math.log(2)) - dim * (dim - 1) / 4 * math.log(math.pi) - gammas
+    )
 
 
 def numpy_bound(coupling, activation, log_p, fits, dim):
@@ -115,7 +129,15 @@ def numpy_bound(coupling, activation, log_p, fits, dim):
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize(
-    "options", [{"iterations": 1}, {}, {"iterations": 5}, {"weighted": True}, {"outlier": -25.33}, {"outlier": -4.0}]
+    "options",
+    [
+        {"iterations": 1},
+        {},
+        {"iterations": 5},
+        {"weighted": True},
+        {"outlier": -25.33},
+        {"outlier": -4.0},
+    ],
 )
 def test_equals_numpy(covariance, options):
     votes = random_votes(2, 7, 4, 3, dtype=torch.float64)
@@ -206,11 +228,17 @@ def test_a_parent_of_one_vote_keeps_its_variance():
             leaf = same.clone().requires_grad_()
             routed = built(9, 3, 4, covariance=covariance)(leaf, activation)
             (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), leaf)
-            for name, x in (("pose", routed.pose), ("activation", routed.activation), ("gradient", gradient)):
+            for name, x in (
+                ("pose", routed.pose),
+                ("activation", routed.activation),
+                ("gradient", gradient),
+            ):
                 testing.assert_finite(name, x)
 
 
-@pytest.mark.parametrize("options", [{}, {"outlier": -25.33}, {"weighted": True}, {"normalised": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"outlier": -25.33}, {"weighted": True}, {"normalized": True}]
+)
 def test_full_keeps_every_property(options):
     testing.check_router("vb", covariance="full", **options)
 
@@ -219,13 +247,21 @@ def test_diagonal_keeps_every_property_with_an_outlier():
     testing.check_router("vb", outlier=-25.33)
 
 
-def test_normalised_in_training_and_as_it_was_seen_afterwards():
-    layer = RoutedLayer(MatrixVotes(LayerSizes(18, 4, 3, 4)), "vb", partial(Windows, kernel=3), normalised=True)
-    children = Capsules(torch.randn(8, 4, 5, 2, 4, generator=seeded()), torch.rand(8, 4, 5, 2, generator=seeded(1)))
+def test_normalized_in_training_and_as_it_was_seen_afterwards():
+    layer = RoutedLayer(
+        MatrixVotes(LayerSizes(18, 4, 3, 4)), "vb", partial(ConvField, kernel=3), normalized=True
+    )
+    children = Capsules(
+        torch.randn(8, 4, 5, 2, 4, generator=seeded()), torch.rand(8, 4, 5, 2, generator=seeded(1))
+    )
     for _ in range(100):
         trained = layer(children)
-    torch.testing.assert_close(trained.pose.mean(dim=(0, 1, 2, 4)), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(trained.pose.var(dim=(0, 1, 2, 4), correction=0), torch.ones(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        trained.pose.mean(dim=(0, 1, 2, 4)), torch.zeros(3), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        trained.pose.var(dim=(0, 1, 2, 4), correction=0), torch.ones(3), atol=1e-3, rtol=0
+    )
     logit = trained.activation.logit().flatten(0, 2)
     torch.testing.assert_close(logit.mean(dim=0), torch.zeros(3), atol=1e-4, rtol=0)
     seen = layer.eval()(children)
@@ -233,8 +269,8 @@ def test_normalised_in_training_and_as_it_was_seen_afterwards():
     assert not list(layer.router.parameters())
 
 
-def test_a_batch_of_one_is_normalised_as_what_was_seen():
-    layer = CapsuleLinear(6, 4, 5, 4, "vb", normalised=True)
+def test_a_batch_of_one_is_normalized_as_what_was_seen():
+    layer = CapsuleLinear(6, 4, 5, 4, "vb", normalized=True)
     layer(torch.randn(8, 6, 4, generator=seeded()))
     alone = torch.randn(1, 6, 4, generator=seeded(1))
     assert layer(alone).activation.std() > 0
@@ -243,6 +279,6 @@ def test_a_batch_of_one_is_normalised_as_what_was_seen():
 
 def test_wrong_options():
     with pytest.raises(ValueError, match="unknown covariance 'diag'; did you mean 'diagonal'"):
-        VariationalBayes(covariance="diag")
+        VBRouting(covariance="diag")
     with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
-        VariationalBayes(0)
+        VBRouting(0)

@@ -1,11 +1,11 @@
-"""Fast paths run where uninitialised memory is NaN: a cell that a kernel leaves unwritten then shows."""
+"""Fast paths run where uninitialized memory is NaN: a cell that a kernel leaves unwritten then shows."""
 
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def _uninitialised_memory_is_nan():
+def _uninitialized_memory_is_nan():
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     yield

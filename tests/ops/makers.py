@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from torchcaps import ops
-from torchcaps.functional import Everything, ProductVotes, Transposed, Windows
+from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import seeded
@@ -21,7 +21,7 @@ NAMES = ("pose", "activation", "weight", "beta_u", "beta_a", "shift", "bias")
 class Layer:
     """Votes of matrices: poses `[rows, inner]`, weights `[inner, outer]`; a linear layer has one row."""
 
-    field: Any = field(default_factory=Everything)
+    field: Any = field(default_factory=DenseField)
     batch: int = 3
     types: int = 6
     parents: int = 4
@@ -44,20 +44,26 @@ class Layer:
         space = (self.batch, *space_of(self.field), self.types)
         shift = self.shift and (i if self.shift[0] else 1, j if self.shift[1] else 1, dim)
         made = (
-            self.scale * normal(*space, rows * inner), torch.rand(space, generator=generator).to(self.dtype),
-            normal(i, j, inner, outer) / inner**0.5, normal(j), normal(j), normal(*shift) if shift else None,
+            self.scale * normal(*space, rows * inner),
+            torch.rand(space, generator=generator).to(self.dtype),
+            normal(i, j, inner, outer) / inner**0.5,
+            normal(j),
+            normal(j),
+            normal(*shift) if shift else None,
             normal(j, dim) if self.bias else None,
-        )  # fmt: skip
+        )
         return {n: x if x is None else x.requires_grad_() for n, x in zip(NAMES, made, strict=True)}
 
     def votes(self, tensors):
         children = Capsules(tensors["pose"], tensors["activation"])
-        return ProductVotes(children, self.field, tensors["weight"], tensors["shift"], tensors["bias"])
+        return ProductVotes(
+            children, self.field, tensors["weight"], tensors["shift"], tensors["bias"]
+        )
 
 
 def space_of(where):
     """Height and width of the map of a field."""
-    return where.space if isinstance(where, Everything) else (where.height, where.width)
+    return where.space if isinstance(where, DenseField) else (where.height, where.width)
 
 
 def routed(routing, votes, tensors, impl, **options):
@@ -70,10 +76,16 @@ def routed(routing, votes, tensors, impl, **options):
 
 def gradients(outcomes, tensors):
     """Of a loss that weighs every outcome at random, by name."""
-    weighed = [(x.double() * torch.randn(x.shape, generator=seeded(7), dtype=torch.float64)).sum() for x in outcomes]
+    weighed = [
+        (x.double() * torch.randn(x.shape, generator=seeded(7), dtype=torch.float64)).sum()
+        for x in outcomes
+    ]
     leaves = {name: x for name, x in tensors.items() if x is not None and x.requires_grad}
     found = torch.autograd.grad(sum(weighed), list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(leaves.items(), found, strict=True)}
+    return {
+        n: torch.zeros_like(x) if g is None else g
+        for (n, x), g in zip(leaves.items(), found, strict=True)
+    }
 
 
 def outcome(layer, routing, impl, tensors=None, through=(0, 1, 2), **options):
@@ -81,7 +93,8 @@ def outcome(layer, routing, impl, tensors=None, through=(0, 1, 2), **options):
     tensors = tensors or layer.tensors()
     found = routed(routing, layer.votes(tensors), tensors, impl, **options)
     return found._asdict() | {
-        f"gradient of {name}": grad for name, grad in gradients([found[k] for k in through], tensors).items()
+        f"gradient of {name}": grad
+        for name, grad in gradients([found[k] for k in through], tensors).items()
     }
 
 
@@ -107,15 +120,15 @@ def fields(draw, conventions=("all", "type", "space", "patch")):
     """A field of any kind, on a small map."""
     kind = draw(st.sampled_from(["everything", "map", "windows", "transposed"]))
     if kind == "everything":
-        return Everything()
+        return DenseField()
     height, width = draw(st.integers(2, 6)), draw(st.integers(2, 6))
     if kind == "map":
-        return Everything(height, width)
+        return DenseField(height, width)
     convention, stride = draw(st.sampled_from(conventions)), draw(st.integers(1, 3))
     kernel = draw(st.integers(1, min(3, height, width)))
     padding = draw(st.integers(0, kernel - 1))
     if kind == "transposed":
         side = (1 + draw(st.integers(0, 2)), 1 + draw(st.integers(0, 2)))
         padding = 0 if min(side) == 1 else min(padding, (kernel - 1) // 2)
-        return Transposed(*side, kernel, stride, padding, convention)
-    return Windows(height, width, kernel, stride, padding, convention)
+        return ConvTransposeField(*side, kernel, stride, padding, convention)
+    return ConvField(height, width, kernel, stride, padding, convention)

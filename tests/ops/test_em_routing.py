@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps import ops
-from torchcaps.functional import Everything, ProductVotes, Transposed, Windows
+from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
 from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes
@@ -24,9 +24,15 @@ MATRICES = (2, 2, 2)
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    where=fields(), batch=st.integers(0, 18), types=st.integers(1, 3), parents=st.integers(1, 4), shift=SHIFTS,
-    bias=st.booleans(), iterations=st.integers(1, 3), seed=st.integers(0, 999),
-)  # fmt: skip
+    where=fields(),
+    batch=st.integers(0, 18),
+    types=st.integers(1, 3),
+    parents=st.integers(1, 4),
+    shift=SHIFTS,
+    bias=st.booleans(),
+    iterations=st.integers(1, 3),
+    seed=st.integers(0, 999),
+)
 def test_any_field(where, batch, types, parents, shift, bias, iterations, seed):
     layer = Layer(where, batch, types, parents, MATRICES, shift, bias, seed=seed)
     assert compare(layer, "em", iterations=iterations) == FAST
@@ -36,15 +42,21 @@ def test_any_field(where, batch, types, parents, shift, bias, iterations, seed):
 @pytest.mark.parametrize("matrices", [(1, 1, 1), (1, 8, 16), (4, 4, 4), (3, 2, 5), (5, 1, 1)])
 @pytest.mark.parametrize("shift", [None, (1, 1)])
 def test_any_matrices(matrices, shift):
-    assert compare(Layer(Windows(5, 7, 3, 2), types=2, matrices=matrices, shift=shift), "em") == FAST
+    assert (
+        compare(Layer(ConvField(5, 7, 3, 2), types=2, matrices=matrices, shift=shift), "em") == FAST
+    )
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_the_papers_matrices_in_float32(iterations):
-    layer = Layer(Windows(8, 8, 3, 2), 3, 4, 5, (4, 4, 4))  # no window reaches the last row and column
+    layer = Layer(
+        ConvField(8, 8, 3, 2), 3, 4, 5, (4, 4, 4)
+    )  # no window reaches the last row and column
     tensors = layer.tensors()
     truth = outcome(layer, "em", "reference", tensors, iterations=iterations)
-    single = {n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()}
+    single = {
+        n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()
+    }
     for impl in FAST:
         for name, found in outcome(layer, "em", impl, single, iterations=iterations).items():
             assert found.dtype == torch.float32
@@ -53,12 +65,14 @@ def test_the_papers_matrices_in_float32(iterations):
 
 def test_children_of_no_activation_in_float32():
     """Sums of squares around the mean of all children lost half of the digits of their gradient."""
-    layer = Layer(Windows(4, 4, 3), 2, 2, 3, MATRICES, (1, 1), seed=9)
+    layer = Layer(ConvField(4, 4, 3), 2, 2, 3, MATRICES, (1, 1), seed=9)
     tensors = layer.tensors()
     few = torch.where(tensors["activation"] < 0.97, 0.0, tensors["activation"])
     tensors["activation"] = few.detach().requires_grad_()
     truth = outcome(layer, "em", "reference", tensors)["gradient of activation"]
-    single = {n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()}
+    single = {
+        n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()
+    }
     for impl in FAST:
         found = outcome(layer, "em", impl, single)["gradient of activation"]
         assert_close(f"{impl}: gradient of activation", found.double(), truth, 1e-5)
@@ -66,40 +80,49 @@ def test_children_of_no_activation_in_float32():
 
 @pytest.mark.parametrize("through", [0, 1, 2])
 def test_gradient_through_each_output(through):
-    compare(Layer(Windows(7, 7, 3, 2), types=2, parents=3, matrices=MATRICES, shift=(1, 1)), "em", through=(through,))
+    compare(
+        Layer(ConvField(7, 7, 3, 2), types=2, parents=3, matrices=MATRICES, shift=(1, 1)),
+        "em",
+        through=(through,),
+    )
 
 
 @pytest.mark.parametrize("impl", COMPILED)
 def test_numerical_gradient(impl):
-    layer = Layer(Windows(3, 3, 2), 1, 1, 2, MATRICES, (1, 1))
+    layer = Layer(ConvField(3, 3, 2), 1, 1, 2, MATRICES, (1, 1))
     tensors = layer.tensors()
     given = [x for x in tensors.values() if x is not None]
 
     def routed(*_):
-        return ops.em_routing(layer.votes(tensors), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl)
+        return ops.em_routing(
+            layer.votes(tensors), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl
+        )
 
     torch.autograd.gradcheck(routed, given, fast_mode=True)
 
 
 def test_several_blocks(monkeypatch):
     monkeypatch.setattr(samples, "BLOCK_BYTES", 1)
-    compare(Layer(Windows(5, 5, 3), 5, 2, 3, MATRICES), "em", impls=["blocked"])
+    compare(Layer(ConvField(5, 5, 3), 5, 2, 3, MATRICES), "em", impls=["blocked"])
 
 
 def test_betas_and_temperatures_of_any_form():
-    layer = Layer(Windows(4, 4, 3), types=2, matrices=MATRICES, shift=(1, 1))
+    layer = Layer(ConvField(4, 4, 3), types=2, matrices=MATRICES, shift=(1, 1))
     tensors = layer.tensors()
     heat = (0.5, 0.1)
     for beta in (0.3, torch.tensor(0.3, dtype=torch.float64, requires_grad=True)):
         found = [
-            ops.em_routing(layer.votes(tensors), None, beta, beta, 2, heat, impl=impl) for impl in ("reference", *FAST)
+            ops.em_routing(layer.votes(tensors), None, beta, beta, 2, heat, impl=impl)
+            for impl in ("reference", *FAST)
         ]
         for other in found[1:]:
             torch.testing.assert_close(other, found[0])
 
 
 def test_inputs_of_any_strides():
-    layer = Layer(Windows(5, 5, 3), types=2, matrices=MATRICES, shift=(1, 1))  # as others have: compiled once
+    layer = Layer(
+        ConvField(5, 5, 3), types=2, matrices=MATRICES, shift=(1, 1)
+    )  # as others have: compiled once
     tensors = layer.tensors()
     turned = {n: tensors[n].detach().transpose(1, 2) for n in ("pose", "activation")}
     turned["weight"] = tensors["weight"].detach().transpose(2, 3)
@@ -108,7 +131,7 @@ def test_inputs_of_any_strides():
 
 
 def test_matrices_that_several_children_share():
-    layer = Layer(Everything(2, 3), types=2, matrices=MATRICES, shift=(1, 0), bias=True)
+    layer = Layer(DenseField(2, 3), types=2, matrices=MATRICES, shift=(1, 0), bias=True)
     tensors = layer.tensors()
     tensors["weight"] = tensors["weight"].detach()[:2].requires_grad_()
     assert compare(layer, "em", tensors=tensors) == FAST
@@ -116,7 +139,9 @@ def test_matrices_that_several_children_share():
 
 def test_votes_far_from_zero_that_hardly_differ():
     """Where sums of squares around zero lose their digits: those are made once more, around the mean."""
-    layer = Layer(Windows(3, 3, 3), types=6, parents=3, matrices=MATRICES, shift=(1, 1), scale=1e-3)
+    layer = Layer(
+        ConvField(3, 3, 3), types=6, parents=3, matrices=MATRICES, shift=(1, 1), scale=1e-3
+    )
     tensors = layer.tensors()
     tensors["shift"] = (1e-3 * tensors["shift"].detach() + 1e4).requires_grad_()
     assert outcome(layer, "em", "reference", tensors)["activation"].std() > 0
@@ -126,7 +151,7 @@ def test_votes_far_from_zero_that_hardly_differ():
 @pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("level", [0.0, 1e-300, 1e-30, 1.0])
 def test_zeros(level, impl):
-    layer = Layer(Windows(5, 5, 3), types=2, parents=3, matrices=MATRICES, shift=(1, 1))
+    layer = Layer(ConvField(5, 5, 3), types=2, parents=3, matrices=MATRICES, shift=(1, 1))
     for zero, other in (("pose", "activation"), ("activation", "pose")):
         tensors = layer.tensors()
         tensors[zero] = torch.zeros_like(tensors[zero]).requires_grad_()
@@ -138,16 +163,18 @@ def test_zeros(level, impl):
 @pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
 def test_poses_of_any_size_in_float32(scale, impl):
-    layer = Layer(Windows(8, 8, 3, 2), 3, 4, 5, (4, 4, 4), dtype=torch.float32, scale=scale)
+    layer = Layer(ConvField(8, 8, 3, 2), 3, 4, 5, (4, 4, 4), dtype=torch.float32, scale=scale)
     for name, tensor in outcome(layer, "em", impl, inverse_temperature=0.01).items():
         assert tensor.isfinite().all(), name
 
 
 @pytest.mark.parametrize("impl", FAST)
 def test_half_precision_and_autocast_are_computed_in_float32(impl):
-    layer = Layer(Windows(5, 5, 3), types=2, matrices=MATRICES, shift=(1, 1), dtype=torch.float32)
+    layer = Layer(ConvField(5, 5, 3), types=2, matrices=MATRICES, shift=(1, 1), dtype=torch.float32)
     tensors = layer.tensors()
-    half = {n: x if x is None else x.detach().bfloat16().requires_grad_() for n, x in tensors.items()}
+    half = {
+        n: x if x is None else x.detach().bfloat16().requires_grad_() for n, x in tensors.items()
+    }
     found, truth = (outcome(layer, "em", name, half)["pose"] for name in (impl, "reference"))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, truth, rtol=0.05, atol=0.01)
@@ -161,12 +188,14 @@ def test_half_precision_and_autocast_are_computed_in_float32(impl):
 @pytest.mark.parametrize("impl", COMPILED)
 def test_samples_do_not_meet(impl):
     """Each has a lane of its own: the others neither change its outcome nor make it wait for another group."""
-    layer = Layer(Windows(5, 5, 3), 20, 2, 3, MATRICES, (1, 1))
+    layer = Layer(ConvField(5, 5, 3), 20, 2, 3, MATRICES, (1, 1))
     tensors = layer.tensors()
     together = outcome(layer, "em", impl, tensors)["pose"]
     for place in (0, 15, 16, 19):
         alone = tensors | {n: tensors[n][place : place + 1] for n in ("pose", "activation")}
-        found = ops.em_routing(layer.votes(alone), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl).pose
+        found = ops.em_routing(
+            layer.votes(alone), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl
+        ).pose
         assert torch.equal(found[0], together[place])
 
 
@@ -176,7 +205,7 @@ def test_the_number_of_threads_changes_nothing(impl):
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(outcome(Layer(Windows(5, 5, 3), 50, 2, 3, MATRICES, (1, 1)), "em", impl))
+            found.append(outcome(Layer(ConvField(5, 5, 3), 50, 2, 3, MATRICES, (1, 1)), "em", impl))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
@@ -184,7 +213,7 @@ def test_the_number_of_threads_changes_nothing(impl):
 
 @pytest.mark.parametrize("impl", FAST)
 def test_coupling_on_request(impl):
-    layer = Layer(Transposed(3, 3, 3, 2), types=2, matrices=MATRICES)
+    layer = Layer(ConvTransposeField(3, 3, 3, 2), types=2, matrices=MATRICES)
     tensors = layer.tensors()
     votes = layer.votes(tensors)
     votes.wanted = False
@@ -194,19 +223,23 @@ def test_coupling_on_request(impl):
 
 
 def test_what_can_run_and_when_it_is_worth_it():
-    small, large = (Layer(Windows(3, 3, 3), 1, n, 16, (4, 4, 4)) for n in (0, 8))
+    small, large = (Layer(ConvField(3, 3, 3), 1, n, 16, (4, 4, 4)) for n in (0, 8))
     small, large = (layer.votes(layer.tensors()) for layer in (small, large))
     assert ops.choose("em_routing", small)[0] == "blocked"
     assert ops.choose("em_routing", large)[0] == FAST[-1]
     children = Capsules(torch.randn(2, 6, 6, 4, 16), torch.rand(2, 6, 6, 4))
-    shared = ProductVotes(children, Windows(6, 6, 6), torch.randn(4, 16, 4, 4))  # 1,024 weights, used 36 times each
+    shared = ProductVotes(
+        children, ConvField(6, 6, 6), torch.randn(4, 16, 4, 4)
+    )  # 1,024 weights, used 36 times each
     assert ops.choose("em_routing", shared)[0] == FAST[-1]
     given = random_votes()
     assert ops.choose("em_routing", given)[0] == "reference"
     for impl in FAST:
         with pytest.raises(ValueError, match="the votes are given, not made of poses and matrices"):
             ops.em_routing(given, torch.ones(2, 6), 0.0, 0.0, impl=impl)
-    with pytest.raises(ValueError, match="impl: 'triton' cannot run em_routing here .it has reference, "):
+    with pytest.raises(
+        ValueError, match="impl: 'triton' cannot run em_routing here .it has reference, "
+    ):
         ops.em_routing(large, None, 0.0, 0.0, impl="triton")
     large.trace = []
     with pytest.raises(ValueError, match="the couplings of every iteration are asked for"):
@@ -216,17 +249,25 @@ def test_what_can_run_and_when_it_is_worth_it():
 @pytest.mark.parametrize("impl", COMPILED)
 def test_what_compiled_loops_cannot_take(impl):
     layer = Layer(matrices=(1, 32, 17))
-    with pytest.raises(ValueError, match="'numba' cannot run .*a vote takes 544 products; at most 512"):
+    with pytest.raises(
+        ValueError, match="'numba' cannot run .*a vote takes 544 products; at most 512"
+    ):
         ops.em_routing(layer.votes(layer.tensors()), None, 0.0, 0.0, impl=impl)
 
 
 def test_wrong_arguments():
     votes, activation = random_votes(), torch.ones(2, 6)
     for arguments, message in (
-        ((votes, activation[:1], 0.0, 0.0), r"activation: expected the votes' \[2, 6\], got \[1, 6\]"),
+        (
+            (votes, activation[:1], 0.0, 0.0),
+            r"activation: expected the votes' \[2, 6\], got \[1, 6\]",
+        ),
         ((votes, activation, torch.ones(2), 0.0), r"beta_u: expected \[parents=5\]"),
         ((votes, activation, 0.0, 0.0, 0), "iterations: expected at least 1, got 0"),
-        ((votes, activation, 0.0, 0.0, 3, (0.1,)), "inverse_temperature: expected a number or 3 of them, got 1"),
+        (
+            (votes, activation, 0.0, 0.0, 3, (0.1,)),
+            "inverse_temperature: expected a number or 3 of them, got 1",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             ops.em_routing(*arguments)

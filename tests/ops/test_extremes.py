@@ -5,7 +5,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import functional, ops
-from torchcaps.functional import Windows
+from torchcaps.functional import ConvField
 from torchcaps.functional.bounds import bounded
 from torchcaps.nn import CapsuleLinear, ConvCaps, PrimaryCaps, create_router
 from torchcaps.testing import PropertyError, assert_close, seeded
@@ -36,12 +36,14 @@ def some(*shape, scale=1.0, seed=0):
 @pytest.mark.parametrize(
     "route",
     [
-        functional.dynamic_routing, functional.uniform_routing, functional.random_routing,
+        functional.dynamic_routing,
+        functional.uniform_routing,
+        functional.random_routing,
         lambda votes: ops.dynamic_routing(votes, impl="blocked", want_coupling=True),
         lambda votes: functional.em_routing(votes, torch.rand(2, 5, generator=seeded(1)), 0.0, 0.0),
     ],
     ids=["dynamic", "uniform", "random", "dynamic, blocked", "em"],
-)  # fmt: skip
+)
 def test_votes_of_any_size(route, scale):
     for seed in range(3):
         votes = some(2, 5, 4, 3, scale=scale, seed=seed)
@@ -56,7 +58,10 @@ def test_votes_of_any_size(route, scale):
 def test_linear_layers_of_any_size(routing, impl, scale):
     for seed in range(3):
         layer = Layer(
-            types=6, matrices=(1, 4, 5) if routing == "dynamic" else (2, 2, 2), dtype=torch.float32, seed=seed
+            types=6,
+            matrices=(1, 4, 5) if routing == "dynamic" else (2, 2, 2),
+            dtype=torch.float32,
+            seed=seed,
         )
         tensors = layer.tensors()
         for name in ("pose", "weight"):
@@ -71,15 +76,26 @@ def test_windows_of_any_size(convention, routing):
     """Outliers among ordinary numbers, children of no activation, all conventions."""
     for impl in IMPLS if routing == "em" else ("reference", "blocked"):
         for seed, scale in enumerate(SCALES):
-            where = Windows(4, 4, 3, convention=convention)
+            where = ConvField(4, 4, 3, convention=convention)
             layer = Layer(
-                where, 2, 2, 3, (2, 2, 2), (1, 1) if routing == "em" else None, dtype=torch.float32, seed=seed
+                where,
+                2,
+                2,
+                3,
+                (2, 2, 2),
+                (1, 1) if routing == "em" else None,
+                dtype=torch.float32,
+                seed=seed,
             )
             tensors = {n: None if x is None else x.detach() for n, x in layer.tensors().items()}
             rare = torch.rand(tensors["pose"].shape[:-1], generator=seeded(seed + 9)) < 0.2
-            tensors["pose"] = torch.where(rare.unsqueeze(-1), tensors["pose"].clamp(-1, 1) * scale, tensors["pose"])
+            tensors["pose"] = torch.where(
+                rare.unsqueeze(-1), tensors["pose"].clamp(-1, 1) * scale, tensors["pose"]
+            )
             weak = tensors["activation"] < 0.4
-            tensors["activation"] = torch.where(weak, tensors["activation"] ** 30, tensors["activation"])
+            tensors["activation"] = torch.where(
+                weak, tensors["activation"] ** 30, tensors["activation"]
+            )
             if tensors["shift"] is not None:
                 tensors["shift"] = tensors["shift"].clamp(-1, 1) * scale
             leaves = [x.requires_grad_() for x in tensors.values() if x is not None]
@@ -93,12 +109,16 @@ def test_bounds_leave_ordinary_numbers_as_they_are():
     with pytest.raises(PropertyError):
         assert_close("beyond", bounded(torch.tensor([1e10]), 1 / 4), torch.tensor([1e10]), 1e-6)
     far = torch.tensor([[[[3e4]], [[3e4 + 2]]]])
-    assert functional.em_routing(far, torch.ones(1, 2), 0.0, 0.0).pose.item() == pytest.approx(3e4 + 1)
+    assert functional.em_routing(far, torch.ones(1, 2), 0.0, 0.0).pose.item() == pytest.approx(
+        3e4 + 1
+    )
 
 
 def test_votes_that_float16_has_no_room_for():
     pose, weight = torch.full((2, 3, 4), 6e4).half(), torch.ones(3, 5, 2, 4).half()
-    assert torch.equal(functional.linear_votes(pose, weight), torch.full((2, 3, 5, 2), 4 * float(pose[0, 0, 0])))
+    assert torch.equal(
+        functional.linear_votes(pose, weight), torch.full((2, 3, 5, 2), 4 * float(pose[0, 0, 0]))
+    )
     matrices = functional.matrix_votes(pose, weight.unflatten(-1, (2, 2)).flatten(2, 3)[:, :, :2])
     assert matrices.isfinite().all()
     with torch.autocast("cpu", torch.float16):
@@ -114,12 +134,17 @@ def test_other_than_floating_point_is_named(dtype):
     space = torch.ones(2, 3, 3, 2, 4, dtype=dtype)
     calls = {
         "votes": [
-            lambda: functional.dynamic_routing(votes), lambda: functional.em_routing(votes, activation, 0.0, 0.0),
-            lambda: functional.uniform_routing(votes), lambda: functional.random_routing(votes),
-            lambda: ops.dynamic_routing(votes), lambda: create_router("uniform")(votes, activation),
+            lambda: functional.dynamic_routing(votes),
+            lambda: functional.em_routing(votes, activation, 0.0, 0.0),
+            lambda: functional.uniform_routing(votes),
+            lambda: functional.random_routing(votes),
+            lambda: ops.dynamic_routing(votes),
+            lambda: create_router("uniform")(votes, activation),
             lambda: create_router("random")(votes, activation),
         ],
-        "activation": [lambda: functional.em_routing(torch.ones(2, 5, 4, 3), activation.to(dtype), 0.0, 0.0)],
+        "activation": [
+            lambda: functional.em_routing(torch.ones(2, 5, 4, 3), activation.to(dtype), 0.0, 0.0)
+        ],
         "pose": [
             lambda: functional.linear_votes(pose, weight),
             lambda: ConvCaps(2, 3, 1, pose_size=2)(Capsules(space, torch.ones(2, 3, 3, 2))),
@@ -128,7 +153,7 @@ def test_other_than_floating_point_is_named(dtype):
         "children": [lambda: CapsuleLinear(5, 3, 4, 2)(pose)],
         "s": [lambda: functional.squash(pose), lambda: functional.safe_norm(pose)],
         "x": [lambda: ops.conv2d(torch.ones(1, 2, 9, 9, dtype=dtype), torch.ones(1, 2, 3, 3))],
-    }  # fmt: skip
+    }
     for name, made in calls.items():
         for call in made:
             with pytest.raises(ValueError, match=f"^{name}: expected floating point, got {dtype}$"):
@@ -143,7 +168,9 @@ def test_a_batch_of_none(impl, convention):
     parents = layer(Capsules(pose, activation))
     assert parents.pose.shape == (0, 3, 3, 3, 4)
     assert parents.activation.shape == (0, 3, 3, 3)
-    gradient = torch.autograd.grad(parents.pose.sum() + parents.activation.sum(), [pose, layer.weight])
+    gradient = torch.autograd.grad(
+        parents.pose.sum() + parents.activation.sum(), [pose, layer.weight]
+    )
     assert gradient[0].shape == pose.shape
     assert not gradient[1].any()
 
@@ -158,8 +185,14 @@ def test_a_forward_on_the_meta_device_inside_autocast(name):
     if model.spec.task == "align":  # drawn points, a multiple of the number of capsules
         assert activation.shape[:2] == images.shape[:2]
     else:
-        pixels = model.spec.pixels or model.spec.task == "transform"  # of one class, and of what is drawn
-        count = model.num_objects if model.spec.task == "discover" else getattr(model, "num_classes", 0)
+        pixels = (
+            model.spec.pixels or model.spec.task == "transform"
+        )  # of one class, and of what is drawn
+        count = (
+            model.num_objects
+            if model.spec.task == "unsupervised"
+            else getattr(model, "num_classes", 0)
+        )
         assert activation.shape == (images.shape if pixels else (2, count))
     assert activation.is_meta
 
@@ -176,23 +209,33 @@ def test_transforms_of_torch_func(routing):
 
     expected = torch.autograd.grad(layer(pose).activation.square().sum(), layer.weight)[0]
     torch.testing.assert_close(torch.func.grad(outcome)(parameters, pose)["votes.weight"], expected)
-    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))["votes.weight"]
+    each = torch.func.vmap(torch.func.grad(outcome), (None, 0))(parameters, pose.unsqueeze(1))[
+        "votes.weight"
+    ]
     torch.testing.assert_close(each.sum(dim=0), expected)
     whole = torch.func.vmap(lambda x: layer(x.unsqueeze(0)).activation[0])(pose)
     torch.testing.assert_close(whole, layer(pose).activation)
     _, tangent = torch.func.jvp(lambda x: layer(x).activation, (pose,), (torch.ones_like(pose),))
     assert tangent.abs().max() > 0
-    torch.testing.assert_close(torch.func.jacrev(lambda x: layer(x).activation)(pose).sum((2, 3, 4)), tangent)
+    torch.testing.assert_close(
+        torch.func.jacrev(lambda x: layer(x).activation)(pose).sum((2, 3, 4)), tangent
+    )
 
 
 def test_a_transform_of_a_fast_path_asked_for_by_name_says_why():
-    layer, conv = CapsuleLinear(6, 4, 5, 3, impl="blocked"), PrimaryCaps(8, 4, 4, kernel_size=9).conv
+    layer, conv = (
+        CapsuleLinear(6, 4, 5, 3, impl="blocked"),
+        PrimaryCaps(8, 4, 4, kernel_size=9).conv,
+    )
     conv.impl = "cpu"
     for call, x in (
         (lambda x: layer(x).activation.sum(), some(3, 6, 4)),
         (lambda x: conv(x).sum(), some(1, 8, 20, 20)),
     ):
-        with pytest.raises(ValueError, match=r"^impl: '\w+' cannot run \w+ within torch.func transforms; 'auto' takes"):
+        with pytest.raises(
+            ValueError,
+            match=r"^impl: '\w+' cannot run \w+ within torch.func transforms; 'auto' takes",
+        ):
             torch.func.grad(call)(x)
 
 
@@ -203,4 +246,6 @@ def test_a_model_under_vmap_and_grad():
     torch.testing.assert_close(one_by_one, model(images))
     leaf = images.clone().requires_grad_()
     expected = torch.autograd.grad(model(leaf).sum(), leaf)[0]
-    torch.testing.assert_close(torch.func.grad(lambda x: model(x).sum())(images), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: model(x).sum())(images), expected, rtol=1e-3, atol=1e-6
+    )

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps import create_model, ops, record_routing
-from torchcaps.functional import GivenVotes, dynamic_routing
-from torchcaps.functional.votes import GivenMaps
+from torchcaps.functional import DenseVotes, dynamic_routing
+from torchcaps.functional.votes import DenseMapVotes
 from torchcaps.kernels.maps import numba as loops
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.nn import MapRouting, RoutedLayer, set_impl
@@ -25,7 +25,9 @@ def small_ones_too(monkeypatch):
 
 
 def maps_of(sizes, space, seed=0, dtype=torch.float64, scale=1.0):
-    return scale * random_votes(*sizes, space=space, generator=seeded(seed), dtype=dtype).permute(0, 3, 4, 5, 1, 2)
+    return scale * random_votes(*sizes, space=space, generator=seeded(seed), dtype=dtype).permute(
+        0, 3, 4, 5, 1, 2
+    )
 
 
 def random_numbers(shape, seed):
@@ -38,24 +40,28 @@ def results(maps, biased, fast, through=(0, 1, 2), iterations=3):
     bias = random_numbers(maps.shape[2:4], 9).to(maps).requires_grad_()
     added = bias if biased else None
     if fast:
-        routed = loops.run(GivenMaps(maps, added), iterations=iterations)
+        routed = loops.run(DenseMapVotes(maps, added), iterations=iterations)
     else:
-        routed = dynamic_routing(GivenVotes(maps.permute(0, 4, 5, 1, 2, 3), bias=added), iterations)
+        routed = dynamic_routing(DenseVotes(maps.permute(0, 4, 5, 1, 2, 3), bias=added), iterations)
     sum((routed[n] * random_numbers(routed[n].shape, n).to(maps)).sum() for n in through).backward()
     return [*routed[:3], maps.grad, bias.grad if biased else maps.grad]
 
 
 def compare(maps, biased=True, tolerance=1e-9, **how):
-    for found, expected in zip(results(maps, biased, True, **how), results(maps, biased, False, **how), strict=True):
+    for found, expected in zip(
+        results(maps, biased, True, **how), results(maps, biased, False, **how), strict=True
+    ):
         assert_close("map routing", found, expected, tolerance, floor=1e-9)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     sizes=st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 7), st.integers(1, 17)),
-    space=st.tuples(st.integers(1, 7), st.integers(1, 7)), biased=st.booleans(), seed=st.integers(0, 999),
+    space=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    biased=st.booleans(),
+    seed=st.integers(0, 999),
     iterations=st.integers(1, 4),
-)  # fmt: skip
+)
 def test_equals_the_reference(sizes, space, biased, seed, iterations):
     compare(maps_of(sizes, space, seed), biased, iterations=iterations)
 
@@ -96,10 +102,19 @@ def test_threads_change_no_bit():
 def test_who_takes_them():
     layer = RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(local=True), apart)
     votes = layer.ask(torch.randn(2, 4, 4, 3, 2, generator=seeded()))
-    assert ops.choose("map_routing", votes) == ("numba", "compiled loops: votes are read once for all iterations")
+    assert ops.choose("map_routing", votes) == (
+        "numba",
+        "compiled loops: votes are read once for all iterations",
+    )
     votes.trace = []
-    assert ops.choose("map_routing", votes) == ("reference", "numba: the couplings of every iteration are asked for")
-    assert ops.choose("map_routing", random_votes(2, 3, 4, 5)) == ("reference", "numba: the votes are no maps")
+    assert ops.choose("map_routing", votes) == (
+        "reference",
+        "numba: the couplings of every iteration are asked for",
+    )
+    assert ops.choose("map_routing", random_votes(2, 3, 4, 5)) == (
+        "reference",
+        "numba: the votes are no maps",
+    )
     layer.field, x = together, torch.randn(2, 4, 4, 3, 2, generator=seeded())
     assert "parents at different positions compete" in ops.choose("map_routing", layer.ask(x))[1]
     layer.field = apart
@@ -107,13 +122,17 @@ def test_who_takes_them():
     found = layer(x)
     set_impl(layer, "reference")
     torch.testing.assert_close(found.pose, layer(x).pose)
-    with pytest.raises(ValueError, match="no layer of this RoutedLayer has an implementation 'numba'"):
+    with pytest.raises(
+        ValueError, match="no layer of this RoutedLayer has an implementation 'numba'"
+    ):
         set_impl(RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(), together), "numba")
 
 
 def test_couplings_are_made_only_where_somebody_asks(monkeypatch):
     layer, wanted, route = KernelCaps(3, 4, 2, 5, kernel_size=3), [], loops._routed
-    monkeypatch.setattr(loops, "_routed", lambda problem: wanted.append(problem.want_coupling) or route(problem))
+    monkeypatch.setattr(
+        loops, "_routed", lambda problem: wanted.append(problem.want_coupling) or route(problem)
+    )
     x = Capsules(torch.randn(2, 6, 5, 3, 4, generator=seeded()), torch.ones(2, 6, 5, 3))
     layer(x).pose.sum().backward()
     with record_routing(layer) as record:
@@ -124,7 +143,7 @@ def test_couplings_are_made_only_where_somebody_asks(monkeypatch):
 
 def test_given_maps_of_other_axes_are_refused():
     with pytest.raises(ValueError, match="votes: expected"):
-        GivenMaps(torch.zeros(2, 3, 4, 5))
+        DenseMapVotes(torch.zeros(2, 3, 4, 5))
 
 
 def test_layers_under_autocast_and_compiled(monkeypatch):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps import ops
-from torchcaps.functional import Everything, Windows
+from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.random import random_votes
@@ -32,7 +32,9 @@ def forward(given):
 
 def backward(given, kept, grads, wanted):
     inner = grads[0] * kept[0]
-    whole = (inner @ given.factor.t() + grads[1]).expand(2, *given.x.shape)[:1]  # sums to the shape of x
+    whole = (inner @ given.factor.t() + grads[1]).expand(2, *given.x.shape)[
+        :1
+    ]  # sums to the shape of x
     return whole, given.x.t() @ inner if wanted[1] else None, None
 
 
@@ -60,7 +62,13 @@ def test_value_gradients_and_what_is_not_wanted():
 
 
 def test_as_pytorch_sees_it():
-    given = (torch.rand(4, 3, requires_grad=True), torch.rand(3, 2, requires_grad=True), None, 2, [1.0, 2.0])
+    given = (
+        torch.rand(4, 3, requires_grad=True),
+        torch.rand(3, 2, requires_grad=True),
+        None,
+        2,
+        [1.0, 2.0],
+    )
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.torchcaps.test_scaled.default, given, test_utils=utils)
     schema = str(torch.ops.torchcaps.test_scaled_backward.default._schema)
@@ -92,12 +100,13 @@ def opcheck(forward, backward):
 
 
 LINEAR = Layer(types=6, bias=True, dtype=torch.float32)
-CONVOLUTION = Layer(Windows(4, 4, 3, padding=1), types=2, bias=True, dtype=torch.float32)
-MATRICES = Layer(Windows(4, 4, 3), types=2, matrices=(2, 2, 2), shift=(1, 1))
+CONVOLUTION = Layer(ConvField(4, 4, 3, padding=1), types=2, bias=True, dtype=torch.float32)
+MATRICES = Layer(ConvField(4, 4, 3), types=2, matrices=(2, 2, 2), shift=(1, 1))
 CASES = [
-    ("dynamic", "blocked", LINEAR), ("dynamic", "blocked", CONVOLUTION),
+    ("dynamic", "blocked", LINEAR),
+    ("dynamic", "blocked", CONVOLUTION),
     *([("dynamic", "numba", LINEAR), ("em", "numba", MATRICES)] if "numba" in FAST else []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("routing", "impl", "layer"), CASES)
@@ -113,7 +122,10 @@ def test_schema_fake_and_autograd(routing, impl, layer, wanted):
 
 
 def test_given_votes_as_an_operator():
-    votes, bias = random_votes(2, 6, 5, 3).requires_grad_(), torch.full((5, 3), 0.1, requires_grad=True)
+    votes, bias = (
+        random_votes(2, 6, 5, 3).requires_grad_(),
+        torch.full((5, 3), 0.1, requires_grad=True),
+    )
     with Watch() as watch:
         ops.dynamic_routing(votes, bias=bias, impl="blocked", leaky=True).pose.sum().backward()
     opcheck(*watch.calls)
@@ -162,7 +174,9 @@ def test_compiles_whole_with_gradients(routing, impl, layer):
     for repeats in (1, 2):
         tensors = layer.tensors()
         for name in ("pose", "activation"):
-            tensors[name] = tensors[name].detach().repeat_interleave(repeats, dim=0).requires_grad_()
+            tensors[name] = (
+                tensors[name].detach().repeat_interleave(repeats, dim=0).requires_grad_()
+            )
         expected, found = outcome(*tensors.values()), compiled(*tensors.values())
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(gradients(found, tensors), gradients(expected, tensors))
@@ -174,11 +188,21 @@ def test_explain_and_survey():
     assert name == "blocked"
     assert ops.explain("dynamic_routing", votes) == f"dynamic_routing runs as {name!r} ({reason})"
     assert "asked for by name" in ops.explain("dynamic_routing", votes, impl="reference")
-    assert [*ops.survey(torch.device("cpu"))] == ["conv2d", "dynamic_routing", "em_routing", "map_routing"]
+    assert [*ops.survey(torch.device("cpu"))] == [
+        "conv2d",
+        "dynamic_routing",
+        "em_routing",
+        "map_routing",
+    ]
     fast = FAST[-1]
     found = {op: name for op, (name, _) in ops.survey(torch.device("cpu")).items()}
     maps = "numba" if HAS_NUMBA else "reference"
-    assert found == {"conv2d": "cpu", "dynamic_routing": fast, "em_routing": fast, "map_routing": maps}
+    assert found == {
+        "conv2d": "cpu",
+        "dynamic_routing": fast,
+        "em_routing": fast,
+        "map_routing": maps,
+    }
     assert {name for name, _ in ops.survey(torch.device("meta")).values()} == {"reference"}
     assert ops.implementations("conv2d") == ["auto", "reference", "cpu"]
     assert {"blocked", "cpu", "numba"} < set(ops.implementations("em_routing"))
@@ -188,7 +212,12 @@ def test_explain_and_survey():
 def test_an_exported_program_has_no_operators_of_its_own():
     class Routing(torch.nn.Module):
         def forward(self, pose, weight):
-            named = LINEAR.tensors() | {"pose": pose, "weight": weight, "activation": pose[..., 0], "bias": None}
+            named = LINEAR.tensors() | {
+                "pose": pose,
+                "weight": weight,
+                "activation": pose[..., 0],
+                "bias": None,
+            }
             return ops.dynamic_routing(LINEAR.votes(named)).pose
 
     tensors = LINEAR.tensors()
@@ -197,11 +226,17 @@ def test_an_exported_program_has_no_operators_of_its_own():
 
 
 def test_transforms_of_torch_func_are_for_the_reference():
-    tensors = {n: None if x is None else x.detach() for n, x in Layer(Everything()).tensors().items()}
+    tensors = {
+        n: None if x is None else x.detach() for n, x in Layer(DenseField()).tensors().items()
+    }
 
     def loss(pose, impl):
-        return ops.dynamic_routing(Layer().votes(tensors | {"pose": pose}), impl=impl).activation.sum()
+        return ops.dynamic_routing(
+            Layer().votes(tensors | {"pose": pose}), impl=impl
+        ).activation.sum()
 
     assert torch.func.grad(loss)(tensors["pose"], "auto").isfinite().all()
-    with pytest.raises(ValueError, match=r"^impl: 'cpu' cannot run \w+ within torch.func transforms; 'auto' takes"):
+    with pytest.raises(
+        ValueError, match=r"^impl: 'cpu' cannot run \w+ within torch.func transforms; 'auto' takes"
+    ):
         torch.func.grad(loss)(tensors["pose"], "cpu")

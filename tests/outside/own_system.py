@@ -12,8 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from torchcaps import data, models, report, tasks, training
-from torchcaps.reproduce import register_measure
+from torchcaps import data, models, reporting, tasks, training
+from torchcaps.reproduction import register_measure
 from torchcaps.settings import TrainConfig
 from torchcaps.types import Capsules, ModelSpec
 
@@ -21,7 +21,9 @@ from torchcaps.types import Capsules, ModelSpec
 class Denoiser(nn.Module):
     """Each capsule has a pose and a presence, and draws a part of the picture."""
 
-    spec = ModelSpec(pose=True, activation="probability", decoder=True, task="denoise", loss="absolute")
+    spec = ModelSpec(
+        pose=True, activation="probability", decoder=True, task="denoise", loss="absolute"
+    )
 
     def __init__(self, in_chans=1, img_size=(18, 20), *, capsules=4, dim=3):
         super().__init__()
@@ -50,11 +52,17 @@ class Denoiser(nn.Module):
 
 
 @models.register_model(
-    models.Passport(
-        title="Noise goes", year=2026, arxiv="", img_size=(18, 20), in_chans=1, num_classes=0, parameters=0,
+    models.ModelInfo(
+        title="Noise goes",
+        year=2026,
+        arxiv="",
+        img_size=(18, 20),
+        in_chans=1,
+        num_classes=0,
+        parameters=0,
         published="nothing",
     )
-)  # fmt: skip
+)
 def denoiser(*, num_classes=0, **options):
     """Labels have no part in it."""
     del num_classes
@@ -65,7 +73,7 @@ def denoiser(*, num_classes=0, **options):
 class Denoise(tasks.Task):
     """Pictures from noisy ones."""
 
-    score, losses, labelled, offers = "likeness", ("absolute",), False, frozenset({"decode"})
+    score, losses, labeled, offers = "likeness", ("absolute",), False, frozenset({"decode"})
     defaults: ClassVar = {"lr": 0.01}
 
     def batch(self, images, indices, generator):
@@ -88,18 +96,24 @@ class Denoise(tasks.Task):
         error = (self.model(noisy) - clean).abs().flatten(1).mean(dim=1)
         return {"loss": error, "likeness": 1 - error}
 
-    def exhibits(self, found, images):
+    def report_items(self, found, images):
         """Noisy pictures above clean ones."""
         noisy, _ = self.batch(images, torch.arange(6), torch.Generator().manual_seed(0))
         with torch.inference_mode():
-            rows = torch.cat([noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()])
+            rows = torch.cat(
+                [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]
+            )
         figure = Figure(figsize=(6, 2))
         for place, picture in enumerate(rows):
             axes = figure.add_subplot(2, 6, place + 1)
             axes.imshow(picture[0], cmap="gray")
             axes.set_axis_off()
         about = f"Likeness {found.to_dict()['likeness']:.3f}."
-        return [tasks.Exhibit("noise", "Noise goes", about, figure, "Noisy pictures above what is drawn of them.")]
+        return [
+            tasks.ReportItem(
+                "noise", "Noise goes", about, figure, "Noisy pictures above what is drawn of them."
+            )
+        ]
 
     @torch.inference_mode()
     def predict(self, pictures):
@@ -115,7 +129,7 @@ def squared(scores, wanted, share, settings):
     return (scores.activation - target).square().sum(dim=1).mean()
 
 
-@training.register_optimiser
+@training.register_optimizer
 def signs(parameters, lr, settings):
     """Momentum whose steps have one size."""
     del settings
@@ -127,28 +141,40 @@ def steadiness(trained):
     """How little presences change when the light does."""
     pictures = trained.images.float_images(torch.arange(20))
     with torch.inference_mode():
-        before, after = (trained.task.model.capsules(x).activation for x in (pictures, 0.9 * pictures))
+        before, after = (
+            trained.task.model.capsules(x).activation for x in (pictures, 0.9 * pictures)
+        )
     return {"steadiness": 1 - float((before - after).abs().mean())}
 
 
-@report.register_section("denoise")
+@reporting.register_section("denoise")
 def closing_words(run):
     """A section of the report of its own."""
-    return tasks.Exhibit("words", "Closing words", f"{run.task.name} is done.")
+    return tasks.ReportItem("words", "Closing words", f"{run.task.name} is done.")
 
 
 @data.register_dataset(
     data.DatasetInfo(
-        name="stripes", title="a bright stripe in one of three places", classes=("left", "middle", "right"),
-        image_shape=(1, 18, 20), train=60, test=30, licence="none", source="computed", sha256={}, embedded=Path.cwd(),
+        name="stripes",
+        title="a bright stripe in one of three places",
+        classes=("left", "middle", "right"),
+        image_shape=(1, 18, 20),
+        train=60,
+        test=30,
+        license="none",
+        source="computed",
+        sha256={},
+        embedded=Path.cwd(),
     )
-)  # fmt: skip
+)
 def read_stripes(folder, split):
     """Computed here."""
     del folder
     count = 60 if split == "train" else 30
     labels = torch.arange(count) % 3
-    images = torch.randint(0, 40, (count, 1, 18, 20), generator=torch.Generator().manual_seed(count)).byte()
+    images = torch.randint(
+        0, 40, (count, 1, 18, 20), generator=torch.Generator().manual_seed(count)
+    ).byte()
     for image, label in zip(images, labels.tolist(), strict=True):
         image[..., 6 * label : 6 * label + 6] += 180
     return data.ImageSet(images, labels, ("left", "middle", "right"), "stripes")
@@ -157,8 +183,11 @@ def read_stripes(folder, split):
 training.register_recipe(
     "noise-goes",
     {
-        "title": "Noise from stripes", "published": "nothing", "measures": ["steadiness"],
-        "figures": ["likeness", "steadiness"], "run": TrainConfig.of(model="denoiser", data="stripes", epochs=2).flat(),
+        "title": "Noise from stripes",
+        "published": "nothing",
+        "measures": ["steadiness"],
+        "figures": ["likeness", "steadiness"],
+        "run": TrainConfig.of(model="denoiser", data="stripes", epochs=2).flat(),
         "budgets": {"small": {"cost": "seconds"}},
     },
-)  # fmt: skip
+)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torchcaps.nn import FactorisedVotes, LinearVotes, MatrixVotes, Router, register_router
+from torchcaps.nn import FactorizedVotes, LinearVotes, MatrixVotes, Router, register_router
 from torchcaps.types import Routed
 
 
@@ -14,7 +14,7 @@ class Prototype(Router):
     z_i = P u_i;  r_i = softmax over j of -|z_i - p_j|^2 / tau;  v_j = sum_i r_ij V_ij
     """
 
-    activation, exchangeable = "none", False  # prototypes belong to places
+    activation, permutation_equivariant = "none", False  # prototypes belong to places
 
     def __init__(self, tau=1.0):
         super().__init__()
@@ -34,6 +34,11 @@ class Prototype(Router):
 
 # What each routing with parameters or poses of its own routes: its kind of votes.
 VOTES = {
-    "self_attention": LinearVotes, "heinsen_2019": MatrixVotes, "heinsen_2022": FactorisedVotes, "vb": MatrixVotes,
-    "self_routing": LinearVotes, "inverted_attention": MatrixVotes, "prototype": LinearVotes,
-}  # fmt: skip
+    "self_attention": LinearVotes,
+    "heinsen_2019": MatrixVotes,
+    "heinsen_2022": FactorizedVotes,
+    "vb": MatrixVotes,
+    "self_routing": LinearVotes,
+    "inverted_attention": MatrixVotes,
+    "prototype": LinearVotes,
+}

@@ -7,7 +7,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import testing
-from torchcaps.functional import Everything, Transposed, Windows
+from torchcaps.functional import ConvField, ConvTransposeField, DenseField
 from torchcaps.nn import LinearVotes, RoutedLayer, list_routers
 from torchcaps.testing import seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -15,11 +15,12 @@ from torchcaps.types import Capsules, LayerSizes
 from .routers import VOTES
 
 FIELDS = {
-    "full": (Everything, (), 5), "conv": (partial(Windows, kernel=3), (4, 5), 9 * 2),
-    "padded stride": (partial(Windows, kernel=3, stride=2, padding=1), (4, 5), 9 * 2),
-    "transposed": (partial(Transposed, kernel=3, stride=2, padding=1), (3, 2), 9 * 2),
-    "class": (Everything, (3, 2), 2),
-}  # fmt: skip
+    "full": (DenseField, (), 5),
+    "conv": (partial(ConvField, kernel=3), (4, 5), 9 * 2),
+    "padded stride": (partial(ConvField, kernel=3, stride=2, padding=1), (4, 5), 9 * 2),
+    "transposed": (partial(ConvTransposeField, kernel=3, stride=2, padding=1), (3, 2), 9 * 2),
+    "class": (DenseField, (3, 2), 2),
+}
 POSITIONS = {"full": (), "conv": (2, 3), "padded stride": (2, 3), "transposed": (5, 3), "class": ()}
 PARENTS, DIM = 3, 4
 
@@ -27,16 +28,19 @@ PARENTS, DIM = 3, 4
 OWN = [name for name in list_routers() if name not in VOTES]
 CASES = [
     pytest.param(name, VOTES.get(name, LinearVotes), field, id=f"{name}-{field}")
-    for name in list_routers() for field in FIELDS
-]  # fmt: skip
+    for name in list_routers()
+    for field in FIELDS
+]
 
 
 def built(name, kind, field, **options):
     """A layer of small sizes with its parameters stirred, and its children."""
     make, space, children = FIELDS[field]
-    with tc.nn.drawn_from(seeded(7)):
-        convention = {} if make is Everything else {"convention": tc.nn.create_router(name).convention}
-        make = make if make is Everything else partial(make, **convention)
+    with tc.nn.use_generator(seeded(7)):
+        convention = (
+            {} if make is DenseField else {"convention": tc.nn.create_router(name).convention}
+        )
+        make = make if make is DenseField else partial(make, **convention)
         layer = RoutedLayer(kind(LayerSizes(children, DIM, PARENTS, DIM)), name, make, **options)
         for parameter in layer.router.parameters():
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
@@ -57,10 +61,18 @@ def test_shape_gradients_and_couplings(name, kind, field):
     assert len(recorded.iterations) == layer.router.passes
     votes = layer.ask(children)
     shares = votes.field.scatter(recorded.coupling.sum(dim=-1))
-    whole = 1 if votes.field.convention != "type" else votes.field.scatter(torch.ones_like(recorded.coupling[..., 0]))
+    whole = (
+        1
+        if votes.field.convention != "type"
+        else votes.field.scatter(torch.ones_like(recorded.coupling[..., 0]))
+    )
     torch.testing.assert_close(shares, torch.ones_like(shares) * whole)
     upstream = torch.rand(parents.pose.shape, generator=seeded(3))
-    loss = (parents.pose * upstream).sum() + parents.activation.square().sum() + recorded.coupling.square().sum()
+    loss = (
+        (parents.pose * upstream).sum()
+        + parents.activation.square().sum()
+        + recorded.coupling.square().sum()
+    )
     gradients = torch.autograd.grad(loss, [leaves[0], *layer.parameters()], allow_unused=True)
     for what, gradient in zip(["pose", *dict(layer.named_parameters())], gradients, strict=True):
         assert gradient is not None, what
@@ -124,10 +136,12 @@ def test_exports(name, kind, field, request):
 
 
 @pytest.mark.parametrize("name", list_routers())
-@pytest.mark.parametrize("field", [partial(Windows, kernel=3), partial(Windows, kernel=3, stride=2)])
+@pytest.mark.parametrize(
+    "field", [partial(ConvField, kernel=3), partial(ConvField, kernel=3, stride=2)]
+)
 def test_one_window_is_fully_connected(name, field):
     sizes = LayerSizes(9 * 2, DIM, PARENTS, DIM)
-    window, full = (RoutedLayer(LinearVotes(sizes), name, f) for f in (field, Everything))
+    window, full = (RoutedLayer(LinearVotes(sizes), name, f) for f in (field, DenseField))
     full.load_state_dict(window.state_dict())
     pose = torch.randn(2, 3, 3, 2, DIM, generator=seeded())
     activation = torch.rand(pose.shape[:-1], generator=seeded(1))
@@ -138,28 +152,41 @@ def test_one_window_is_fully_connected(name, field):
 
 
 @pytest.mark.parametrize("name", list_routers())
-@pytest.mark.parametrize(("make", "step"), [(partial(Windows, kernel=3, stride=2), (2, 1)),
-                                            (partial(Transposed, kernel=3, stride=2, padding=1), (1, 2))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "step"),
+    [
+        (partial(ConvField, kernel=3, stride=2), (2, 1)),
+        (partial(ConvTransposeField, kernel=3, stride=2, padding=1), (1, 2)),
+    ],
+)
 def test_shifting_the_map_shifts_the_parents(name, make, step):
     """Parents of one position compete alone here: where all do, a shift reaches over the border."""
-    options = {"local": True} if name == "map" else {}  # squashes the map of a parent type as one vector otherwise
+    options = (
+        {"local": True} if name == "map" else {}
+    )  # squashes the map of a parent type as one vector otherwise
     sizes = LayerSizes(18, DIM, PARENTS, DIM)
     layer = RoutedLayer(LinearVotes(sizes), name, partial(make, convention="type"), **options)
     pose = torch.randn(1, 5, 12, 2, DIM, generator=seeded())
     children = Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(1)))
     still = layer(children).pose
     moved = layer(Capsules(*(x.roll(step[0], dims=2) for x in children))).pose
-    torch.testing.assert_close(moved[:, :, 3 + step[1] : -3], still[:, :, 3 : -3 - step[1]], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        moved[:, :, 3 + step[1] : -3], still[:, :, 3 : -3 - step[1]], atol=1e-5, rtol=1e-4
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in list_routers() if tc.nn.create_router(name).exchangeable])
+@pytest.mark.parametrize(
+    "name", [name for name in list_routers() if tc.nn.create_router(name).permutation_equivariant]
+)
 @pytest.mark.parametrize("field", ["conv", "padded stride", "transposed"])
 def test_types_may_be_numbered_in_any_order(name, field):
     layer, children = built(name, LinearVotes, field)
     order = [1, 0]
     with torch.no_grad():
         for parameter in layer.router.parameters():
-            parameter.copy_(parameter[:1].expand_as(parameter))  # nothing that a router has learned tells types apart
+            parameter.copy_(
+                parameter[:1].expand_as(parameter)
+            )  # nothing that a router has learned tells types apart
         before = layer(children)
         weight = layer.weight.unflatten(0, (-1, 2))
         weight.copy_(weight[:, order])

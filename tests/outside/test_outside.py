@@ -10,7 +10,7 @@ from torch import nn
 import torchcaps as tc
 from torchcaps.bench import Sizes, benchmark_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
-from torchcaps.functional import Everything, Windows
+from torchcaps.functional import ConvField, DenseField
 from torchcaps.nn import LinearVotes, RoutedLayer
 from torchcaps.testing import seeded
 from torchcaps.types import LayerSizes
@@ -61,13 +61,15 @@ def test_bench():
 
 def test_a_bias_that_a_router_does_not_add_is_refused():
     layer = tc.nn.CapsuleLinear(6, 4, 5, 4, "prototype", bias=True)
-    with pytest.raises(ValueError, match="bias: expected False for a layer routed by prototype, which adds none"):
+    with pytest.raises(
+        ValueError, match="bias: expected False for a layer routed by prototype, which adds none"
+    ):
         layer(torch.randn(2, 6, 4))
 
 
-@pytest.mark.parametrize("field", [Everything, partial(Windows, kernel=2)])
+@pytest.mark.parametrize("field", [DenseField, partial(ConvField, kernel=2)])
 def test_an_equal_share_leaves_some_to_none_of_them(field):
-    space, children = ((), 6) if field is Everything else ((2, 2), 24)
+    space, children = ((), 6) if field is DenseField else ((2, 2), 24)
     layer = RoutedLayer(LinearVotes(LayerSizes(children, 4, 5, 4)), "dynamic", field, leaky=True)
     votes = layer.ask(torch.randn(2, *space, 6, 4))
     votes.fixed = (0, 0.0)

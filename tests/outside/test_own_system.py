@@ -30,7 +30,7 @@ def command(*words):
 
 found = {
     "train": command("train", "denoiser", "--data", "stripes", "--epochs", "2", "--output", "run", "--json"),
-    "own optimiser": command("train", "denoiser", "--data", "stripes", "--epochs", "1", "--optimiser", "signs",
+    "own optimizer": command("train", "denoiser", "--data", "stripes", "--epochs", "1", "--optimizer", "signs",
                              "--output", "signs", "--json"),
     "own loss": command("train", "capsnet", "--data", "stripes", "--epochs", "1", "--loss", "squared", "--option",
                         "channels=8", "--option", "primary_types=2", "--output", "squared", "--json"),
@@ -41,8 +41,8 @@ found = {
     "models": command("models", "--json"),
 }
 from PIL import Image
-Image.new("L", (20, 18), 128).save("grey.png")
-found["predict"] = command("predict", "run", "grey.png", "--json")
+Image.new("L", (20, 18), 128).save("gray.png")
+found["predict"] = command("predict", "run", "gray.png", "--json")
 
 # A training that is stopped ends, once resumed, in the same bytes.
 from torchcaps import training
@@ -81,7 +81,17 @@ def outcome(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "name",
-    ["train", "own optimiser", "own loss", "evaluate", "report", "reproduce", "models", "predict", "resume"],
+    [
+        "train",
+        "own optimizer",
+        "own loss",
+        "evaluate",
+        "report",
+        "reproduce",
+        "models",
+        "predict",
+        "resume",
+    ],
 )
 def test_every_command_takes_it(outcome, name):
     status, out = outcome[1][name]
@@ -95,7 +105,9 @@ def test_its_figures_and_pictures_are_its_own(outcome):
     assert figures["likeness"] > 0.7
     assert (folder / "run" / "plots" / "noise.png").exists()
     assert (folder / "run" / "plots" / "curves.png").exists()
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {"train_absolute", "train_ink", "val_likeness"} <= rows[-1].keys()
     page = (folder / "run" / "report.html").read_text()
     assert "Noise goes" in page and "denoise is done." in page and "likeness" in page.lower()
@@ -115,7 +127,7 @@ def test_an_experiment_measures_it(outcome):
 
 def test_it_predicts_what_its_task_says(outcome):
     [row] = json.loads(outcome[1]["predict"][1])
-    assert row["path"] == "grey.png" and 0 <= row["ink"] <= 1
+    assert row["path"] == "gray.png" and 0 <= row["ink"] <= 1
 
 
 def test_its_own_loss_trains_a_classifier(outcome):
@@ -141,5 +153,9 @@ def test_no_file_above_the_tasks_names_a_system(room):
     for path in (SOURCE / room).rglob("*.py"):
         with open(path, "rb") as file:
             tokens = list(tokenize.tokenize(file.readline))
-        named = {token.string.strip("\"'") for token in tokens if token.type in (tokenize.NAME, tokenize.STRING)}
+        named = {
+            token.string.strip("\"'")
+            for token in tokens
+            if token.type in (tokenize.NAME, tokenize.STRING)
+        }
         assert not named & systems(), path

@@ -30,7 +30,10 @@ def test_capsule_linear(name, options, bias, check):
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 def test_gradients(name, options, bias):
-    layer, children = CapsuleLinear(3, 2, 3, 2, name, bias=bias, init_std=1.0, **options), random_capsules(2, 3, 2)
+    layer, children = (
+        CapsuleLinear(3, 2, 3, 2, name, bias=bias, init_std=1.0, **options),
+        random_capsules(2, 3, 2),
+    )
     if options.get("detach"):
         with pytest.raises(PropertyError, match="finite differences"):
             testing.check_module_gradients(layer, children)
@@ -41,14 +44,18 @@ def test_gradients(name, options, bias):
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
 def test_permuting_children_with_their_weights_changes_nothing(name, options):
     layer = CapsuleLinear(6, 4, 5, 3, name, **options)
-    if not layer.router.exchangeable:
-        for parameter in layer.router.parameters():  # those that start at zero are the same in every place
+    if not layer.router.permutation_equivariant:
+        for (
+            parameter
+        ) in layer.router.parameters():  # those that start at zero are the same in every place
             parameter.data.normal_()
     whole = layer(CHILDREN)
     order = torch.tensor([2, 0, 1, 5, 3, 4])
     layer.weight.data = layer.weight.data[order]
     moved = layer(Capsules(*(t[:, order] for t in CHILDREN)))
-    if not layer.router.exchangeable:  # its couplings belong to places, and stay where they were
+    if (
+        not layer.router.permutation_equivariant
+    ):  # its couplings belong to places, and stay where they were
         assert not torch.allclose(moved.pose, whole.pose)
         return
     torch.testing.assert_close(moved.pose, whole.pose)
@@ -64,11 +71,15 @@ def test_primary_capsules(check):
 
 
 def test_gradients_of_primary_capsules():
-    testing.check_module_gradients(PrimaryCaps(1, types=2, dim=3, kernel_size=2, stride=2), torch.rand(2, 1, 4, 5))
+    testing.check_module_gradients(
+        PrimaryCaps(1, types=2, dim=3, kernel_size=2, stride=2), torch.rand(2, 1, 4, 5)
+    )
 
 
 def test_two_layers_in_a_row():
-    testing.check_module(torch.nn.Sequential(CapsuleLinear(6, 4, 5, 3), CapsuleLinear(5, 3, 2, 6)), CHILDREN)
+    testing.check_module(
+        torch.nn.Sequential(CapsuleLinear(6, 4, 5, 3), CapsuleLinear(5, 3, 2, 6)), CHILDREN
+    )
 
 
 class BatchNormed(torch.nn.Module):
@@ -116,8 +127,16 @@ class Deaf(torch.nn.Linear):
         (BatchNormed(), testing.check_module_rows, "batch of one: activation"),
         (BareLength(), testing.check_module_zeros, "gradient at an input of zeros: .* not finite"),
         (Unused(4, 4), testing.check_module_parameters, "bias: no gradient reaches"),
-        (Rounded(4, 4), testing.check_module_precision, "activation under autocast: expected torch.float32"),
-        (Deaf(4, 4), testing.check_module_copies, "loaded parameters: activation: relative RMS error"),
+        (
+            Rounded(4, 4),
+            testing.check_module_precision,
+            "activation under autocast: expected torch.float32",
+        ),
+        (
+            Deaf(4, 4),
+            testing.check_module_copies,
+            "loaded parameters: activation: relative RMS error",
+        ),
     ],
 )
 def test_checks_catch_broken_modules(broken, check, message):

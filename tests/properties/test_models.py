@@ -53,14 +53,16 @@ def test_precision(model, images):
 
 
 def test_parameters(model, images):
-    if model.spec.task == "discover":
+    if model.spec.task == "unsupervised":
         pytest.skip("presences come from a part of it; a step reaches all")
     testing.check_module_parameters(model, images, unused=("decoder", "decoders", "grid"))
 
 
 def test_it_is_a_classifier_that_opens_up(model, images):
     pixels = model.spec.pixels
-    count = model.num_objects if model.spec.task == "discover" else getattr(model, "num_classes", 0)
+    count = (
+        model.num_objects if model.spec.task == "unsupervised" else getattr(model, "num_classes", 0)
+    )
     shape = (len(images), count - 1, *model.img_size) if pixels else (len(images), count)
     if not model.spec.pose:
         assert model(images).shape == shape
@@ -83,7 +85,9 @@ def test_it_is_a_classifier_that_opens_up(model, images):
     testing.assert_between("reconstruction", drawn, 0.0, 1.0)
     most_active = capsules.activation.argmax(dim=1)
     torch.testing.assert_close(drawn, model.reconstruct(capsules, most_active))
-    long = capsules._replace(pose=capsules.pose / capsules.pose.norm(dim=-1, keepdim=True))  # fresh ones may be short
+    long = capsules._replace(
+        pose=capsules.pose / capsules.pose.norm(dim=-1, keepdim=True)
+    )  # fresh ones may be short
     first, other = (model.reconstruct(long, (most_active + k) % model.num_classes) for k in (0, 1))
     assert (other - first).abs().max() > 1e-4
 
@@ -102,5 +106,8 @@ def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
             testing.assert_between("sum of couplings in one window", share, 0.0, 1.0, slack=1e-5)
         else:
             torch.testing.assert_close(share, torch.ones_like(share))
-        assert recorded.coupling.shape[-2:] == (recorded.child_activation.shape[-1], recorded.activation.shape[-1])
+        assert recorded.coupling.shape[-2:] == (
+            recorded.child_activation.shape[-1],
+            recorded.activation.shape[-1],
+        )
         assert not any(tensor.requires_grad for tensor in recorded[:4])

@@ -13,10 +13,16 @@ from torchcaps.types import Routed
 from .variants import ROUTERS, named
 
 CHECKS = [
-    testing.check_ranges, testing.check_permutations, testing.check_batch_independence, testing.check_purity,
-    testing.check_extremes, testing.check_gradients, testing.check_precision, testing.check_copies,
+    testing.check_ranges,
+    testing.check_permutations,
+    testing.check_batch_independence,
+    testing.check_purity,
+    testing.check_extremes,
+    testing.check_gradients,
+    testing.check_precision,
+    testing.check_copies,
     testing.check_ablations,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "options"), ROUTERS, ids=named)
@@ -37,10 +43,10 @@ def test_all_checks_at_once():
 
 
 def test_what_is_declared_is_what_is_checked():
-    """Random couplings belong to places: said to be exchangeable, they are caught."""
+    """Random couplings belong to places: said to be permutation_equivariant, they are caught."""
 
     class Careless(RandomRouting):
-        exchangeable = True
+        permutation_equivariant = True
 
     with pytest.raises(PropertyError, match="parents: pose"):
         testing.check_permutations(Careless())
@@ -58,10 +64,10 @@ def children_softmax(votes, activation):
 
 
 def parents_apart(votes, activation):
-    """Favours the first parent: not equivariant."""
+    """Favors the first parent: not equivariant."""
     routed = functional.dynamic_routing(votes)
-    favour = torch.arange(votes.shape[-2]) == 0
-    return routed._replace(pose=routed.pose * (1 + favour.unsqueeze(-1)))
+    favor = torch.arange(votes.shape[-2]) == 0
+    return routed._replace(pose=routed.pose * (1 + favor.unsqueeze(-1)))
 
 
 def batch_mixed(votes, activation):
@@ -74,7 +80,9 @@ def bare_root(votes, activation):
     s = votes.mean(dim=-3)
     n = s.norm(dim=-1, keepdim=True)
     pose = n / (1 + n**2) * s
-    return Routed(pose / n * n, pose.norm(dim=-1), torch.full_like(votes[..., 0], 1 / votes.shape[-2]))
+    return Routed(
+        pose / n * n, pose.norm(dim=-1), torch.full_like(votes[..., 0], 1 / votes.shape[-2])
+    )
 
 
 class Hoarder(torch.nn.Module):
@@ -92,7 +100,7 @@ class Hoarder(torch.nn.Module):
 class Overwriting(Router):
     """Scales the caller's votes in place."""
 
-    any_size = True
+    handles_extreme_votes = True
 
     def route(self, votes, parents):
         with torch.no_grad():
@@ -144,4 +152,6 @@ def test_checks_catch_what_public_code_gets_wrong(broken, check, message):
 
 def test_a_router_without_coupling_is_told_so():
     with pytest.raises(ValueError, match="router: expected a coupling"):
-        check_router(lambda votes, activation: functional.dynamic_routing(votes)._replace(coupling=None))
+        check_router(
+            lambda votes, activation: functional.dynamic_routing(votes)._replace(coupling=None)
+        )

@@ -19,7 +19,10 @@ def test_inverted_attention_for_cifar10():
 
 def test_inverted_attention_for_cifar100():
     """Poses of 6x6, and a layer of 20 capsules before the classes."""
-    assert count(tc.create_model("inverted_attention", num_classes=100, pose_size=6, hidden=(20,))) == 2_799_629
+    assert (
+        count(tc.create_model("inverted_attention", num_classes=100, pose_size=6, hidden=(20,)))
+        == 2_799_629
+    )
 
 
 def test_matrix_routing_for_smallnorb():

@@ -10,12 +10,17 @@ UNUSED = 1024  # numbers of a batch norm that the authors' network has for dynam
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ({}, 931_664), ({"depth": 2}, 3_187_536), ({"head": "dynamic"}, 5_807_888),
-        ({"head": "dynamic", "depth": 2}, 4_236_048 - UNUSED), ({"head": "em"}, 911_204),
-        ({"head": "em", "depth": 2}, 813_988), ({"head": "average"}, 269_722), ({"head": "linear"}, 892_698),
+        ({}, 931_664),
+        ({"depth": 2}, 3_187_536),
+        ({"head": "dynamic"}, 5_807_888),
+        ({"head": "dynamic", "depth": 2}, 4_236_048 - UNUSED),
+        ({"head": "em"}, 911_204),
+        ({"head": "em", "depth": 2}, 813_988),
+        ({"head": "average"}, 269_722),
+        ({"head": "linear"}, 892_698),
         ({"backbone": "convnet", "in_chans": 1, "num_classes": 5}, 814_960),
     ],
-)  # fmt: skip
+)
 def test_parameter_counts(options, count):
     assert sum(p.numel() for p in tc.create_model("sr_capsnet", **options).parameters()) == count
 

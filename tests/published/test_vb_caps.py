@@ -12,15 +12,23 @@ import torchcaps as tc
     ("primary_types", "types", "convolutions", "channels", "classes", "count"),
     [
         (8, (16, 16), 1, 2, 5, 68_714),  # the authors' code
-        (8, (16, 16), 3, 2, 5, 142_698), (16, (16, 16), 3, 2, 5, 169_866), (16, (32, 32), 3, 2, 5, 318_666),
+        (8, (16, 16), 3, 2, 5, 142_698),
+        (16, (16, 16), 3, 2, 5, 169_866),
+        (16, (32, 32), 3, 2, 5, 318_666),
         # 145, 172 and 323 thousand on CIFAR-10
-        (8, (16, 16), 3, 3, 10, 145_588), (16, (16, 16), 3, 3, 10, 172_756), (16, (32, 32), 3, 3, 10, 322_836),
+        (8, (16, 16), 3, 3, 10, 145_588),
+        (16, (16, 16), 3, 3, 10, 172_756),
+        (16, (32, 32), 3, 3, 10, 322_836),
     ],
-)  # fmt: skip
+)
 def test_parameter_counts(primary_types, types, convolutions, channels, classes, count):
     model = tc.create_model(
-        "vb_caps", primary_types=primary_types, types=types, convolutions=convolutions, in_chans=channels,
+        "vb_caps",
+        primary_types=primary_types,
+        types=types,
+        convolutions=convolutions,
+        in_chans=channels,
         num_classes=classes,
-    )  # fmt: skip
+    )
     costs = 2 * (sum(types) + classes)
     assert sum(p.numel() for p in model.parameters()) == count - costs

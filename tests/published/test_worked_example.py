@@ -17,21 +17,37 @@ VOTES = torch.tensor([[[[2.0], [0.0]], [[1.0], [1.0]]]])
 
 def test_two_passes():
     routed = tc.functional.dynamic_routing(VOTES, 2)
-    assert routed.coupling[0].flatten().tolist() == pytest.approx([0.7997, 0.2003, 0.6206, 0.3794], abs=1e-4)
+    assert routed.coupling[0].flatten().tolist() == pytest.approx(
+        [0.7997, 0.2003, 0.6206, 0.3794], abs=1e-4
+    )
     assert routed.activation[0].tolist() == pytest.approx([0.8313, 0.1258], abs=1e-4)
 
 
 def test_one_pass():
-    assert tc.functional.dynamic_routing(VOTES, 1).activation[0].tolist() == pytest.approx([0.6923, 0.2], abs=1e-4)
+    assert tc.functional.dynamic_routing(VOTES, 1).activation[0].tolist() == pytest.approx(
+        [0.6923, 0.2], abs=1e-4
+    )
 
 
 def test_parameter_counts():
     """The table of arXiv 1710.09829 by stages; 6.8 million without and 8.2 million with the decoder."""
     model = tc.create_model("capsnet")
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    assert counts == {"conv": 20_992, "primary": 5_308_672, "class_capsules": 1_474_560, "decoder": 1_411_344}
-    assert sum(p.numel() for p in tc.create_model("capsnet", decoder=False).parameters()) == 6_804_224
-    assert sum(p.numel() for p in tc.create_model("capsnet", bias=True).parameters()) == 8_215_568 + 160
+    counts = {
+        name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()
+    }
+    assert counts == {
+        "conv": 20_992,
+        "primary": 5_308_672,
+        "class_capsules": 1_474_560,
+        "decoder": 1_411_344,
+    }
+    assert (
+        sum(p.numel() for p in tc.create_model("capsnet", decoder=False).parameters()) == 6_804_224
+    )
+    assert (
+        sum(p.numel() for p in tc.create_model("capsnet", bias=True).parameters())
+        == 8_215_568 + 160
+    )
 
 
 def test_parameter_count_of_multimnist():

@@ -10,12 +10,19 @@ import torch
 import torchcaps as tc
 from torchcaps.cli.main import main
 from torchcaps.data import PointSet, make_planes
-from torchcaps.data.points import standardised_points
+from torchcaps.data.points import standardized_points
 from torchcaps.explorer import open_session
 from torchcaps.models import Aligned
-from torchcaps.report import finish_run
+from torchcaps.reporting import finish_run
 from torchcaps.tasks import create_task
-from torchcaps.tasks.align import WEIGHTS, Motions, capsule_losses, principal_axes, random_motions, resultant_lengths
+from torchcaps.tasks.align import (
+    WEIGHTS,
+    Motions,
+    capsule_losses,
+    principal_axes,
+    random_motions,
+    resultant_lengths,
+)
 from torchcaps.testing import seeded
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import contents
@@ -26,18 +33,22 @@ SETS = np.random.RandomState(0).normal(size=(30, 8, 2))
 
 def some(dim=2, count=10, points=8):
     sets = np.random.RandomState(1).normal(size=(count, points, dim))
-    return PointSet(standardised_points("some", sets), torch.zeros(count, dtype=torch.int64), ("a",), "some")
+    return PointSet(
+        standardized_points("some", sets), torch.zeros(count, dtype=torch.int64), ("a",), "some"
+    )
 
 
 def task(dim=2, **settings):
     images = some(dim)
-    with tc.nn.drawn_from(seeded(0)):
+    with tc.nn.use_generator(seeded(0)):
         model = tc.create_model("canonical_capsules_small", in_chans=dim, img_size=(8, 1), **MODEL)
     return create_task(model, TrainConfig.of(**settings), images), images
 
 
 def circle(angles):
-    return torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], dim=-1).unflatten(-1, (2, 2))
+    return torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], dim=-1).unflatten(
+        -1, (2, 2)
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -46,7 +57,9 @@ def test_motions_are_rigid_uniform_and_from_the_generator(dim):
     again, other = random_motions(2000, 2, dim, seeded(1)), random_motions(2000, 2, dim, seeded(2))
     assert torch.equal(rotation, again[0])
     assert not torch.equal(rotation, other[0])
-    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(dim).expand_as(rotation), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        rotation @ rotation.mT, torch.eye(dim).expand_as(rotation), atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(2000, 2))
     assert rotation.mean(dim=(0, 1)).abs().max() < 0.05
     assert shift.abs().max() <= 0.2
@@ -59,11 +72,15 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
     one.train()
     batch = one.batch(images, torch.arange(5), seeded(3))
     one.eval()
-    both = Aligned(*(part.double() for part in one.model.align(torch.cat([batch.view(0), batch.view(1)]))))
+    both = Aligned(
+        *(part.double() for part in one.model.align(torch.cat([batch.view(0), batch.view(1)])))
+    )
     batch = Motions(*(part.double() for part in batch))
     found = {name: value.detach().numpy() for name, value in capsule_losses(both, batch).items()}
     points, turns, shifts = (part.numpy() for part in batch)
-    attention, theta, beta, canonical, rotation, translation, _ = (part.detach().numpy() for part in both)
+    attention, theta, beta, canonical, rotation, translation, _ = (
+        part.detach().numpy() for part in both
+    )
     for b in range(5):
         want = dict.fromkeys(found, 0.0)
         for k in range(3):
@@ -77,7 +94,9 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
             for k in range(3):
                 for n in range(8):
                     x = turns[b, view] @ points[b, :, n, 0] + shifts[b, view]
-                    want["localisation"] += attention[s, n, k] * ((x - theta[s, k]) ** 2).sum() / held[k] / 2
+                    want["localization"] += (
+                        attention[s, n, k] * ((x - theta[s, k]) ** 2).sum() / held[k] / 2
+                    )
                 fitted = rotation[s] @ theta[s, k] + translation[s]
                 want["canonical"] += ((fitted - canonical[s, k]) ** 2).sum() / 3 / 2
         for name, value in want.items():
@@ -90,9 +109,13 @@ def test_the_weights_are_those_of_the_authors_code():
     found = one(batch, 0.0)
     assert found.keys() == {"loss", *WEIGHTS}
     want = (
-        5 * found["equivariance"] + found["localisation"] + 1e-3 * found["equilibrium"] + found["invariance"]
-        + found["canonical"] + found["chamfer"]
-    )  # fmt: skip
+        5 * found["equivariance"]
+        + found["localization"]
+        + 1e-3 * found["equilibrium"]
+        + found["invariance"]
+        + found["canonical"]
+        + found["chamfer"]
+    )
     torch.testing.assert_close(found["loss"], want)
     other, _ = task(loss="without_equivariance")
     free = other.eval()(batch, 0.0)
@@ -101,16 +124,16 @@ def test_the_weights_are_those_of_the_authors_code():
 
 def test_every_loss_falls_on_few_sets():
     one, images = task()
-    optimiser = torch.optim.Adam(one.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(one.parameters(), lr=3e-3)
     one.train()
     batch = one.batch(images, torch.arange(10), seeded(5))
     history = []
     for _ in range(40):
         losses = one(batch, 0.0)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses["loss"].backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in one.parameters())
-        optimiser.step()
+        optimizer.step()
         history.append(losses["loss"].item())
     assert history[-1] < 0.8 * history[0]
 
@@ -139,7 +162,9 @@ def test_steady_opposite_and_agreeing_rotations():
     assert together == pytest.approx(1)
     one, images = task()
     outcomes = one.outcomes(images) | {"turn": half}
-    assert one.figures(outcomes)["spread"] == pytest.approx(math.degrees(math.sqrt(math.log(2))), rel=1e-5)
+    assert one.figures(outcomes)["spread"] == pytest.approx(
+        math.degrees(math.sqrt(math.log(2))), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -154,11 +179,15 @@ def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
 def test_what_does_not_fit_gets_one_sentence():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")
-    with pytest.raises(ValueError, match="data: expected sets of points for CanonicalCapsules, got ImageSet"):
+    with pytest.raises(
+        ValueError, match="data: expected sets of points for CanonicalCapsules, got ImageSet"
+    ):
         create_task(model, TrainConfig(), digits)
     with pytest.raises(ValueError, match="erase: expected no change of images for sets of points"):
         create_task(model, TrainConfig.of(erase=2), some())
-    with pytest.raises(ValueError, match="task: align takes a model of sets of points, got CapsNet"):
+    with pytest.raises(
+        ValueError, match="task: align takes a model of sets of points, got CapsNet"
+    ):
         create_task(tc.create_model("capsnet"), TrainConfig.of(task="align"))
     with pytest.raises(ValueError, match="unknown loss 'margin'"):
         create_task(model, TrainConfig.of(loss="margin"), some())
@@ -182,9 +211,15 @@ def settings(tmp_path):
     """Of 9 steps: 3 epochs of 3 batches."""
     np.savez(tmp_path / "sets.npz", points=SETS)
     return {
-        "model": "canonical_capsules_small", "model_options": MODEL, "data": str(tmp_path / "sets.npz"), "epochs": 3,
-        "batch_size": 6, "holdout": 6, "checkpoint_every": 2, "device": "cpu",
-    }  # fmt: skip
+        "model": "canonical_capsules_small",
+        "model_options": MODEL,
+        "data": str(tmp_path / "sets.npz"),
+        "epochs": 3,
+        "batch_size": 6,
+        "holdout": 6,
+        "checkpoint_every": 2,
+        "device": "cpu",
+    }
 
 
 def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path):
@@ -218,14 +253,21 @@ def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, mo
     assert [main([verb, "run"]) for verb in ("perturb", "reconstruct")] == [1, 1]
     assert main(["predict", "run", "sets.npz"]) == 1
     assert main(["evaluate", "run", "--data", "planes"]) == 1
-    assert "expected 8 points in 2 dimensions, got 256 points in 2 dimensions each" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="the explorer shows pictures, and this model takes points"):
+    assert (
+        "expected 8 points in 2 dimensions, got 256 points in 2 dimensions each"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(
+        ValueError, match="the explorer shows pictures, and this model takes points"
+    ):
         open_session("run")
 
 
 def test_planes_are_what_the_recipe_takes():
     recipe = tc.training.load_recipe("canonical-capsules")
     one = create_task(
-        tc.create_model("canonical_capsules_small"), recipe.resolve(recipe.rows[0], "small"), make_planes(2)
+        tc.create_model("canonical_capsules_small"),
+        recipe.resolve(recipe.rows[0], "small"),
+        make_planes(2),
     )
     assert {*recipe.figures} <= one.figures(one.outcomes(make_planes(2))).keys()

@@ -19,7 +19,9 @@ LABELS = torch.tensor([2, 0, 1, 2])
 
 def model_of(size=20, channels=1, **options):
     torch.manual_seed(0)
-    return create_model("capsnet", num_classes=3, in_chans=channels, img_size=size, **TINY, **options)
+    return create_model(
+        "capsnet", num_classes=3, in_chans=channels, img_size=size, **TINY, **options
+    )
 
 
 def images_of(size=20, channels=1):
@@ -28,7 +30,9 @@ def images_of(size=20, channels=1):
 
 def set_of(labels):
     pixels = torch.zeros(len(labels), 1, 20, 20, dtype=torch.uint8)
-    source = ImageSet(pixels, labels.view(len(labels), -1)[:, 0].contiguous(), ("a", "b", "c"), "some")
+    source = ImageSet(
+        pixels, labels.view(len(labels), -1)[:, 0].contiguous(), ("a", "b", "c"), "some"
+    )
     if labels.dim() == 1:
         return source
     object.__setattr__(source, "labels", labels)
@@ -43,14 +47,16 @@ def losses(model, images, labels, singles=None, share=0.0, **settings):
     return task_of(model, labels, **settings)(Batch(images, labels, singles), share)
 
 
-def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labelled_capsules_picture():
+def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
     model, images = model_of(28), images_of(28)
     found = losses(model, images, LABELS, reconstruction=0.0005)
     capsules = model.capsules(images)
     error = reconstruction_loss(model.reconstruct(capsules, LABELS), images)
     torch.testing.assert_close(found["margin"], margin_loss(capsules.activation, LABELS))
     torch.testing.assert_close(found["reconstruction"], error)
-    torch.testing.assert_close(found["loss"], found["margin"] + 0.0005 * error)  # 28 x 28 is the paper's size
+    torch.testing.assert_close(
+        found["loss"], found["margin"] + 0.0005 * error
+    )  # 28 x 28 is the paper's size
     torch.testing.assert_close(found["activation"], capsules.activation)
 
 
@@ -85,7 +91,9 @@ def test_a_weight_of_zero_leaves_the_decoder_without_gradient():
 def test_a_weight_above_zero_reaches_every_parameter():
     model = model_of()
     losses(model, images_of(), LABELS, reconstruction=0.0005)["loss"].backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters()
+    )
 
 
 def test_a_weight_without_a_decoder_is_refused_and_none_is_taken_by_itself():
@@ -93,13 +101,17 @@ def test_a_weight_without_a_decoder_is_refused_and_none_is_taken_by_itself():
     assert task_of(model).weight == task_of(model, reconstruction=0).weight == 0
     assert task_of(model_of()).weight == 0.0005
     assert task_of(model_of(), loss="spread").weight == 0
-    with pytest.raises(ValueError, match="reconstruction: expected 0 for a model without a decoder, got 0.0005"):
+    with pytest.raises(
+        ValueError, match="reconstruction: expected 0 for a model without a decoder, got 0.0005"
+    ):
         task_of(model, reconstruction=0.0005)
 
 
 def matrix_model(**options):
     torch.manual_seed(0)
-    return create_model("matrix_caps", num_classes=3, in_chans=1, img_size=20, types=(2, 2), **TINY, **options)
+    return create_model(
+        "matrix_caps", num_classes=3, in_chans=1, img_size=20, types=(2, 2), **TINY, **options
+    )
 
 
 @pytest.mark.parametrize(("share", "margin"), [(0.0, 0.2), (0.5, 0.55), (1.0, 0.9), (1.5, 0.9)])
@@ -111,7 +123,11 @@ def test_the_margin_of_the_spread_loss_rises_with_the_training(share, margin):
 
 def test_auto_is_what_the_model_was_published_with():
     cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,))
-    assert [task_of(model).loss for model in (matrix_model(), model_of(), cnn)] == ["spread", "margin", "cross_entropy"]
+    assert [task_of(model).loss for model in (matrix_model(), model_of(), cnn)] == [
+        "spread",
+        "margin",
+        "cross_entropy",
+    ]
     assert task_of(matrix_model(), loss="margin").loss == "margin"
     assert task_of(torch.nn.Linear(2, 2)).loss == "cross_entropy"
     with pytest.raises(ValueError, match="unknown loss 'spred'; did you mean 'spread'"):
@@ -123,7 +139,9 @@ def test_auto_is_what_the_model_was_published_with():
 def test_spread_reaches_every_parameter():
     model = matrix_model()
     losses(model, images_of(), LABELS)["loss"].backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters()
+    )
 
 
 def test_the_gradient_is_clipped_but_for_the_spread_loss():
@@ -140,14 +158,18 @@ def test_of_two_labels_each_capsule_draws_its_own_single_image():
     capsules = model.capsules(images)
     wanted = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1], [0, 1, 1]])
     torch.testing.assert_close(found["margin"], margin_loss(capsules.activation, wanted))
-    first, second = (reconstruction_loss(model.reconstruct(capsules, TWO[:, k]), singles[:, k]) for k in (0, 1))
+    first, second = (
+        reconstruction_loss(model.reconstruct(capsules, TWO[:, k]), singles[:, k]) for k in (0, 1)
+    )
     torch.testing.assert_close(found["reconstruction"], first + second)
     crossed = losses(model, images, TWO.flip(1), singles, reconstruction=0.5)
     assert abs(crossed["reconstruction"] - found["reconstruction"]) > 1e-4
 
 
 def test_two_labels_without_what_they_look_like_alone_are_refused():
-    with pytest.raises(ValueError, match="singles: expected what each labelled class looks like alone, got none"):
+    with pytest.raises(
+        ValueError, match="singles: expected what each labeled class looks like alone, got none"
+    ):
         losses(model_of(), images_of(), TWO, reconstruction=0.5)
 
 
@@ -161,7 +183,9 @@ def test_two_labels_have_a_margin_loss_without_a_decoder_and_no_spread_loss():
 @pytest.mark.parametrize("labels", [LABELS, TWO])
 def test_a_network_for_several_classes_takes_each_by_itself(labels):
     torch.manual_seed(0)
-    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), pool=True, several=True, dropout=0.0)
+    cnn = CNN(
+        3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), pool=True, multilabel=True, dropout=0.0
+    )
     found = losses(cnn, images_of(), labels)
     p = cnn.eval()(images_of())
     wanted = torch.zeros(4, 3).scatter_(1, labels.view(4, -1), 1.0)
@@ -171,9 +195,11 @@ def test_a_network_for_several_classes_takes_each_by_itself(labels):
 
 
 def test_a_network_for_one_class_refuses_two_labels():
-    with pytest.raises(ValueError, match="several=true"):
+    with pytest.raises(ValueError, match="multilabel=true"):
         losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
-    with pytest.raises(ValueError, match="task: classify does not suit some, whose labels have 2 axes"):
+    with pytest.raises(
+        ValueError, match="task: classify does not suit some, whose labels have 2 axes"
+    ):
         task_of(model_of(), TWO, task="classify")
 
 
@@ -230,11 +256,18 @@ def test_only_capsules_are_said_to_be_dead():
     assert task_of(model_of()).stuck({"activation": torch.eye(3)}) is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"degrees": 30.0}, {"squish": 0.25}, {"thicken": 1.0}, {"erase": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"degrees": 30.0}, {"aspect": 0.25}, {"morphology": 1.0}, {"erase": 4}]
+)
 def test_images_are_turned_squished_thickened_and_erased_where_the_run_asks_for_it(settings):
-    images = ImageSet(torch.full((4, 1, 20, 20), 255, dtype=torch.uint8), LABELS, ("a", "b", "c"), "white")
+    images = ImageSet(
+        torch.full((4, 1, 20, 20), 255, dtype=torch.uint8), LABELS, ("a", "b", "c"), "white"
+    )
     task = create_task(model_of(), TrainConfig.of(shift=0, **settings), images).train()
-    batches = [task.batch(images, torch.arange(4), torch.Generator().manual_seed(seed)).images for seed in (0, 0, 1)]
+    batches = [
+        task.batch(images, torch.arange(4), torch.Generator().manual_seed(seed)).images
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2]) == (not settings)
     if "erase" in settings:

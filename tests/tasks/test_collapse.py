@@ -12,7 +12,7 @@ def spread(count, classes):
 
 
 def healthy(labels, classes, right=0.8, seed=0):
-    """Lengths of a network that has begun to learn: `right` of the images are recognised."""
+    """Lengths of a network that has begun to learn: `right` of the images are recognized."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.rand(len(labels), classes, generator=random) * 0.3
     known = torch.rand(len(labels), generator=random) < right
@@ -30,7 +30,10 @@ def test_the_fingerprints_of_the_plateau(classes, published):
     # No constant length has a lower loss.
     labels = spread(200, classes)
     constants = torch.linspace(0, 1, 2001)
-    losses = [margin_loss(torch.full((200, classes), float(length)), labels).item() for length in constants]
+    losses = [
+        margin_loss(torch.full((200, classes), float(length)), labels).item()
+        for length in constants
+    ]
     assert min(losses) == pytest.approx(plateau(classes), abs=1e-6)
 
 

@@ -38,8 +38,12 @@ def test_figures_of_shifts():
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)
     model = Knowing(torch.cat([origin, origin + shifts]))
-    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts), batch_size=7)
-    torch.testing.assert_close(found.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    found = evaluate_transforming(
+        model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts), batch_size=7
+    )
+    torch.testing.assert_close(
+        found.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    )
     torch.testing.assert_close(found.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
     assert found.capsule_correlation[2].isnan().all()
     assert found.mean_correlation == pytest.approx(0.8 - 0.2)
@@ -47,7 +51,9 @@ def test_figures_of_shifts():
     torch.testing.assert_close(found.predicted, share * shifts)
     assert found.correlation == pytest.approx({"dx": 1.0, "dy": 1.0})
     assert found.slope == pytest.approx({"dx": share, "dy": share})
-    assert found.mean_r2 == pytest.approx({"dx": 1.0, "dy": 1.0})  # +1 and -1 squared; the dead capsule has no part
+    assert found.mean_r2 == pytest.approx(
+        {"dx": 1.0, "dy": 1.0}
+    )  # +1 and -1 squared; the dead capsule has no part
     spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
     assert found.slope_spread == pytest.approx({"dx": spread, "dy": spread})
     assert found.cross_correlation == pytest.approx(0.0, abs=1e-6)
@@ -67,7 +73,9 @@ def test_axes_that_mix_are_found_out():
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)
     model = Knowing(torch.cat([origin, origin + shifts.flip(1)]))
-    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts))
+    found = evaluate_transforming(
+        model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
+    )
     assert found.cross_correlation > 0.9
 
 
@@ -87,9 +95,13 @@ def test_errors_beside_the_trivial_ones():
     source, target = IMAGES[:20], IMAGES[20:]
     shifts = torch.ones(20, 2)
     found = evaluate_transforming(model.train(), TransformedPairs(source, target, shifts))
-    assert found.error == pytest.approx((model(source, shifts) - target).square().mean().item(), rel=1e-5)
+    assert found.error == pytest.approx(
+        (model(source, shifts) - target).square().mean().item(), rel=1e-5
+    )
     assert found.copy_error == pytest.approx((source - target).square().mean().item(), rel=1e-5)
-    assert found.mean_error == pytest.approx(target.var(dim=0, unbiased=False).mean().item(), rel=1e-5)
+    assert found.mean_error == pytest.approx(
+        target.var(dim=0, unbiased=False).mean().item(), rel=1e-5
+    )
     assert all(value != value for value in found.correlation.values())  # shifts that never change
     assert found.to_dict()["correlation_dx"] is None
     assert ("correlation dx", "–") in found.table()
@@ -103,6 +115,8 @@ def test_too_few():
     model = TransformingAutoencoder(1, 4, capsules=2)
     with pytest.raises(ValueError, match="number of pairs: expected at least 2, got 1"):
         evaluate_transforming(model, TransformedPairs(IMAGES[:1], IMAGES[:1], torch.zeros(1, 2)))
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels=1, height=4, width=4\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels=1, height=4, width=4\], got"
+    ):
         big = torch.zeros(2, 1, 5, 5)
         evaluate_transforming(model, TransformedPairs(big, big, torch.zeros(2, 2)))

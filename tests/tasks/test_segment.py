@@ -25,14 +25,16 @@ TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
 
 
 def model_of(name="unet", size=16, classes=4, **options):
-    return tc.create_model(name, num_classes=classes, in_chans=1, img_size=size, **TINY[name] | options)
+    return tc.create_model(
+        name, num_classes=classes, in_chans=1, img_size=size, **TINY[name] | options
+    )
 
 
 def shapes(count=12, size=16):
     return render_shapes(count, size, seed=1)
 
 
-def written(folder, count=10, side=16, colours=False):
+def written(folder, count=10, side=16, colors=False):
     """A folder of images and masks, as a person has them."""
     random = np.random.default_rng(0)
     for part in ("images", "masks"):
@@ -42,7 +44,7 @@ def written(folder, count=10, side=16, colours=False):
         mask[2 : 4 + k % 5, 3:12] = 1 + k % 2
         image = random.integers(0, 60, (side, side), dtype=np.uint8) + 80 * mask
         Image.fromarray(image).save(folder / "images" / f"case {k}.png")
-        if colours:
+        if colors:
             Image.fromarray(palette(3)[mask]).save(folder / "masks" / f"case {k}.png")
         else:
             write_mask(folder / "masks" / f"case {k}.png", mask, 3)
@@ -53,27 +55,41 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
     random = np.random.default_rng(0)
     logits, mask = random.normal(size=(2, 3, 4, 5)), random.integers(0, 4, (2, 4, 5))
     p, weight = 1 / (1 + np.exp(-logits)), np.array([2.0, 0.5, 3.0])
-    expected = {"weighted_cross_entropy": 0.0, "cross_entropy": 0.0, "weighted_margin": 0.0, "margin": 0.0}
+    expected = {
+        "weighted_cross_entropy": 0.0,
+        "cross_entropy": 0.0,
+        "weighted_margin": 0.0,
+        "margin": 0.0,
+    }
     for b, k, y, x in np.ndindex(*logits.shape):
         t, q, w = float(mask[b, y, x] == k + 1), p[b, k, y, x] - 0.5, weight[k]
         odds = p[b, :, y, x] / (1 - p[b, :, y, x])
         for name, rare in (("weighted_", w), ("", 1.0)):
             expected[f"{name}cross_entropy"] -= rare * t * np.log(odds[k] / (1 + odds.sum()))
-            expected[f"{name}cross_entropy"] -= (mask[b, y, x] == 0) * np.log(1 / (1 + odds.sum())) / 3
-            expected[f"{name}margin"] += 0.5 * rare * t * max(0, 0.4 - q) ** 2 + 0.25 * (1 - t) * max(0, q + 0.4) ** 2
+            expected[f"{name}cross_entropy"] -= (
+                (mask[b, y, x] == 0) * np.log(1 / (1 + odds.sum())) / 3
+            )
+            expected[f"{name}margin"] += (
+                0.5 * rare * t * max(0, 0.4 - q) ** 2 + 0.25 * (1 - t) * max(0, q + 0.4) ** 2
+            )
     task = create_task(model_of(), TrainConfig())
     task.rare = torch.from_numpy(weight).view(-1, 1, 1)
     masks = torch.from_numpy(mask)
     for name, value in expected.items():
         task.loss = name
-        for said in (Said(torch.from_numpy(p), None), Said(torch.from_numpy(p), torch.from_numpy(logits))):
+        for said in (
+            Said(torch.from_numpy(p), None),
+            Said(torch.from_numpy(p), torch.from_numpy(logits)),
+        ):
             assert task.lost(said, masks).item() == pytest.approx(value / 40, rel=1e-5)
 
 
 def test_the_weighted_cross_entropy_of_one_class_is_the_sheets():
     p, mask = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]]), torch.tensor([[[1, 1], [0, 0]]])
     expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
-    loss = LOSSES["weighted_cross_entropy"][0](Said(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0))
+    loss = LOSSES["weighted_cross_entropy"][0](
+        Said(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0)
+    )
     assert loss.item() == pytest.approx(expected, rel=0.01)  # 1 - 1e-7 has few bits in float32
 
 
@@ -82,7 +98,9 @@ def test_soft_dice_takes_probabilities():
     target[0, 0, 0] = 1.0
     share = torch.full((1, 2, 2, 2), 0.5)
     loss = LOSSES["dice"][0](Said(share, None), target, torch.ones(1))
-    assert loss.item() == pytest.approx(1 - 2 * 1 / (2 + 2), abs=1e-4)  # the class that is not there has no part in it
+    assert loss.item() == pytest.approx(
+        1 - 2 * 1 / (2 + 2), abs=1e-4
+    )  # the class that is not there has no part in it
     perfect = LOSSES["dice"][0](Said(target, None), target, torch.ones(1))
     assert perfect.item() == pytest.approx(0, abs=1e-6)
 
@@ -95,21 +113,31 @@ def test_figures_by_loops():
 
     def edge(mask, n, y, x):
         near = [(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
-        return mask[n, y, x] and not all(mask[n, j, i] for j, i in near if 0 <= j < 7 and 0 <= i < 8)
+        return mask[n, y, x] and not all(
+            mask[n, j, i] for j, i in near if 0 <= j < 7 and 0 <= i < 8
+        )
 
     for k, name in ((1, "a"), (2, "b")):
         p, t = found == k, true == k
-        edges = [np.array([edge(m, *place) for place in np.ndindex(3, 7, 8)]).reshape(3, 7, 8) for m in (p, t)]
+        edges = [
+            np.array([edge(m, *place) for place in np.ndindex(3, 7, 8)]).reshape(3, 7, 8)
+            for m in (p, t)
+        ]
         shares = []
         for one, other in (edges, edges[::-1]):
-            close = [other[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any() for n, y, x in np.argwhere(one)]
+            close = [
+                other[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any()
+                for n, y, x in np.argwhere(one)
+            ]
             shares.append(np.mean(close))
         row = figures.per_class[name]
         assert row["dice"] == pytest.approx(2 * (p & t).sum() / (p.sum() + t.sum()))
         assert row["iou"] == pytest.approx((p & t).sum() / (p | t).sum())
         assert row["boundary"] == pytest.approx(2 * shares[0] * shares[1] / sum(shares))
     assert figures.per_class["never"] == {"dice": None, "iou": None, "boundary": None}
-    assert figures.dice == pytest.approx(np.mean([figures.per_class[name]["dice"] for name in "ab"]))
+    assert figures.dice == pytest.approx(
+        np.mean([figures.per_class[name]["dice"] for name in "ab"])
+    )
     assert figures.table()[-1] == ("never", "-", "-", "-")
     json.dumps(figures.to_dict(), allow_nan=False)
 
@@ -140,10 +168,18 @@ def test_a_network_of_ones_own_learns_masks():
     images = shapes(8)
     plain = torch.nn.Conv2d(1, 3, 3, padding=1)
     _, history = tc.fit(
-        plain, images, validation=images, task="segment", loss="weighted_cross_entropy", epochs=12, lr=0.05
+        plain,
+        images,
+        validation=images,
+        task="segment",
+        loss="weighted_cross_entropy",
+        epochs=12,
+        lr=0.05,
     )
     assert history[-1]["val_loss"] < history[0]["val_loss"]
-    with pytest.raises(ValueError, match=r"expected \[batch, 3, 16, 16\], a map for each class but the background"):
+    with pytest.raises(
+        ValueError, match=r"expected \[batch, 3, 16, 16\], a map for each class but the background"
+    ):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
 
@@ -151,11 +187,20 @@ def test_what_does_not_suit_is_refused():
     plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
     with pytest.raises(ValueError, match="segment takes images with masks, and plain has none"):
         create_task(model_of(), TrainConfig(), plain)
-    with pytest.raises(ValueError, match="thicken: expected 0 for images with masks, which would not fit, got 0.5"):
-        create_task(model_of(), TrainConfig.of(thicken=0.5))
-    with pytest.raises(ValueError, match="takes a model whose outputs are of pixels, which CapsNet is not"):
-        create_task(tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment"))
-    with pytest.raises(ValueError, match="takes a model whose outputs are of images, which UNet is not"):
+    with pytest.raises(
+        ValueError,
+        match="morphology: expected 0 for images with masks, which would not fit, got 0.5",
+    ):
+        create_task(model_of(), TrainConfig.of(morphology=0.5))
+    with pytest.raises(
+        ValueError, match="takes a model whose outputs are of pixels, which CapsNet is not"
+    ):
+        create_task(
+            tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment")
+        )
+    with pytest.raises(
+        ValueError, match="takes a model whose outputs are of images, which UNet is not"
+    ):
         create_task(model_of(), TrainConfig.of(task="classify"))
 
 
@@ -171,9 +216,16 @@ def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "own")
     config = TrainConfig.of(
-        model=name, model_options=TINY[name], data="own", holdout=0.25, epochs=2, batch_size=3, device="cpu",
-        precision="fp32", checkpoint_every=1,
-    )  # fmt: skip
+        model=name,
+        model_options=TINY[name],
+        data="own",
+        holdout=0.25,
+        epochs=2,
+        batch_size=3,
+        device="cpu",
+        precision="fp32",
+        checkpoint_every=1,
+    )
     train(config, "whole")
     steps = iter([False, True])
     with pytest.raises(Interrupted):
@@ -184,7 +236,9 @@ def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["per_class"].keys() == {"class 1", "class 2"}
     assert (tmp_path / "whole" / "plots" / "masks.png").is_file()
     Image.fromarray(np.zeros((40, 24, 3), dtype=np.uint8)).save("case 0.png")
-    assert main(["predict", "whole", "case 0.png", "own/images", "--output", "found", "--json"]) == 0
+    assert (
+        main(["predict", "whole", "case 0.png", "own/images", "--output", "found", "--json"]) == 0
+    )
     rows = json.loads(capsys.readouterr().out)
     assert [row["mask"] for row in rows[:2]] == ["found/case 0_mask.png", "found/case 0-2_mask.png"]
     with Image.open(rows[0]["mask"]) as mask, Image.open(rows[0]["overlay"]) as overlay:
@@ -200,7 +254,9 @@ def test_a_task_that_draws_nothing_says_so(tmp_path):
     model = tc.create_model("capsnet", channels=8, primary_types=2)
     model.classes, model.preprocess = tuple("0123456789"), tc.data.Preprocess((28, 28), 1)
     Image.new("L", (28, 28)).save(tmp_path / "one.png")
-    with pytest.raises(ValueError, match="output: the task classify draws nothing of single pictures"):
+    with pytest.raises(
+        ValueError, match="output: the task classify draws nothing of single pictures"
+    ):
         predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
 
 
@@ -239,23 +295,35 @@ def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
 # Masks as files.
 
 
-def test_numbers_palettes_greys_and_colours_are_the_same_masks(tmp_path):
+def test_numbers_palettes_grays_and_colors_are_the_same_masks(tmp_path):
     indexed = load_dataset(written(tmp_path / "indexed"))
     assert indexed.classes == ("background", "class 1", "class 2")
     assert set(indexed.labels.tolist()) == {1, 2}
-    coloured = written(tmp_path / "coloured", colours=True)
-    with pytest.raises(DataError, match=r"the mask is in colours; name the classes and their colours in classes\.txt"):
-        load_dataset(coloured)
-    lines = [f"{name} {r} {g} {b}" for name, (r, g, b) in zip(("sky", "tree top", "sea"), palette(3), strict=True)]
-    (coloured / "classes.txt").write_text("\n".join(lines))
-    found = load_dataset(coloured)
+    colored = written(tmp_path / "colored", colors=True)
+    with pytest.raises(
+        DataError, match=r"the mask is in colors; name the classes and their colors in classes\.txt"
+    ):
+        load_dataset(colored)
+    lines = [
+        f"{name} {r} {g} {b}"
+        for name, (r, g, b) in zip(("sky", "tree top", "sea"), palette(3), strict=True)
+    ]
+    (colored / "classes.txt").write_text("\n".join(lines))
+    found = load_dataset(colored)
     assert found.classes == ("sky", "tree top", "sea")
     assert torch.equal(found.masks, indexed.masks)
     (tmp_path / "indexed" / "classes.csv").write_text("class,value\nground,0\nb,2\na,1\n")
     swapped = load_dataset(tmp_path / "indexed")
     assert swapped.classes == ("ground", "b", "a")
-    both = [load_dataset(tmp_path / name, split) for name in ("coloured", "indexed") for split in ("train", "test")]
-    counts = [torch.cat([part.masks for part in parts]).flatten().bincount().tolist() for parts in (both[:2], both[2:])]
+    both = [
+        load_dataset(tmp_path / name, split)
+        for name in ("colored", "indexed")
+        for split in ("train", "test")
+    ]
+    counts = [
+        torch.cat([part.masks for part in parts]).flatten().bincount().tolist()
+        for parts in (both[:2], both[2:])
+    ]
     assert counts[0] == [counts[1][k] for k in (0, 2, 1)]
 
 
@@ -264,7 +332,10 @@ def test_black_and_white_and_splits(tmp_path):
         folder = written(tmp_path / "own" / split, count)
         for file in (folder / "masks").iterdir():
             Image.fromarray((np.asarray(Image.open(file)) > 0).astype(np.uint8) * 255).save(file)
-    train_set, test = load_dataset(tmp_path / "own"), load_dataset(tmp_path / "own", "test", img_size=8)
+    train_set, test = (
+        load_dataset(tmp_path / "own"),
+        load_dataset(tmp_path / "own", "test", img_size=8),
+    )
     assert (len(train_set), len(test)) == (4, 3)
     assert train_set.classes == ("background", "foreground")
     assert test.masks.shape == (3, 8, 8)
@@ -273,7 +344,10 @@ def test_black_and_white_and_splits(tmp_path):
 
 def test_a_table_of_images_and_masks(tmp_path):
     written(tmp_path / "own")
-    rows = [f"own/images/case {k}.png,own/masks/case {k}.png,{'test' if k > 6 else 'train'}" for k in range(10)]
+    rows = [
+        f"own/images/case {k}.png,own/masks/case {k}.png,{'test' if k > 6 else 'train'}"
+        for k in range(10)
+    ]
     (tmp_path / "own.csv").write_text("\n".join(["image,mask,split", *rows]))
     assert [len(load_dataset(tmp_path / "own.csv", split)) for split in ("train", "test")] == [7, 3]
     (tmp_path / "own.csv").write_text("image,mask\nown/images/case 1.png,own/masks/case 77.png\n")
@@ -299,7 +373,7 @@ def spoil(folder, what):
         (folder / "classes.txt").write_text("a\nb\n")
     elif what == "large":
         Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(first)
-    elif what == "colour":
+    elif what == "color":
         (folder / "classes.txt").write_text("a,0,0,0\nb,230,159,0\n")
     elif what == "table":
         (folder / "classes.txt").write_text("a,0\nb\n")
@@ -310,16 +384,22 @@ def spoil(folder, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("size", r"case 0\.png: expected 16 × 16 pixels, as its image case 0\.png has, got 16 × 15"),
+        (
+            "size",
+            r"case 0\.png: expected 16 × 16 pixels, as its image case 0\.png has, got 16 × 15",
+        ),
         ("no image", r"masks/case 3\.png: there is no image of this name beside it"),
         ("no mask", r"images/case 3\.png: there is no mask of this name beside it"),
         ("truncated", r"case 0\.png: (unreadable image|not an image)"),
         ("empty", "every mask shows 'background' alone, the background; expected another class"),
         ("value", r"case 1\.png: value 2 at row 2, column 3 is no class of classes\.txt"),
         ("large", r"case 0\.png: value 77 is no number of a class up to 32; name the classes"),
-        ("colour", r"case 1\.png: colour \(86, 180, 233\) at row 2, column 3 is no class of classes\.txt"),
+        (
+            "color",
+            r"case 1\.png: color \(86, 180, 233\) at row 2, column 3 is no class of classes\.txt",
+        ),
         ("table", r"classes\.txt: expected a line for each of 2 to 256 classes"),
-        ("twice", r"classes\.txt: two classes have the same value or colour"),
+        ("twice", r"classes\.txt: two classes have the same value or color"),
     ],
 )
 def test_bad_folders_get_one_sentence(tmp_path, what, message):
@@ -360,16 +440,21 @@ def test_the_page_shows_what_was_found():
     assert look.reconstructions.shape == (1, 3, 16, 16)
     assert labels == (images.labels[2].item(),)
     about = session.describe()
-    assert (about["classes"], about["pixels"], about["capsules"]) == (list(images.classes), True, False)
+    assert (about["classes"], about["pixels"], about["capsules"]) == (
+        list(images.classes),
+        True,
+        False,
+    )
     assert session.sweep(picture, Motion(), [0.0, 10.0], 1).activation.shape == (2, 4)
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
     monkeypatch.setitem(
-        _registry._sets, "shapes",
+        _registry._sets,
+        "shapes",
         (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry._sets["shapes"][1]),
-    )  # fmt: skip
+    )
     assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
     assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
     found = load_dataset("shapes", root=tmp_path)
@@ -393,12 +478,21 @@ def test_the_label_of_an_image_is_what_most_of_it_shows_or_the_background(tmp_pa
 def test_a_resumed_run_refuses_other_masks(tmp_path):
     folder = written(tmp_path / "own")
     config = TrainConfig.of(
-        model="unet", model_options=TINY["unet"], data=str(folder), holdout=0.25, epochs=2, batch_size=3, device="cpu"
+        model="unet",
+        model_options=TINY["unet"],
+        data=str(folder),
+        holdout=0.25,
+        epochs=2,
+        batch_size=3,
+        device="cpu",
     )
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", should_stop=lambda: True)
     mask = np.zeros((16, 16), dtype=np.uint8)
     mask[2:9, 3:12] = 2
     write_mask(folder / "masks" / "case 0.png", mask, 3)
-    with pytest.raises(RunError, match="the images or labels are not those that were there when the run was stopped"):
+    with pytest.raises(
+        RunError,
+        match="the images or labels are not those that were there when the run was stopped",
+    ):
         train(config, tmp_path / "run", resume=True)

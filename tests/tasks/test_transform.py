@@ -13,7 +13,13 @@ import torchcaps as tc
 from torchcaps.data import ImageSet
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
-from torchcaps.tasks import create_task, evaluate_transforming, list_tasks, task_class, transformed_pairs
+from torchcaps.tasks import (
+    create_task,
+    evaluate_transforming,
+    list_tasks,
+    task_class,
+    transformed_pairs,
+)
 from torchcaps.training import TrainConfig, fit
 
 SMALL = {"capsules": 3, "recognition": 4, "generation": 5}
@@ -32,9 +38,9 @@ def dots(size=11, count=6):
 
 def blobs(count=400, size=12):
     """Round blobs somewhere near the middle."""
-    centres = size / 2 + 4 * torch.rand(count, 2, generator=generator(1)) - 2
+    centers = size / 2 + 4 * torch.rand(count, 2, generator=generator(1)) - 2
     y, x = torch.meshgrid(torch.arange(size) + 0.5, torch.arange(size) + 0.5, indexing="ij")
-    distance = (x - centres[:, :1, None]) ** 2 + (y - centres[:, 1:, None]) ** 2
+    distance = (x - centers[:, :1, None]) ** 2 + (y - centers[:, 1:, None]) ** 2
     return torch.exp(-distance / 3).unsqueeze(1)
 
 
@@ -69,17 +75,28 @@ def test_affine_pairs_are_two_views_with_the_matrix_between_them():
     images = blobs(5, 20)
     pairs = transformed_pairs(images, "affine", generator=generator())
     assert pairs.transformation.shape == (5, 3, 3)
-    torch.testing.assert_close(pairs.transformation[:, 2], torch.tensor([0.0, 0.0, 1.0]).expand(5, 3))
+    torch.testing.assert_close(
+        pairs.transformation[:, 2], torch.tensor([0.0, 0.0, 1.0]).expand(5, 3)
+    )
     again = move_by_matrix(pairs.source, pairs.transformation)
-    assert (again - pairs.target).square().mean() < 0.1 * (pairs.source - pairs.target).square().mean()
-    determinants = torch.linalg.det(pairs.transformation)  # shear and rotation leave areas as they are
+    assert (again - pairs.target).square().mean() < 0.1 * (
+        pairs.source - pairs.target
+    ).square().mean()
+    determinants = torch.linalg.det(
+        pairs.transformation
+    )  # shear and rotation leave areas as they are
     assert (determinants > (0.85 / 1.15) ** 2 - 1e-4).all()
     assert (determinants < (1.15 / 0.85) ** 2 + 1e-4).all()
     for options, right in (
         ({"zoom": 0, "shear": 0}, lambda t: t @ t.mT),  # rotations: orthogonal
-        ({"zoom": 0, "degrees": 0}, lambda t: (t - torch.eye(2)) @ (t - torch.eye(2)) + torch.eye(2)),  # shears
+        (
+            {"zoom": 0, "degrees": 0},
+            lambda t: (t - torch.eye(2)) @ (t - torch.eye(2)) + torch.eye(2),
+        ),  # shears
     ):
-        matrices = transformed_pairs(images, "affine", generator=generator(), **options).transformation[:, :2, :2]
+        matrices = transformed_pairs(
+            images, "affine", generator=generator(), **options
+        ).transformation[:, :2, :2]
         torch.testing.assert_close(right(matrices), torch.eye(2).expand(5, 2, 2))
         assert (matrices - torch.eye(2)).abs().max() > 0.02
         assert matrices[:, 0, 1].abs().max() < math.sin(math.radians(40)) + 1e-5
@@ -87,36 +104,58 @@ def test_affine_pairs_are_two_views_with_the_matrix_between_them():
 
 
 def test_pairs_repeat_by_seed():
-    first, second = (transformed_pairs(blobs(5), "affine", generator=generator(3)) for _ in range(2))
+    first, second = (
+        transformed_pairs(blobs(5), "affine", generator=generator(3)) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_wrong_pairs():
-    for setting, complaint in (({"shift": -1}, "shift: expected at least 0"),
-                               ({"zoom": 1.0}, "zoom: expected between 0 and 0.9, got 1.0")):  # fmt: skip
+    for setting, complaint in (
+        ({"shift": -1}, "shift: expected at least 0"),
+        ({"zoom": 1.0}, "zoom: expected between 0 and 0.9, got 1.0"),
+    ):
         with pytest.raises(ValueError, match=complaint):
             transformed_pairs(blobs(2), "affine", generator=generator(), **setting)
     with pytest.raises(ValueError, match="unknown pose 'shift'"):
         transformed_pairs(blobs(2), "shift", generator=generator())
-    with pytest.raises(ValueError, match=r"images: expected \[batch, channels, height, width\], got"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, channels, height, width\], got"
+    ):
         transformed_pairs(blobs(2)[0], generator=generator())
 
 
 def test_it_is_the_task_of_models_made_for_it():
     assert "transform" in list_tasks()
     task = small()
-    assert (task.name, task.loss, task.labelled, task.clip) == ("transform", "reconstruction", False, 0.0)
+    assert (task.name, task.loss, task.labeled, task.clip) == (
+        "transform",
+        "reconstruction",
+        False,
+        0.0,
+    )
     assert task_class("auto", task.model, as_set(blobs(4))) is type(task)
     config = task.config
-    assert (config.optimiser.lr, config.augmentation.shift, config.augmentation.degrees) == (2e-3, 2, 0.0)
+    assert (config.optimizer.lr, config.augmentation.shift, config.augmentation.degrees) == (
+        2e-3,
+        2,
+        0.0,
+    )
     how = small("affine").config.augmentation
     assert (how.degrees, how.zoom, how.shear) == (20.0, 0.15, 0.1)
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="task: transform takes a model whose poses a known .* moves, got CapsNet"):
-        create_task(tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="transform"))
-    with pytest.raises(ValueError, match=r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"):
+    with pytest.raises(
+        ValueError, match="task: transform takes a model whose poses a known .* moves, got CapsNet"
+    ):
+        create_task(
+            tc.create_model("capsnet", channels=8, primary_types=2),
+            TrainConfig.of(task="transform"),
+        )
+    with pytest.raises(
+        ValueError, match=r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"
+    ):
         small(degrees=5.0)
     with pytest.raises(ValueError, match="unknown loss.* 'margin'"):
         small(loss="margin")
@@ -125,7 +164,9 @@ def test_what_it_cannot_do_is_refused():
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_batches_to_train_on_come_from_the_generator_alone(pose):
     task, images = small(pose).train(), as_set(blobs(20))
-    first, again, other = (task.batch(images, torch.arange(7), generator(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        task.batch(images, torch.arange(7), generator(seed)) for seed in (1, 1, 2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first.transformation, other.transformation)
     wanted = transformed_pairs(images.images[:7], pose, generator=generator(1))
@@ -152,7 +193,7 @@ def test_pairs_are_as_exact_under_autocast(pose):
 
 
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
-    crop = {"flip": True, "relight": True, "crop": 10, "shift": 0}
+    crop = {"flip": True, "color_jitter": True, "crop": 10, "shift": 0}
     task = small(size=10, **crop).train()
     pairs = task.batch(as_set(blobs(30)), torch.arange(30), generator())
     assert pairs.source.shape == (30, 1, 10, 10)
@@ -179,9 +220,13 @@ def test_figures_of_held_out_images_are_those_of_the_evaluation(pose):
     found, figures = task.evaluate(images), task.figures(task.outcomes(images))
     assert figures.keys() == {"loss", "correlation"}
     assert figures["loss"] == pytest.approx(144 * found.error, rel=1e-5)
-    assert figures["correlation"] == pytest.approx(np.mean(list(found.correlation.values())), abs=1e-5)
+    assert figures["correlation"] == pytest.approx(
+        np.mean(list(found.correlation.values())), abs=1e-5
+    )
     pairs = task.batch(images, torch.arange(50), generator())
-    assert found.to_dict() == pytest.approx(evaluate_transforming(task.model, pairs).to_dict(), rel=1e-4, abs=1e-5)
+    assert found.to_dict() == pytest.approx(
+        evaluate_transforming(task.model, pairs).to_dict(), rel=1e-4, abs=1e-5
+    )
     one = task.figures(task.outcomes(as_set(blobs(1))))  # nothing varies
     assert one["correlation"] == 0.0
     assert math.isfinite(one["loss"])
@@ -194,7 +239,11 @@ def test_predictions_name_the_most_present_capsules():
     for row, pose, presence in zip(rows, poses, presences, strict=True):
         assert [c["capsule"] for c in row["capsules"]] == presence.argsort(descending=True).tolist()
         best = row["capsule"]
-        assert row["presence"] == row["capsules"][0]["presence"] == pytest.approx(presence.max().item())
+        assert (
+            row["presence"]
+            == row["capsules"][0]["presence"]
+            == pytest.approx(presence.max().item())
+        )
         assert row["capsules"][0]["pose"] == pytest.approx(pose[best].tolist())
 
 
@@ -202,20 +251,25 @@ def test_predictions_name_the_most_present_capsules():
 def test_exhibits(pose):
     task, images = small(pose), as_set(blobs(20))
     found = task.evaluate(images)
-    shown = task.exhibits(found, images)
+    shown = task.report_items(found, images)
     assert [one.key for one in shown] == ["scatter", "triplets", "generation"]
     for one in shown:
         assert one.figure is not None and one.title and one.about and one.alt
         assert {len(row) for row in one.rows} <= {len(one.heads)}
     assert [row[0] for row in shown[0].rows] == [*found.names]
     assert shown[1].rows[0] == ("the drawing", f"{found.error:.5f}")
-    assert shown[1].figure.axes[0].images[0].get_array().shape[:2] == (3 * (12 + 2), 14 * (12 + 2))  # gaps of 2
+    assert shown[1].figure.axes[0].images[0].get_array().shape[:2] == (
+        3 * (12 + 2),
+        14 * (12 + 2),
+    )  # gaps of 2
 
 
 def test_a_short_training_finds_where_blobs_are():
     torch.manual_seed(0)
     model = TransformingAutoencoder(1, 12, capsules=3, recognition=20, generation=20)
-    model, history = fit(model, as_set(blobs()), epochs=30, batch_size=32, lr=1e-2, precision="fp32")
+    model, history = fit(
+        model, as_set(blobs()), epochs=30, batch_size=32, lr=1e-2, precision="fp32"
+    )
     assert history[-1]["train_loss"] < 0.3 * history[0]["train_loss"]
     assert history[-1]["val_correlation"] > 0.9
     found = evaluate_transforming(model, transformed_pairs(blobs(100), generator=generator(9)))

@@ -10,7 +10,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.errors import TrainingError, UnknownNameError
-from torchcaps.report import finish_run
+from torchcaps.reporting import finish_run
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 
 MODEL = {"capsules": 2, "recognition": 3, "generation": 3}
@@ -22,9 +22,15 @@ def settings(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 10), dtype=np.uint8)
     np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
     return {
-        "model": "transforming_autoencoder", "model_options": MODEL, "data": str(tmp_path / "noise.npz"), "epochs": 3,
-        "batch_size": 8, "holdout": 11, "checkpoint_every": 2, "device": "cpu",
-    }  # fmt: skip
+        "model": "transforming_autoencoder",
+        "model_options": MODEL,
+        "data": str(tmp_path / "noise.npz"),
+        "epochs": 3,
+        "batch_size": 8,
+        "holdout": 11,
+        "checkpoint_every": 2,
+        "device": "cpu",
+    }
 
 
 def stop_after(count):
@@ -34,9 +40,14 @@ def stop_after(count):
 
 def contents(folder):
     """Every file of a run that must come out the same, byte for byte; of the metrics all but the speed."""
-    files = {file: (folder / file).read_bytes() for file in ("model.safetensors", "checkpoints/last.safetensors")}
+    files = {
+        file: (folder / file).read_bytes()
+        for file in ("model.safetensors", "checkpoints/last.safetensors")
+    }
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return files | {"metrics": [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]}
+    return files | {
+        "metrics": [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]
+    }
 
 
 def test_a_run_leaves_what_is_needed_to_use_and_repeat_it(settings, tmp_path):
@@ -48,13 +59,24 @@ def test_a_run_leaves_what_is_needed_to_use_and_repeat_it(settings, tmp_path):
         assert row["train_loss"] == row["train_reconstruction"] > 0
         assert {"val_loss", "val_correlation"} <= row.keys()
     config = run.config()
-    assert (config.task.name, config.task.loss, config.optimiser.clip) == ("transform", "reconstruction", 0.0)
+    assert (config.task.name, config.task.loss, config.optimizer.clip) == (
+        "transform",
+        "reconstruction",
+        0.0,
+    )
     model = tc.load(run.path)
-    assert (model.in_chans, model.img_size, model.num_capsules, model.classes) == (1, (8, 10), 2, ())
+    assert (model.in_chans, model.img_size, model.num_capsules, model.classes) == (
+        1,
+        (8, 10),
+        2,
+        (),
+    )
     assert not model.training
 
 
-@pytest.mark.parametrize(("pose", "step"), [("translation", 1), ("translation", 5), ("affine", 3), ("affine", 8)])
+@pytest.mark.parametrize(
+    ("pose", "step"), [("translation", 1), ("translation", 5), ("affine", 3), ("affine", 8)]
+)
 def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path, pose, step):
     config = TrainConfig.of(**settings | {"model_options": MODEL | {"pose": pose}, "seed": 4})
     train(config, tmp_path / "whole")
@@ -69,12 +91,17 @@ def test_the_seed_decides(settings, tmp_path):
         torch.manual_seed(ord(name[0]))
         train(TrainConfig.of(**settings, seed=seed), tmp_path / name)
     assert contents(tmp_path / "one") == contents(tmp_path / "again")
-    assert contents(tmp_path / "one")["model.safetensors"] != contents(tmp_path / "other")["model.safetensors"]
+    assert (
+        contents(tmp_path / "one")["model.safetensors"]
+        != contents(tmp_path / "other")["model.safetensors"]
+    )
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_a_run_gets_its_figures_and_plots(settings, tmp_path, pose):
-    run = train(TrainConfig.of(**settings | {"model_options": MODEL | {"pose": pose}}), tmp_path / "run")
+    run = train(
+        TrainConfig.of(**settings | {"model_options": MODEL | {"pose": pose}}), tmp_path / "run"
+    )
     found = finish_run(run)
     written = json.loads((run.path / "evaluation.json").read_text())
     assert written == json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -87,8 +114,16 @@ def test_a_run_gets_its_figures_and_plots(settings, tmp_path, pose):
 def test_nothing_is_left_of_a_run_that_could_not_start(settings, tmp_path):
     for change, error, words in (
         ({"lr": 1e30, "schedule": "constant"}, TrainingError, "became"),
-        ({"degrees": 5.0}, ValueError, r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"),
-        ({"model_options": {"pose": "afine"}}, ValueError, "unknown pose 'afine'; did you mean 'affine'"),
+        (
+            {"degrees": 5.0},
+            ValueError,
+            r"degrees: expected 0 for poses that are moved by shifts, got 5\.0",
+        ),
+        (
+            {"model_options": {"pose": "afine"}},
+            ValueError,
+            "unknown pose 'afine'; did you mean 'affine'",
+        ),
     ):
         with pytest.raises(error, match=words):
             train(TrainConfig.of(**settings | change | {"checkpoint_every": 100}), tmp_path / "run")
@@ -108,10 +143,19 @@ def test_the_recipe_shows_figures_that_the_evaluation_has(settings, tmp_path):
 
 
 def test_early_settings_and_wrong_ones():
-    early = {"kind": "transforming_autoencoder", "data": "digits", "pose": "affine", "degrees": 10.0, "lr": 0.01}
+    early = {
+        "kind": "transforming_autoencoder",
+        "data": "digits",
+        "pose": "affine",
+        "degrees": 10.0,
+        "lr": 0.01,
+    }
     config = TrainConfig.from_dict(early)
     assert (config.model.options, config.augmentation.degrees) == ({"pose": "affine"}, 10.0)
-    assert (config.run.epochs, config.run.batch_size) == (20, 64)  # as it was where nothing was said
+    assert (config.run.epochs, config.run.batch_size) == (
+        20,
+        64,
+    )  # as it was where nothing was said
     assert TrainConfig.from_dict(early | {"pose": "translation"}).augmentation.degrees is None
     with pytest.raises(UnknownNameError, match="unknown setting 'shft'; did you mean 'shift'"):
         TrainConfig.from_dict(early | {"shft": 3})

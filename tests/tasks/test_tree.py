@@ -14,7 +14,7 @@ from torchcaps.cli.main import main
 from torchcaps.data import ImageSet, label_tree, load_dataset
 from torchcaps.errors import RunError
 from torchcaps.functional import margin_loss
-from torchcaps.report import finish_run
+from torchcaps.reporting import finish_run
 from torchcaps.tasks import Classify, Tree, create_task
 from torchcaps.tasks.tree import level_weights, path_figures
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
@@ -36,13 +36,19 @@ def bars(count=60, classes=PATHS):
 
 
 def network(**options):
-    return tc.create_model("tree_capsnet", num_classes=5, img_size=(12, 10), classes=PATHS, **SMALL | options)
+    return tc.create_model(
+        "tree_capsnet", num_classes=5, img_size=(12, 10), classes=PATHS, **SMALL | options
+    )
 
 
 def test_worked_values_of_the_weights():
     assert [round(weight, 3) for weight in level_weights((2, 6, 10))] == [0.444, 0.333, 0.222]
-    dynamic = level_weights((2, 6, 10), [0.9, 0.6, 0.3])  # 1 - 0.4, 1 - 0.2, 1 - 0.0667 over their sum
-    np.testing.assert_allclose(dynamic, np.array([0.6, 0.8, 1 - 0.2 / 3]) / (0.6 + 0.8 + 1 - 0.2 / 3))
+    dynamic = level_weights(
+        (2, 6, 10), [0.9, 0.6, 0.3]
+    )  # 1 - 0.4, 1 - 0.2, 1 - 0.0667 over their sum
+    np.testing.assert_allclose(
+        dynamic, np.array([0.6, 0.8, 1 - 0.2 / 3]) / (0.6 + 0.8 + 1 - 0.2 / 3)
+    )
     np.testing.assert_allclose(level_weights((2, 6, 10), [0.0, 0.0, 0.0]), [1 / 3] * 3)
 
 
@@ -53,13 +59,21 @@ TRUTH = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 4]])
 def test_figures_whose_truth_is_known():
     found = path_figures(SAID, TRUTH, TREE)
     expected = {
-        "level_1_accuracy": 0.5, "level_2_accuracy": 0.5, "level_3_accuracy": 0.75, "hierarchical_accuracy": 0.5625,
-        "exact_match": 0.25, "consistency": 0.5, "hierarchical_precision": 0.625, "hierarchical_recall": 0.75,
+        "level_1_accuracy": 0.5,
+        "level_2_accuracy": 0.5,
+        "level_3_accuracy": 0.75,
+        "hierarchical_accuracy": 0.5625,
+        "exact_match": 0.25,
+        "consistency": 0.5,
+        "hierarchical_precision": 0.625,
+        "hierarchical_recall": 0.75,
         "hierarchical_f1": (1 + 6 / 7 + 6 / 7) / 4,
-    }  # fmt: skip
+    }
     assert found == pytest.approx(expected)
     assert path_figures(TRUTH, TRUTH, TREE) == pytest.approx(dict.fromkeys(expected, 1.0))
-    assert path_figures(SAID[2:3], TRUTH[2:3], TREE)["hierarchical_accuracy"] == 0  # no level is right
+    assert (
+        path_figures(SAID[2:3], TRUTH[2:3], TREE)["hierarchical_accuracy"] == 0
+    )  # no level is right
 
 
 def test_figures_are_those_of_sets():
@@ -75,7 +89,10 @@ def test_figures_are_those_of_sets():
                 closed.add((level, k))
                 level, k = level - 1, above.get((level, k), 0)
         wanted = set(enumerate(true))
-        both, agrees = len(closed & wanted), all(above[level, one[level]] == one[level - 1] for level in (1, 2))
+        both, agrees = (
+            len(closed & wanted),
+            all(above[level, one[level]] == one[level - 1] for level in (1, 2)),
+        )
         p, r = both / len(closed), both / len(wanted)
         sums += [p, r, 2 * p * r / (p + r) if both else 0, agrees]
     found = path_figures(said, truth, TREE)
@@ -93,7 +110,10 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     lengths = [capsules.activation for capsules in task.model.levels(batch.images)]
     labels = torch.tensor(TREE.ancestors)[batch.labels].T
     losses = [margin_loss(one, label) for one, label in zip(lengths, labels, strict=True)]
-    right = [(one.argmax(1) == label).double().mean().item() for one, label in zip(lengths, labels, strict=True)]
+    right = [
+        (one.argmax(1) == label).double().mean().item()
+        for one, label in zip(lengths, labels, strict=True)
+    ]
     weights = level_weights(TREE.sizes, right if loss == "dynamic_margin" else None)
     total = sum(weight * one for weight, one in zip(weights, losses, strict=True))
     torch.testing.assert_close(found["loss"], total)
@@ -101,7 +121,13 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     torch.testing.assert_close(found[f"{loss}_1"], losses[0])
     assert found["accuracy"].item() == right[-1]
     figures = task.figures(task.outcomes(bars()))
-    assert figures.keys() == {"loss", "accuracy", "exact_match", "hierarchical_accuracy", "consistency"}
+    assert figures.keys() == {
+        "loss",
+        "accuracy",
+        "exact_match",
+        "hierarchical_accuracy",
+        "consistency",
+    }
 
 
 def test_a_flat_classifier_gets_its_coarse_classes_derived():
@@ -117,11 +143,16 @@ def test_a_flat_classifier_gets_its_coarse_classes_derived():
         assert figures["consistency"] == 1
         assert figures["exact_match"] == figures["accuracy"] == figures["level_3_accuracy"]
         assert found.paths.equal(torch.tensor(TREE.ancestors)[found.predictions])
-        task(task.batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0)["loss"].backward()
+        task(task.batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0)[
+            "loss"
+        ].backward()
 
 
 def test_which_task_is_taken():
-    assert type(create_task(network(tree="flat"), TrainConfig(), bars(classes=tuple("vwxyz")))) is Classify
+    assert (
+        type(create_task(network(tree="flat"), TrainConfig(), bars(classes=tuple("vwxyz"))))
+        is Classify
+    )
     assert type(create_task(network(), TrainConfig(), bars())) is Tree
     asked = TrainConfig.of(task="classify")
     assert type(create_task(network(), asked, bars())) is Classify  # of its finest classes
@@ -130,10 +161,30 @@ def test_which_task_is_taken():
 @pytest.mark.parametrize(
     ("model", "settings", "classes", "message"),
     [
-        ({}, {}, tuple("vwxyz"), "task: tree needs paths of one depth as classes, such as .*, got v, w, x, ..."),
-        ({"tree": "flat"}, {"task": "tree"}, ("a/v", "w", "x", "y", "z"), "task: tree needs paths of one depth"),
-        ({}, {}, ("a/p/0", "a/p/1", "a/q/2", "b/r/3", "b/s/4"), "model: expected one built for these classes, whose"),
-        ({"tree": "flat"}, {"loss": "dynamic_margin"}, PATHS, "loss: dynamic_margin weighs levels of a label tree"),
+        (
+            {},
+            {},
+            tuple("vwxyz"),
+            "task: tree needs paths of one depth as classes, such as .*, got v, w, x, ...",
+        ),
+        (
+            {"tree": "flat"},
+            {"task": "tree"},
+            ("a/v", "w", "x", "y", "z"),
+            "task: tree needs paths of one depth",
+        ),
+        (
+            {},
+            {},
+            ("a/p/0", "a/p/1", "a/q/2", "b/r/3", "b/s/4"),
+            "model: expected one built for these classes, whose",
+        ),
+        (
+            {"tree": "flat"},
+            {"loss": "dynamic_margin"},
+            PATHS,
+            "loss: dynamic_margin weighs levels of a label tree",
+        ),
         ({}, {"loss": "margn"}, PATHS, "unknown loss 'margn'; did you mean 'margin'"),
     ],
 )
@@ -147,10 +198,23 @@ def settings(tmp_path, monkeypatch):
     """Of 9 steps: 3 epochs of 3 batches."""
     monkeypatch.chdir(tmp_path)
     images = bars(40)
-    np.savez("bars.npz", images=images.images.numpy()[:, 0], labels=images.labels.numpy(), classes=np.array(PATHS))
+    np.savez(
+        "bars.npz",
+        images=images.images.numpy()[:, 0],
+        labels=images.labels.numpy(),
+        classes=np.array(PATHS),
+    )
     Image.fromarray(images.images[7, 0].numpy()).save("one.png")
-    return {"model": "tree_capsnet", "model_options": {"channels": [4, 8, 16]}, "data": "bars.npz", "epochs": 3,
-            "batch_size": 8, "holdout": 11, "checkpoint_every": 2, "device": "cpu"}  # fmt: skip
+    return {
+        "model": "tree_capsnet",
+        "model_options": {"channels": [4, 8, 16]},
+        "data": "bars.npz",
+        "epochs": 3,
+        "batch_size": 8,
+        "holdout": 11,
+        "checkpoint_every": 2,
+        "device": "cpu",
+    }
 
 
 @pytest.mark.parametrize("options", [{}, {"tree": "shuffled"}, {"loss": "dynamic_margin"}])
@@ -170,9 +234,17 @@ def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
     run = train(TrainConfig.of(**settings), "run")
     row = run.rows()[-1]
     assert row["score"] == "exact_match"
-    assert row.keys() >= {"train_margin", "train_margin_1", "train_margin_2", "val_exact_match", "val_consistency"}
+    assert row.keys() >= {
+        "train_margin",
+        "train_margin_1",
+        "train_margin_2",
+        "val_exact_match",
+        "val_consistency",
+    }
     found = finish_run(run)
-    assert json.loads((run.path / "evaluation.json").read_text()) == json.loads(json.dumps(found.to_dict()))
+    assert json.loads((run.path / "evaluation.json").read_text()) == json.loads(
+        json.dumps(found.to_dict())
+    )
     plots = {path.name for path in (run.path / "plots").iterdir()}
     assert plots >= {"level-1.png", "level-2.png", "confusion_matrix.png", "curves.png"}
     model = tc.load("run")
@@ -196,23 +268,41 @@ def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
 def test_data_without_the_tree_of_the_model_is_refused(settings):
     train(TrainConfig.of(**settings | {"epochs": 1}), "run")
     with pytest.raises((RunError, ValueError), match="classes"):
-        tc.report.open_run("run", data="digits")
+        tc.reporting.open_run("run", data="digits")
 
 
 def test_the_recipe_shows_figures_that_the_evaluation_has(settings):
     recipe = load_recipe("tree-fashion")
     assert [row.name for row in recipe.rows] == [
-        "tree", "no tree", "shuffled tree", "flat capsule network of equal size", "ResNet-20",
-    ]  # fmt: skip
+        "tree",
+        "no tree",
+        "shuffled tree",
+        "flat capsule network of equal size",
+        "ResNet-20",
+    ]
     for row in recipe.rows[:4]:
         config = recipe.resolve(row, "small")
-        small = settings | {"epochs": 1, "model_options": settings["model_options"] | config.model.options}
+        small = settings | {
+            "epochs": 1,
+            "model_options": settings["model_options"] | config.model.options,
+        }
         figures = finish_run(train(TrainConfig.of(**small), row.name)).to_dict()
         assert set(recipe.figures) <= figures.keys()
 
 
 def test_a_flat_network_of_the_library_on_a_data_set_with_a_tree(settings, capsys):
-    words = ["train", "resnet20", "--data", "bars.npz", "--epochs", "1", "--output", "flat", "--option", "width=4"]
+    words = [
+        "train",
+        "resnet20",
+        "--data",
+        "bars.npz",
+        "--epochs",
+        "1",
+        "--output",
+        "flat",
+        "--option",
+        "width=4",
+    ]
     assert main(words) == 0
     assert "level 2: 3 classes" in capsys.readouterr().out
     assert main(["predict", "flat", "one.png", "--json"]) == 0
@@ -237,5 +327,7 @@ def test_nested_folders_are_trained_on(settings, tmp_path):
 
 def test_a_model_of_more_outputs_than_classes_is_refused():
     plain = tc.create_model("resnet20", num_classes=9, in_chans=1, img_size=(12, 10), width=4)
-    with pytest.raises(ValueError, match=r"activation: expected \[batch, classes=5\], got \[batch=1, classes=9\]"):
+    with pytest.raises(
+        ValueError, match=r"activation: expected \[batch, classes=5\], got \[batch=1, classes=9\]"
+    ):
         create_task(plain, TrainConfig(), bars()).check(bars())

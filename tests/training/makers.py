@@ -25,20 +25,34 @@ def write_bars(path, count=60, classes=3, size=(18, 20), seed=0):
 
 def tiny(data, **changes):
     """A run of 6 steps: 2 epochs of 3 batches."""
-    settings = {"model": "capsnet", "epochs": 2, "batch_size": 16, "holdout": 6, "shift": 1, "checkpoint_every": 2}
+    settings = {
+        "model": "capsnet",
+        "epochs": 2,
+        "batch_size": 16,
+        "holdout": 6,
+        "shift": 1,
+        "checkpoint_every": 2,
+    }
     settings["device"] = "cpu"
     return TrainConfig.of(data=str(data), model_options=TINY, **(settings | changes))
 
 
 def contents(folder):
     """Every file of a run that must come out the same, byte for byte; of the metrics all but the speed."""
-    files = {file: (folder / file).read_bytes() for file in ("model.safetensors", "checkpoints/last.safetensors")}
+    files = {
+        file: (folder / file).read_bytes()
+        for file in ("model.safetensors", "checkpoints/last.safetensors")
+    }
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return files | {"metrics": [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]}
+    return files | {
+        "metrics": [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]
+    }
 
 
 def left_behind(folder):
     """Files that an interrupted write left."""
     return [
-        file for file in folder.rglob(".*") if file.name.endswith(".partial") or file.name.startswith((".tmp", ".lock"))
+        file
+        for file in folder.rglob(".*")
+        if file.name.endswith(".partial") or file.name.startswith((".tmp", ".lock"))
     ]

@@ -27,7 +27,9 @@ from torchcaps.training.checkpoint import (
 
 from .makers import TINY
 
-ABOUT = describe_model("capsnet", TINY | {"decoder": False}, ("cat", "dog"), Preprocess((20, 18), 3))
+ABOUT = describe_model(
+    "capsnet", TINY | {"decoder": False}, ("cat", "dog"), Preprocess((20, 18), 3)
+)
 
 
 @pytest.fixture
@@ -65,10 +67,18 @@ def test_channels_last_weights_are_stored_by_value(tmp_path):
 @pytest.mark.parametrize(
     "dtype",
     [
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
     ],
-)  # fmt: skip
+)
 def test_tensors_of_every_kind_and_shape_come_back(tmp_path, dtype):
     tensors = {
         "many": torch.arange(6).view(2, 3),
@@ -76,7 +86,9 @@ def test_tensors_of_every_kind_and_shape_come_back(tmp_path, dtype):
         "none": torch.zeros(0, 4),
         "a": torch.ones(3),
     }
-    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()} | {"other": torch.ones(1, dtype=torch.int8)}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()} | {
+        "other": torch.ones(1, dtype=torch.int8)
+    }
     save_tensors(tmp_path / "x", tensors, {"é": ["ü", 1.5, None]})
     found, about = load_tensors(tmp_path / "x")
     assert about == {"é": ["ü", 1.5, None]}
@@ -88,7 +100,9 @@ def test_tensors_of_every_kind_and_shape_come_back(tmp_path, dtype):
 
 
 def test_a_kind_of_tensor_that_a_checkpoint_does_not_hold_is_named(tmp_path):
-    with pytest.raises(TrainingError, match=r"a: a checkpoint holds no tensors of torch\.complex64"):
+    with pytest.raises(
+        TrainingError, match=r"a: a checkpoint holds no tensors of torch\.complex64"
+    ):
         save_tensors(tmp_path / "x", {"a": torch.ones(1, dtype=torch.complex64)}, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -103,7 +117,10 @@ def test_a_file_that_has_no_checksum_yet_is_read(model_file):
 
 def test_every_bit_that_flips_is_noticed(tmp_path):
     path, luck = tmp_path / "x.safetensors", random.Random(7)
-    tensors = {"w": torch.randn(16, 12, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(12)}
+    tensors = {
+        "w": torch.randn(16, 12, generator=torch.Generator().manual_seed(0)),
+        "b": torch.zeros(12),
+    }
     save_tensors(path, tensors, {"model": "capsnet", "classes": ["a", "b"]})
     whole = path.read_bytes()
     header = 8 * (8 + int.from_bytes(whole[:8], "little"))
@@ -164,7 +181,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         partial.write_text("half of")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert (
-        str(raised.value) == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
+        str(raised.value)
+        == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
     )
     assert json.loads(path.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [path]
@@ -263,10 +281,15 @@ def test_a_description_without_classes_is_told(tmp_path):
 def test_what_holds_no_model_is_told_from_what_is_not_there(tmp_path):
     with pytest.raises(RunError, match="absent: no such run folder or model file"):
         load(tmp_path / "absent")
-    with pytest.raises(RunError, match="there is no trained model here; was training stopped before its first epoch"):
+    with pytest.raises(
+        RunError,
+        match="there is no trained model here; was training stopped before its first epoch",
+    ):
         load(tmp_path)
     save_tensors(tmp_path / "last.safetensors", {"model.a": torch.ones(1)}, {"progress": {}})
-    with pytest.raises(RunError, match="holds the state of a training, not a model; load model.safetensors"):
+    with pytest.raises(
+        RunError, match="holds the state of a training, not a model; load model.safetensors"
+    ):
         load(tmp_path / "last.safetensors")
     (tmp_path / "folder" / "model.safetensors").mkdir(parents=True)
     with pytest.raises(RunError, match="is no readable checkpoint"):

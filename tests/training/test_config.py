@@ -67,9 +67,14 @@ def test_the_ends_of_the_ranges_are_inside(values):
     assert TrainConfig.of(**values).flat() | values == TrainConfig.of(**values).flat()
 
 
-@pytest.mark.parametrize(("name", "value", "near"), [("schedule", "shrot", "short"), ("precision", "bf32", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "value", "near"),
+    [("schedule", "shrot", "warmup_cosine"), ("precision", "bf32", "bf16")],
+)
 def test_an_unknown_choice_suggests_the_nearest(name, value, near):
-    with pytest.raises(UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"):
+    with pytest.raises(
+        UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"
+    ):
         TrainConfig.of(**{name: value})
 
 
@@ -86,32 +91,48 @@ def test_something_else_than_names_with_values_is_refused(values):
 
 def test_a_configuration_survives_json():
     config = TrainConfig.of(
-        model_options={"iterations": 2}, img_size=(40, 28), clip=1.0, root="data", flip=True, schedule="paper", seed=7
+        model_options={"iterations": 2},
+        img_size=(40, 28),
+        clip=1.0,
+        root="data",
+        flip=True,
+        schedule="paper",
+        seed=7,
     )
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_paths_become_text_and_one_side_a_square():
     config = TrainConfig.of(data=Path("photos"), root=Path("data"), img_size=28)
-    assert (config.data.name, config.data.root, config.data.img_size) == ("photos", "data", (28, 28))
+    assert (config.data.name, config.data.root, config.data.img_size) == (
+        "photos",
+        "data",
+        (28, 28),
+    )
 
 
 def test_updated_takes_what_is_not_none():
     config = TrainConfig.of(epochs=3, lr=0.1).updated(epochs=None, lr=0.2, shift=0)
-    assert (config.run.epochs, config.optimiser.lr, config.augmentation.shift) == (3, 0.2, 0)
+    assert (config.run.epochs, config.optimizer.lr, config.augmentation.shift) == (3, 0.2, 0)
 
 
 def test_groups_and_bare_names_say_the_same():
-    grouped = TrainConfig.of(optimiser={"lr": 0.1, "name": "sgd"}, schedule={"name": "steps", "milestones": [3, 5]})
-    assert grouped == TrainConfig.of(lr=0.1, optimiser="sgd", schedule="steps", milestones=(3, 5))
-    assert TrainConfig.from_dict(grouped.flat()) == TrainConfig.from_dict(grouped.to_dict()) == grouped
-    with pytest.raises(UnknownNameError, match="unknown setting of optimiser 'lrr'; did you mean 'lr'"):
-        TrainConfig.of(optimiser={"lrr": 0.1})
+    grouped = TrainConfig.of(
+        optimizer={"lr": 0.1, "name": "sgd"}, schedule={"name": "steps", "milestones": [3, 5]}
+    )
+    assert grouped == TrainConfig.of(lr=0.1, optimizer="sgd", schedule="steps", milestones=(3, 5))
+    assert (
+        TrainConfig.from_dict(grouped.flat()) == TrainConfig.from_dict(grouped.to_dict()) == grouped
+    )
+    with pytest.raises(
+        UnknownNameError, match="unknown setting of optimizer 'lrr'; did you mean 'lr'"
+    ):
+        TrainConfig.of(optimizer={"lrr": 0.1})
 
 
 def test_what_is_open_is_filled_and_what_is_given_stays():
     config = TrainConfig.of(degrees=5.0).filled({"lr": 0.5, "degrees": 20.0})
-    assert (config.optimiser.lr, config.augmentation.degrees) == (0.5, 5.0)
+    assert (config.optimizer.lr, config.augmentation.degrees) == (0.5, 5.0)
 
 
 def test_every_setting_has_a_line_for_help():

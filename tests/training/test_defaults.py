@@ -16,7 +16,9 @@ RESTARTED = "the training starts again, once, with a tenth of the learning rate 
 
 
 def notes(folder):
-    return [(row["step"], row["text"]) for row in RunFolder.open(folder).rows() if row["kind"] == "note"]
+    return [
+        (row["step"], row["text"]) for row in RunFolder.open(folder).rows() if row["kind"] == "note"
+    ]
 
 
 def stop_after(step):
@@ -26,7 +28,16 @@ def stop_after(step):
 
 @pytest.mark.parametrize(
     ("images", "expected"),
-    [(1, 8), (800, 8), (1150, 8), (1600, 16), (5400, 32), (12_799, 64), (12_800, 128), (10**7, 128)],
+    [
+        (1, 8),
+        (800, 8),
+        (1150, 8),
+        (1600, 16),
+        (5400, 32),
+        (12_799, 64),
+        (12_800, 128),
+        (10**7, 128),
+    ],
 )
 def test_batches_are_as_large_as_leaves_enough_steps(images, expected):
     assert batch_size(images) == expected
@@ -42,14 +53,14 @@ def test_the_rule_of_batches_holds_for_any_number_of_images():
 
 def test_the_run_folder_holds_what_the_rules_gave(bars, tmp_path):
     run = train(tiny(bars, batch_size=None, epochs=1), tmp_path / "run")
-    assert (run.config().run.batch_size, run.config().optimiser.clip) == (8, 1.0)
+    assert (run.config().run.batch_size, run.config().optimizer.clip) == (8, 1.0)
 
 
 def test_what_is_given_stays(bars, tmp_path):
     run = train(tiny(bars, batch_size=20, clip=0, epochs=1), tmp_path / "run")
-    assert (run.config().run.batch_size, run.config().optimiser.clip) == (20, 0)
+    assert (run.config().run.batch_size, run.config().optimizer.clip) == (20, 0)
     spread = train(tiny(bars, loss="spread", reconstruction=0, epochs=1), tmp_path / "spread")
-    assert spread.config().optimiser.clip == 0
+    assert spread.config().optimizer.clip == 0
 
 
 @pytest.mark.parametrize(
@@ -76,15 +87,21 @@ def never_starts(monkeypatch):
 def asked_in_turn(monkeypatch, *answers):
     """Make `stuck` give these answers, again and again; what it was asked about."""
     asked, given = [], itertools.cycle(answers)
-    monkeypatch.setattr(classify_module, "stuck", lambda activation: asked.append(activation) or next(given))
+    monkeypatch.setattr(
+        classify_module, "stuck", lambda activation: asked.append(activation) or next(given)
+    )
     return asked
 
 
-def test_a_network_that_does_not_start_starts_again_once_at_a_tenth_of_the_rate(bars, tmp_path, never_starts):
+def test_a_network_that_does_not_start_starts_again_once_at_a_tenth_of_the_rate(
+    bars, tmp_path, never_starts
+):
     rates = []
     train(tiny(bars), tmp_path / "run", listener=lambda row: rates.append(row["kind"]))
     assert [tuple(lengths.shape) for lengths in never_starts] == [(16, 3), (10, 3)]  # of 42 images
-    assert notes(tmp_path / "run") == [(0, f"every class capsule was saturated after step 3; {RESTARTED}")]
+    assert notes(tmp_path / "run") == [
+        (0, f"every class capsule was saturated after step 3; {RESTARTED}")
+    ]
     assert rates.count("tick") == 3 + 6 and rates.count("epoch") == 2
 
 
@@ -98,7 +115,9 @@ def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, 
 
 
 @pytest.mark.parametrize("step", range(1, 9))
-def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(bars, tmp_path, never_starts, step):
+def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(
+    bars, tmp_path, never_starts, step
+):
     train(tiny(bars), tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path / "run", should_stop=stop_after(step))
@@ -108,7 +127,9 @@ def test_stopped_before_or_after_the_second_start_it_ends_in_the_same_bytes(bars
 
 
 @pytest.mark.parametrize(("later", "again"), [("dead", 0), ("saturated", 1), (None, 0)])
-def test_a_network_that_began_dead_does_not_start_again_for_that(bars, tmp_path, monkeypatch, later, again):
+def test_a_network_that_began_dead_does_not_start_again_for_that(
+    bars, tmp_path, monkeypatch, later, again
+):
     asked_in_turn(monkeypatch, "dead", later)
     with pytest.raises(Interrupted):
         train(tiny(bars, checkpoint_every=1), tmp_path / "run", should_stop=stop_after(2))
@@ -119,9 +140,14 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(bars, tmp_path,
 def test_a_network_with_short_lengths_at_first_learns_from_few_images(tmp_path):
     # Nothing is planted: lengths of this network are below 0.05 at first, and 100 images are 13 steps an epoch.
     config = TrainConfig.of(
-        data="digits", per_class=10, model="efficient_capsnet", model_options={"decoder": False}, epochs=2,
-        precision="fp32", device="cpu",
-    )  # fmt: skip
+        data="digits",
+        per_class=10,
+        model="efficient_capsnet",
+        model_options={"decoder": False},
+        epochs=2,
+        precision="fp32",
+        device="cpu",
+    )
     run = train(config, tmp_path / "run")
     epochs = [row for row in run.rows() if row["kind"] == "epoch"]
     assert notes(run.path) == [] and epochs[1]["train_margin"] < epochs[0]["train_margin"]
@@ -137,4 +163,6 @@ def test_networks_without_capsules_do_not_start_again(bars, tmp_path, never_star
 def test_a_rate_that_saturates_every_capsule_is_noticed(bars, tmp_path):
     # Nothing is planted here: the first steps at this rate are too large for this network.
     run = train(tiny(bars, lr=1.0, clip=0, epochs=4), tmp_path / "run")
-    assert [text.split(";")[0] for _, text in notes(run.path)] == ["every class capsule was saturated after step 6"]
+    assert [text.split(";")[0] for _, text in notes(run.path)] == [
+        "every class capsule was saturated after step 6"
+    ]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import torchcaps as tc
 from torchcaps.errors import RunError
-from torchcaps.report import finish_run, open_run
+from torchcaps.reporting import finish_run, open_run
 from torchcaps.training import RunFolder, TrainConfig, train
 
 RUNS = Path(__file__).parents[1] / "fixtures" / "earlier"
@@ -28,7 +28,9 @@ def test_answers_are_those_of_then(earlier):
     torch.testing.assert_close(capsules.pose, expected["pose"], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(capsules.activation, expected["activation"], atol=1e-5, rtol=1e-4)
     for name, recorded in record.last().items():
-        torch.testing.assert_close(recorded.coupling, expected[f"coupling.{name}"], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            recorded.coupling, expected[f"coupling.{name}"], atol=1e-4, rtol=1e-3
+        )
 
 
 def test_a_training_goes_on(earlier):
@@ -49,7 +51,10 @@ def early(tmp_path):
 def test_an_early_model_gives_the_answers_that_it_gave(early):
     model, expected = tc.load(early), load_file(early / "expected.safetensors")
     with torch.inference_mode():
-        capsules, drawn = model.capsules(expected["images"]), model(expected["images"], expected["shift"])
+        capsules, drawn = (
+            model.capsules(expected["images"]),
+            model(expected["images"], expected["shift"]),
+        )
     torch.testing.assert_close(capsules.pose, expected["pose"], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(capsules.activation, expected["activation"], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(drawn, expected["drawn"], atol=1e-5, rtol=1e-4)
@@ -57,7 +62,7 @@ def test_an_early_model_gives_the_answers_that_it_gave(early):
 
 def test_an_early_run_is_measured(early):
     config = RunFolder.open(early).config()
-    assert (config.model.name, config.optimiser.lr) == ("transforming_autoencoder", 2e-3)
+    assert (config.model.name, config.optimizer.lr) == ("transforming_autoencoder", 2e-3)
     assert config.model.options["capsules"] == 2
     task, images = open_run(early)
     assert (task.name, len(images)) == ("transform", 1000)
@@ -67,6 +72,9 @@ def test_an_early_run_is_measured(early):
 
 def test_an_early_training_is_refused_in_one_sentence(early):
     before = {path: path.read_bytes() for path in early.rglob("*.safetensors")}
-    with pytest.raises(RunError, match="was written by an early version; its model is kept, but this training cannot"):
+    with pytest.raises(
+        RunError,
+        match="was written by an early version; its model is kept, but this training cannot",
+    ):
         train(TrainConfig(), early, resume=True)
     assert {path: path.read_bytes() for path in early.rglob("*.safetensors")} == before

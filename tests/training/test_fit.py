@@ -21,7 +21,9 @@ from .makers import TINY, tiny
 
 def small(seed=0):
     sizes = {"num_classes": 3, "img_size": (18, 20)}
-    return tc.create_model("capsnet", generator=torch.Generator().manual_seed(seed), **sizes, **TINY)
+    return tc.create_model(
+        "capsnet", generator=torch.Generator().manual_seed(seed), **sizes, **TINY
+    )
 
 
 class Plain(nn.Module):
@@ -30,7 +32,12 @@ class Plain(nn.Module):
     def __init__(self, classes=3):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(360, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, classes)
+            nn.Flatten(),
+            nn.Linear(360, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(16, classes),
         )
 
     def forward(self, images):
@@ -61,19 +68,24 @@ def test_it_is_the_training_that_a_run_folder_has(bars, images, tmp_path):
 def test_images_are_a_set_tensors_or_arrays(images, kind):
     pixels, labels = images.images, images.labels
     given = {
-        "bytes": (pixels, labels), "floats": (pixels.double() / 255, labels.int()),
+        "bytes": (pixels, labels),
+        "floats": (pixels.double() / 255, labels.int()),
         "arrays": (pixels.numpy(), labels.numpy().astype(np.uint8)),
-    }[kind]  # fmt: skip
+    }[kind]
     model, history = fit(small(), given, **SETTINGS)
     whole, _ = fit(small(), images, **SETTINGS)
-    torch.testing.assert_close(model(images.float_images()), whole(images.float_images()), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        model(images.float_images()), whole(images.float_images()), atol=1e-5, rtol=1e-4
+    )
     assert len(history) == 2
 
 
-@pytest.mark.parametrize(("optimiser", "lr"), [("adam", 0.01), ("adamw", 0.01), ("sgd", 0.1)])
-def test_any_module_that_returns_logits_learns(images, optimiser, lr):
+@pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.01), ("adamw", 0.01), ("sgd", 0.1)])
+def test_any_module_that_returns_logits_learns(images, optimizer, lr):
     torch.manual_seed(0)
-    model, history = fit(Plain(), images, optimiser=optimiser, lr=lr, epochs=20, batch_size=8, weight_decay=1e-4)
+    model, history = fit(
+        Plain(), images, optimizer=optimizer, lr=lr, epochs=20, batch_size=8, weight_decay=1e-4
+    )
     assert history[-1]["train_cross_entropy"] < 0.5
     assert evaluate(model, images).accuracy > 0.9
     assert model.classes == images.classes
@@ -92,11 +104,19 @@ def test_callbacks_see_the_model_its_gradients_and_losses(images):
     steps, epochs = [], []
 
     def on_step(model, losses):
-        norm = sum(weight.grad.square().sum() for weight in model.parameters() if weight.grad is not None)
+        norm = sum(
+            weight.grad.square().sum() for weight in model.parameters() if weight.grad is not None
+        )
         steps.append((losses["step"], losses["loss"], float(norm)))
 
     model = small()
-    fit(model, images, on_step=on_step, on_epoch=lambda seen, row: epochs.append((seen is model, row)), **SETTINGS)
+    fit(
+        model,
+        images,
+        on_step=on_step,
+        on_epoch=lambda seen, row: epochs.append((seen is model, row)),
+        **SETTINGS,
+    )
     assert [step for step, _, _ in steps] == [1, 2, 3, 4, 5, 6]
     assert all(math.isfinite(loss) and norm > 0 for _, loss, norm in steps)
     assert [(same, row["epoch"]) for same, row in epochs] == [(True, 1), (True, 2)]
@@ -105,9 +125,15 @@ def test_callbacks_see_the_model_its_gradients_and_losses(images):
 def test_the_best_epoch_is_kept(images):
     weights = []
     model, history = fit(
-        small(), images, lr=0.3, clip=0.0, epochs=6, batch_size=16, schedule="constant",
+        small(),
+        images,
+        lr=0.3,
+        clip=0.0,
+        epochs=6,
+        batch_size=16,
+        schedule="constant",
         on_epoch=lambda seen, row: weights.append(seen.class_capsules.weight.detach().clone()),
-    )  # fmt: skip
+    )
     best = [row["epoch"] for row in history if row["best"]][-1]
     assert torch.equal(model.class_capsules.weight, weights[len(weights) - len(history) + best - 1])
 
@@ -133,20 +159,72 @@ def test_it_can_be_stopped(images):
 @pytest.mark.parametrize(
     ("model", "given", "settings", "error", "sentence"),
     [
-        (small, None, {"epoch": 2}, UnknownNameError, "unknown setting 'epoch'; did you mean 'epochs'"),
+        (
+            small,
+            None,
+            {"epoch": 2},
+            UnknownNameError,
+            "unknown setting 'epoch'; did you mean 'epochs'",
+        ),
         (small, None, {"epochs": 0}, ValueError, "epochs: expected at least 1, got 0"),
-        (small, None, {"loss": "marign"}, UnknownNameError, "unknown loss 'marign'; did you mean 'margin'"),
-        (small, None, {"task": "clasify"}, UnknownNameError, "unknown task 'clasify'; did you mean 'classify'"),
-        (small, None, {"optimiser": "adma"}, UnknownNameError, "unknown optimiser 'adma'; did you mean 'adam'"),
-        (lambda: Plain(2), None, {}, ValueError, "model: expected an output for each of 3 classes, got 2"),
-        (small, "folder", {}, ValueError, r"images: expected an ImageSet or \(images, labels\), got str"),
+        (
+            small,
+            None,
+            {"loss": "marign"},
+            UnknownNameError,
+            "unknown loss 'marign'; did you mean 'margin'",
+        ),
+        (
+            small,
+            None,
+            {"task": "clasify"},
+            UnknownNameError,
+            "unknown task 'clasify'; did you mean 'classify'",
+        ),
+        (
+            small,
+            None,
+            {"optimizer": "adma"},
+            UnknownNameError,
+            "unknown optimizer 'adma'; did you mean 'adam'",
+        ),
+        (
+            lambda: Plain(2),
+            None,
+            {},
+            ValueError,
+            "model: expected an output for each of 3 classes, got 2",
+        ),
+        (
+            small,
+            "folder",
+            {},
+            ValueError,
+            r"images: expected an ImageSet or \(images, labels\), got str",
+        ),
         (small, (torch.zeros(4, 18, 20), torch.zeros(4)), {}, DataError, "images"),
         (small, (torch.zeros(4, 1, 18, 20), torch.zeros(3)), {}, DataError, "label"),
-        (small, (torch.zeros(8, 1, 9, 9).byte(), torch.arange(8) % 3), {}, ValueError, "images: expected"),
-        (small, None, {"lr": 1e30, "clip": 0.0, "schedule": "constant"}, TrainingError, "start again with a lower lr"),
+        (
+            small,
+            (torch.zeros(8, 1, 9, 9).byte(), torch.arange(8) % 3),
+            {},
+            ValueError,
+            "images: expected",
+        ),
+        (
+            small,
+            None,
+            {"lr": 1e30, "clip": 0.0, "schedule": "constant"},
+            TrainingError,
+            "start again with a lower lr",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(images, model, given, settings, error, sentence):
     with pytest.raises(error, match=sentence) as raised:
-        fit(model(), images if given is None else given, **{"batch_size": 4, "epochs": 1, "holdout": 0.4} | settings)
+        fit(
+            model(),
+            images if given is None else given,
+            **{"batch_size": 4, "epochs": 1, "holdout": 0.4} | settings,
+        )
     assert "\n" not in str(raised.value)

@@ -58,19 +58,34 @@ def refused(path, read=load):
     [
         ({"options": 5}, "options: expected values by name, got 5"),
         ({"options": ["channels"]}, "options: expected values by name"),
-        ({"options": OPTIONS | {"channels": 80_000}}, "size mismatch for conv.weight: [8, 3, 9, 9] in the file, "),
+        (
+            {"options": OPTIONS | {"channels": 80_000}},
+            "size mismatch for conv.weight: [8, 3, 9, 9] in the file, ",
+        ),
         ({"options": OPTIONS | {"channels": HUGE**3}}, "its weights do not fit"),
         ({"options": OPTIONS | {"channels": 1.5}}, "its weights do not fit"),
         ({"options": OPTIONS | {"channels": "8" * 100_000}}, " … "),
-        ({"options": OPTIONS | {"iterations": HUGE}}, "iterations: expected at most 100, got 2147483648"),
-        ({"options": OPTIONS | {"iterations": 2.0}}, "iterations: expected a whole number, got 2.0"),
-        ({"options": OPTIONS | {"routing": "em", "iterations": HUGE}}, "iterations: expected at most 100"),
+        (
+            {"options": OPTIONS | {"iterations": HUGE}},
+            "iterations: expected at most 100, got 2147483648",
+        ),
+        (
+            {"options": OPTIONS | {"iterations": 2.0}},
+            "iterations: expected a whole number, got 2.0",
+        ),
+        (
+            {"options": OPTIONS | {"routing": "em", "iterations": HUGE}},
+            "iterations: expected at most 100",
+        ),
         ({"options": OPTIONS | {"init_std": float("nan")}}, "options: expected finite numbers"),
         ({"options": OPTIONS | {"routing": {}}}, "capsnet takes no "),
         ({"options": OPTIONS | {"num_classes": 3}}, "multiple values"),
         ({"model": 5}, "model: expected a name, got 5"),
         ({"model": "cnn_matched", "options": {"channels": HUGE}}, "its weights do not fit"),
-        ({"model": "cnn_smallnorb", "options": {"hidden": [1] * 200_000}}, "layers: expected at most 100, got 200002"),
+        (
+            {"model": "cnn_smallnorb", "options": {"hidden": [1] * 200_000}},
+            "layers: expected at most 100, got 200002",
+        ),
         ({"classes": "cat"}, "classes: expected a list of names, got 'cat'"),
         ({"classes": []}, "num_classes: expected at least 1, got 0"),
         ({"classes": ["cat", 2]}, "classes: expected a list of names"),
@@ -80,7 +95,10 @@ def refused(path, read=load):
         ({"preprocess": {"img_size": [20.5, 18], "in_chans": 3}}, "preprocess: expected"),
         ({"preprocess": {"img_size": ["20", "18"], "in_chans": 3}}, "preprocess: expected"),
         ({"preprocess": {"img_size": [20, 18], "in_chans": True}}, "preprocess: expected"),
-        ({"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 3}}, "img_size: expected at most 8192 pixels a side"),
+        (
+            {"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 3}},
+            "img_size: expected at most 8192 pixels a side",
+        ),
         ({"preprocess": {"img_size": [8000, 8000], "in_chans": 3}}, "size mismatch"),
         ({"preprocess": {"img_size": [20, 18], "in_chans": HUGE}}, "its weights do not fit"),
     ],
@@ -96,7 +114,10 @@ def test_a_description_is_checked_before_it_is_built(path, state, change, compla
         ({"options": MATRIX | {"iterations": HUGE}}, "iterations: expected at most 100"),
         ({"options": MATRIX | {"types": [HUGE, HUGE]}}, "its weights do not fit"),
         ({"options": MATRIX | {"pose_size": 10_000}}, "its weights do not fit"),
-        ({"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 1}}, "img_size: expected at most 8192"),
+        (
+            {"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 1}},
+            "img_size: expected at most 8192",
+        ),
     ],
 )
 def test_matrix_capsules_too(path, change, complaint):
@@ -112,7 +133,9 @@ def test_a_description_of_nested_brackets(path, state, depth):
     assert "nested too deep" in complaint or "options: expected values by name" in complaint
 
 
-@pytest.mark.parametrize("text", ["", "[", "nul", "{}", "5", '"text"', '{"model": 1e999999, "options": {}}', "[]"])
+@pytest.mark.parametrize(
+    "text", ["", "[", "nul", "{}", "5", '"text"', '{"model": 1e999999, "options": {}}', "[]"]
+)
 def test_a_header_that_describes_nothing(path, state, text):
     save_file(state, path, metadata={"torchcaps": text})
     refused(path)
@@ -175,7 +198,12 @@ def test_loading_draws_nothing_from_the_global_generator(path, state):
 
 def test_a_transforming_auto_encoder_is_checked_alike(tmp_path):
     model = create_model("transforming_autoencoder", in_chans=1, img_size=(18, 20), capsules=2)
-    about = {"kind": "transforming_autoencoder", "in_chans": 1, "img_size": [18, 20], "options": {"capsules": 2}}
+    about = {
+        "kind": "transforming_autoencoder",
+        "in_chans": 1,
+        "img_size": [18, 20],
+        "options": {"capsules": 2},
+    }
     file = tmp_path / "model.safetensors"
     for change, complaint in (
         ({"options": {"capsules": 2 * 10**9, "recognition": 60}}, "size mismatch"),

@@ -14,31 +14,46 @@ from torchcaps.training import import_weights
 
 # Names as Keras and PyTorch write them, and shapes; amplitudes of those that are not filled with 0.05.
 KERAS = {
-    "conv1/conv1/kernel:0": (9, 9, 1, 256), "conv1/conv1/bias:0": (256,),
+    "conv1/conv1/kernel:0": (9, 9, 1, 256),
+    "conv1/conv1/bias:0": (256,),
     "primarycap_conv2d/primarycap_conv2d/kernel:0": (9, 9, 256, 256),
     "primarycap_conv2d/primarycap_conv2d/bias:0": (256,),
     "digitcaps/digitcaps/W:0": (10, 1152, 16, 8),
-    "decoder/dense_1/kernel:0": (160, 512), "decoder/dense_1/bias:0": (512,),
-    "decoder/dense_2/kernel:0": (512, 1024), "decoder/dense_2/bias:0": (1024,),
-    "decoder/dense_3/kernel:0": (1024, 784), "decoder/dense_3/bias:0": (784,),
-}  # fmt: skip
+    "decoder/dense_1/kernel:0": (160, 512),
+    "decoder/dense_1/bias:0": (512,),
+    "decoder/dense_2/kernel:0": (512, 1024),
+    "decoder/dense_2/bias:0": (1024,),
+    "decoder/dense_3/kernel:0": (1024, 784),
+    "decoder/dense_3/bias:0": (784,),
+}
 DECODER = {
     f"{part}.{kind}": shape
-    for part, out, into in (("decoder.0", 512, 160), ("decoder.2", 1024, 512), ("decoder.4", 784, 1024))
+    for part, out, into in (
+        ("decoder.0", 512, 160),
+        ("decoder.2", 1024, 512),
+        ("decoder.4", 784, 1024),
+    )
     for kind, shape in (("weight", (out, into)), ("bias", (out,)))
 }
 PYTORCH = {
-    "conv1.weight": (256, 1, 9, 9), "conv1.bias": (256,), "primarycaps.conv2d.weight": (256, 256, 9, 9),
-    "primarycaps.conv2d.bias": (256,), "digitcaps.weight": (10, 1152, 16, 8), **DECODER,
-}  # fmt: skip
+    "conv1.weight": (256, 1, 9, 9),
+    "conv1.bias": (256,),
+    "primarycaps.conv2d.weight": (256, 256, 9, 9),
+    "primarycaps.conv2d.bias": (256,),
+    "digitcaps.weight": (10, 1152, 16, 8),
+    **DECODER,
+}
 GRAM = {
-    "conv1.weight": (256, 1, 9, 9), "conv1.bias": (256,),
+    "conv1.weight": (256, 1, 9, 9),
+    "conv1.bias": (256,),
     **{
         f"primary_capsules.capsules.{d}.{kind}": shape
-        for d in range(8) for kind, shape in (("weight", (32, 256, 9, 9)), ("bias", (32,)))
+        for d in range(8)
+        for kind, shape in (("weight", (32, 256, 9, 9)), ("bias", (32,)))
     },
-    "digit_capsules.route_weights": (10, 1152, 8, 16), **DECODER,
-}  # fmt: skip
+    "digit_capsules.route_weights": (10, 1152, 8, 16),
+    **DECODER,
+}
 PORT = {}
 for _n, (_below, _above) in enumerate(((1, 32), (32, 64), (64, 64), (64, 128)), start=1):
     _k = 5 if _n == 1 else 3
@@ -47,14 +62,16 @@ for _n, (_below, _above) in enumerate(((1, 32), (32, 64), (64, 64), (64, 128)), 
         f"efficient_capsnet.conv{_n}.bias": (_above,),
     }
     PORT |= {
-        f"efficient_capsnet.bn{_n}.{kind}": (_above,) for kind in ("weight", "bias", "running_mean", "running_var")
+        f"efficient_capsnet.bn{_n}.{kind}": (_above,)
+        for kind in ("weight", "bias", "running_mean", "running_var")
     } | {f"efficient_capsnet.bn{_n}.num_batches_tracked": ()}
 PORT |= {
     "efficient_capsnet.primary_caps.dw_conv2d.weight": (128, 1, 9, 9),
     "efficient_capsnet.primary_caps.dw_conv2d.bias": (128,),
-    "efficient_capsnet.routing_caps.W": (10, 16, 8, 16), "efficient_capsnet.routing_caps.b": (10, 16, 1),
+    "efficient_capsnet.routing_caps.W": (10, 16, 8, 16),
+    "efficient_capsnet.routing_caps.b": (10, 16, 1),
     **{name.replace("decoder.", "generator.fc"): shape for name, shape in DECODER.items()},
-}  # fmt: skip
+}
 
 
 def filled(shapes, amplitudes=None):
@@ -108,7 +125,18 @@ def lengths(path, images):
 def test_capsnet_of_keras(tmp_path):
     numbers = filled(KERAS, {"digitcaps/digitcaps/W:0": 0.2})
     found = lengths(saved_by_keras(tmp_path / "w.h5", numbers), digit())
-    expected = [0.31141, 0.56665, 0.30734, 0.39682, 0.40573, 0.45391, 0.47193, 0.35118, 0.56829, 0.55093]
+    expected = [
+        0.31141,
+        0.56665,
+        0.30734,
+        0.39682,
+        0.40573,
+        0.45391,
+        0.47193,
+        0.35118,
+        0.56829,
+        0.55093,
+    ]
     torch.testing.assert_close(found, torch.tensor([expected]), atol=1e-5, rtol=0)
 
 
@@ -116,20 +144,59 @@ def test_capsnet_of_pytorch(tmp_path):
     numbers = filled(PYTORCH)
     numbers["digitcaps.weight"] *= 4
     found = lengths(saved(tmp_path / "w.pkl", numbers), digit())
-    expected = [0.46758, 0.42278, 0.64500, 0.25243, 0.43273, 0.44191, 0.74303, 0.35321, 0.43562, 0.34022]
+    expected = [
+        0.46758,
+        0.42278,
+        0.64500,
+        0.25243,
+        0.43273,
+        0.44191,
+        0.74303,
+        0.35321,
+        0.43562,
+        0.34022,
+    ]
     torch.testing.assert_close(found, torch.tensor([expected]), atol=1e-5, rtol=0)
 
 
 def test_gram_ai(tmp_path):
-    found = lengths(saved(tmp_path / "w.pt", filled(GRAM, {"route_weights": 5})), torch.cat([digit(), digit().flip(3)]))
-    expected = [0.13836, 0.09796, 0.07434, 0.14486, 0.13655, 0.10992, 0.07390, 0.15356, 0.09014, 0.09393]
+    found = lengths(
+        saved(tmp_path / "w.pt", filled(GRAM, {"route_weights": 5})),
+        torch.cat([digit(), digit().flip(3)]),
+    )
+    expected = [
+        0.13836,
+        0.09796,
+        0.07434,
+        0.14486,
+        0.13655,
+        0.10992,
+        0.07390,
+        0.15356,
+        0.09014,
+        0.09393,
+    ]
     torch.testing.assert_close(found[:1], torch.tensor([expected]), atol=1e-5, rtol=0)
 
 
 def test_port_of_efficient_capsnet(tmp_path):
     numbers = filled(PORT, {"W": 2})
-    found = lengths(saved(tmp_path / "w.pt", {}, state_dict={k: torch.tensor(v) for k, v in numbers.items()}), digit())
-    expected = [0.30961, 0.06117, 0.10436, 0.06914, 0.05585, 0.05701, 0.09121, 0.12142, 0.10911, 0.10160]
+    found = lengths(
+        saved(tmp_path / "w.pt", {}, state_dict={k: torch.tensor(v) for k, v in numbers.items()}),
+        digit(),
+    )
+    expected = [
+        0.30961,
+        0.06117,
+        0.10436,
+        0.06914,
+        0.05585,
+        0.05701,
+        0.09121,
+        0.12142,
+        0.10911,
+        0.10160,
+    ]
     torch.testing.assert_close(found, torch.tensor([expected]), atol=1e-5, rtol=0)
 
 
@@ -143,15 +210,21 @@ def as_keras(model):
         state["class_capsules.router.prior"].T[..., None],
     ]
     if model.stem[2].track_running_stats:
-        numbers += [state[f"stem.{n}.running_{kind}"] for n in (2, 5, 8, 11) for kind in ("mean", "var")]
+        numbers += [
+            state[f"stem.{n}.running_{kind}"] for n in (2, 5, 8, 11) for kind in ("mean", "var")
+        ]
     first = len(numbers)
     numbers += [x for name, x in state.items() if name.startswith("decoder")]
     turned = [x.transpose(2, 3, 1, 0) if x.ndim == 4 and x.shape[-1] < 16 else x for x in numbers]
-    names = [f"{'CapsNet' if n < first else 'Generator'}/layer_{n}/kernel:0" for n in range(len(numbers))]
+    names = [
+        f"{'CapsNet' if n < first else 'Generator'}/layer_{n}/kernel:0" for n in range(len(numbers))
+    ]
     return {name: x.T if x.ndim == 2 else x for name, x in zip(names, turned, strict=True)}
 
 
-@pytest.mark.parametrize("name", ["efficient_capsnet", "efficient_capsnet_smallnorb", "efficient_capsnet_multimnist"])
+@pytest.mark.parametrize(
+    "name", ["efficient_capsnet", "efficient_capsnet_smallnorb", "efficient_capsnet_multimnist"]
+)
 def test_efficient_capsnet(tmp_path, name):
     model = tc.create_model(name).eval()
     for key, x in model.state_dict().items():
@@ -162,16 +235,26 @@ def test_efficient_capsnet(tmp_path, name):
     found = tc.load(import_weights(saved_by_keras(tmp_path / "w.h5", as_keras(model)))[0])
     images = torch.rand(2, model.in_chans, *model.img_size)
     torch.testing.assert_close(found(images), model(images))
-    torch.testing.assert_close(found.reconstruct(found.capsules(images)), model.reconstruct(model.capsules(images)))
+    torch.testing.assert_close(
+        found.reconstruct(found.capsules(images)), model.reconstruct(model.capsules(images))
+    )
     assert found.classes == tuple(map(str, range(model.num_classes)))
 
 
 def test_a_decoder_with_channels_last(tmp_path):
     sizes = {
-        "conv1/kernel:0": (9, 9, 3, 4), "conv1/bias:0": (4,), "p/kernel:0": (9, 9, 4, 8), "p/bias:0": (8,),
-        "d/W:0": (12, 8, 3, 4), "g/a:0": (36, 512), "g/b:0": (512,), "g/c:0": (512, 1024), "g/d:0": (1024,),
-        "g/e:0": (1024, 3 * 19 * 19), "g/f:0": (3 * 19 * 19,),
-    }  # fmt: skip
+        "conv1/kernel:0": (9, 9, 3, 4),
+        "conv1/bias:0": (4,),
+        "p/kernel:0": (9, 9, 4, 8),
+        "p/bias:0": (8,),
+        "d/W:0": (12, 8, 3, 4),
+        "g/a:0": (36, 512),
+        "g/b:0": (512,),
+        "g/c:0": (512, 1024),
+        "g/d:0": (1024,),
+        "g/e:0": (1024, 3 * 19 * 19),
+        "g/f:0": (3 * 19 * 19,),
+    }
     numbers = filled(sizes)
     model = tc.load(import_weights(saved_by_keras(tmp_path / "w.h5", numbers))[0])
     assert model.img_size == (19, 19)
@@ -179,15 +262,28 @@ def test_a_decoder_with_channels_last(tmp_path):
     capsules = model.capsules(torch.rand(1, 3, 19, 19))
     x = tc.nn.mask_capsules(capsules).flatten(1)
     for weight, bias in ("ab", "cd"):
-        x = torch.relu(x @ torch.tensor(numbers[f"g/{weight}:0"]) + torch.tensor(numbers[f"g/{bias}:0"]))
-    drawn = torch.sigmoid(x @ torch.tensor(numbers["g/e:0"]) + torch.tensor(numbers["g/f:0"])).reshape(19, 19, 3)
+        x = torch.relu(
+            x @ torch.tensor(numbers[f"g/{weight}:0"]) + torch.tensor(numbers[f"g/{bias}:0"])
+        )
+    drawn = torch.sigmoid(
+        x @ torch.tensor(numbers["g/e:0"]) + torch.tensor(numbers["g/f:0"])
+    ).reshape(19, 19, 3)
     torch.testing.assert_close(model.reconstruct(capsules)[0], drawn.permute(2, 0, 1))
 
 
 TINY = {
-    "conv1.weight": (4, 1, 9, 9), "conv1.bias": (4,), "p.weight": (8, 4, 9, 9), "p.bias": (8,), "w": (3, 8, 5, 4),
-    "a": (512, 15), "b": (512,), "c": (1024, 512), "d": (1024,), "e": (361, 1024), "f": (361,),
-}  # fmt: skip
+    "conv1.weight": (4, 1, 9, 9),
+    "conv1.bias": (4,),
+    "p.weight": (8, 4, 9, 9),
+    "p.bias": (8,),
+    "w": (3, 8, 5, 4),
+    "a": (512, 15),
+    "b": (512,),
+    "c": (1024, 512),
+    "d": (1024,),
+    "e": (361, 1024),
+    "f": (361,),
+}
 
 
 def test_it_becomes_a_model_file_by_the_command_line(tmp_path, capsys):
@@ -206,15 +302,24 @@ def test_it_becomes_a_model_file_by_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"f": None}, r"expected one more tensor \[o=361\], for decoder.layers.4.bias \(taken for XifengGuo"),
+        (
+            {"f": None},
+            r"expected one more tensor \[o=361\], for decoder.layers.4.bias \(taken for XifengGuo",
+        ),
         ({"g": (3,)}, r"g: expected no more tensors \(taken for"),
         ({"d": (1023,)}, r"d: expected \[1024\], for decoder.layers.2.bias, got \[1023\]"),
-        ({"w": (3, 9, 5, 4)}, r"do not fit .* \(size mismatch for class_capsules.votes.weight: \[9, 3, 5, 4\] in"),
+        (
+            {"w": (3, 9, 5, 4)},
+            r"do not fit .* \(size mismatch for class_capsules.votes.weight: \[9, 3, 5, 4\] in",
+        ),
         ({"w": (3, 8, 5, 400)}, "do not fit together"),
         ({"e": (0, 1024), "f": (0,)}, "expected tensors with numbers in them, got one of "),
-        ({"conv1.weight": (4, 1, 5)}, "holds the weights of no known source .*conv1.weight: expected"),
+        (
+            {"conv1.weight": (4, 1, 5)},
+            "holds the weights of no known source .*conv1.weight: expected",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_do_not_fit(tmp_path, change, message):
     shapes = {name: shape for name, shape in (TINY | change).items() if shape is not None}
     with pytest.raises(RunError, match=message):
@@ -234,7 +339,10 @@ def test_files_that_are_no_weights(tmp_path, capsys):
         ([1], "expected tensors by name, got 'list'"),
         ({"f": 1}, "expected tensors by name"),
         ({}, "holds the weights of no known source"),
-        ({**numbers, "f": torch.full((361,), torch.nan)}, "decoder.layers.4.bias holds infinite numbers or NaN"),
+        (
+            {**numbers, "f": torch.full((361,), torch.nan)},
+            "decoder.layers.4.bias holds infinite numbers or NaN",
+        ),
     ):
         torch.save(content, path)
         with pytest.raises(RunError, match=message):
@@ -260,7 +368,9 @@ def test_damaged_files_of_keras(tmp_path):
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = ["a"]
         file.create_group("a").attrs["weight_names"] = ["b"]
-        file["a"].create_dataset("b", (1 << 30, 1 << 10), "f4", chunks=(1024, 1024))  # no numbers are stored
+        file["a"].create_dataset(
+            "b", (1 << 30, 1 << 10), "f4", chunks=(1024, 1024)
+        )  # no numbers are stored
     with pytest.raises(RunError, match="expected at most 268435456 numbers"):
         import_weights(path)
 
@@ -269,5 +379,7 @@ def test_without_h5py(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     path = tmp_path / "w.h5"
     path.write_bytes(b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(RunError, match=r"needs h5py; install it with: pip install 'torchcaps\[h5\]'"):
+    with pytest.raises(
+        RunError, match=r"needs h5py; install it with: pip install 'torchcaps\[h5\]'"
+    ):
         import_weights(path)

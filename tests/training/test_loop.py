@@ -40,7 +40,10 @@ def test_the_data_set_of_these_tests_has_the_steps_they_count_on(bars):
 
 def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(whole, bars):
     rows = RunFolder.open(whole).rows()
-    assert [(row["kind"], row["step"], row.get("epoch")) for row in rows] == [("epoch", 3, 1), ("epoch", 6, 2)]
+    assert [(row["kind"], row["step"], row.get("epoch")) for row in rows] == [
+        ("epoch", 3, 1),
+        ("epoch", 6, 2),
+    ]
     for row in rows:
         assert 0 <= row["val_accuracy"] <= 1
         assert math.isfinite(row["val_loss"])
@@ -56,7 +59,11 @@ def test_the_kept_model_is_the_one_of_the_best_epoch(bars, tmp_path):
 
     def listener(row):
         if row["kind"] == "epoch":
-            kept[row["epoch"]] = (row["best"], (tmp_path / "run" / "model.safetensors").read_bytes(), row)
+            kept[row["epoch"]] = (
+                row["best"],
+                (tmp_path / "run" / "model.safetensors").read_bytes(),
+                row,
+            )
 
     train(tiny(bars, epochs=4, lr=0.05), tmp_path / "run", listener=listener)
     best, changed = None, []
@@ -66,7 +73,10 @@ def test_the_kept_model_is_the_one_of_the_best_epoch(bars, tmp_path):
         best = (row["val_accuracy"], -row["val_loss"]) if better else best
         changed.append(epoch == 1 or model != kept[epoch - 1][1])
         assert changed[-1] == is_best
-    assert contents(tmp_path / "run")["model.safetensors"] == kept[max(e for e in kept if kept[e][0])][1]
+    assert (
+        contents(tmp_path / "run")["model.safetensors"]
+        == kept[max(e for e in kept if kept[e][0])][1]
+    )
 
 
 @pytest.mark.parametrize("step", range(1, 7))
@@ -100,12 +110,16 @@ def test_a_crash_in_any_step_loses_only_what_the_last_checkpoint_lacks(bars, who
         train(tiny(bars), tmp_path / "run", listener=crash)
     ticks = []
     train(tiny(bars), tmp_path / "run", resume=True, listener=lambda row: ticks.append(row["step"]))
-    last_saved = max(saved for saved in (0, 2, 3, 4, 6) if saved < step)  # every 2nd step, and each epoch
+    last_saved = max(
+        saved for saved in (0, 2, 3, 4, 6) if saved < step
+    )  # every 2nd step, and each epoch
     assert ticks[0] == last_saved + 1
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_a_crash_between_the_model_and_the_checkpoint_of_an_epoch_is_made_good(bars, whole, tmp_path, monkeypatch):
+def test_a_crash_between_the_model_and_the_checkpoint_of_an_epoch_is_made_good(
+    bars, whole, tmp_path, monkeypatch
+):
     def crash(row):
         if row["kind"] == "epoch":
             raise PowerCut  # the model and the metrics of this epoch are written, the checkpoint is not
@@ -148,17 +162,22 @@ def test_rows_of_steps_come_every_so_many(bars, tmp_path):
     assert all({"loss", "accuracy", "lr"} <= row.keys() for row in steps)
 
 
-def test_colour_images_that_are_not_square_train(tmp_path):
+def test_color_images_that_are_not_square_train(tmp_path):
     random = np.random.default_rng(0)
     images, labels = random.random((20, 3, 24, 18), dtype=np.float32), np.arange(20) % 2
-    np.savez(tmp_path / "colour.npz", images=images, labels=labels)
-    train(tiny(tmp_path / "colour.npz", epochs=1, holdout=0.2, flip=True, degrees=5.0, zoom=0.1), tmp_path / "run")
+    np.savez(tmp_path / "color.npz", images=images, labels=labels)
+    train(
+        tiny(tmp_path / "color.npz", epochs=1, holdout=0.2, flip=True, degrees=5.0, zoom=0.1),
+        tmp_path / "run",
+    )
     assert load(tmp_path / "run").preprocess.to_dict() == {"img_size": [24, 18], "in_chans": 3}
 
 
 def test_clipping_changes_the_steps_and_bf16_trains(bars, whole, tmp_path):
     train(tiny(bars, clip=1e-3), tmp_path / "clipped")
-    assert contents(tmp_path / "clipped")["model.safetensors"] != contents(whole)["model.safetensors"]
+    assert (
+        contents(tmp_path / "clipped")["model.safetensors"] != contents(whole)["model.safetensors"]
+    )
     run = train(tiny(bars, precision="bf16"), tmp_path / "bf16")
     assert all(math.isfinite(row["val_loss"]) for row in run.rows())
     assert {tensor.dtype for tensor in load_tensors(run.model)[0].values()} == {torch.float32}
@@ -171,7 +190,11 @@ def test_clipping_changes_the_steps_and_bf16_trains(bars, whole, tmp_path):
         ({"data": "digit"}, UnknownNameError, "unknown data set 'digit'; did you mean 'digits'"),
         ({"model": "capsnot"}, UnknownNameError, "unknown model 'capsnot'; did you mean 'capsnet'"),
         ({"model_options": {"itertions": 2}}, OptionError, "itertions"),
-        ({"model_options": {"iterations": 0}}, ValueError, "iterations: expected at least 1, got 0"),
+        (
+            {"model_options": {"iterations": 0}},
+            ValueError,
+            "iterations: expected at least 1, got 0",
+        ),
         (
             {"model_options": {"decoder": False}, "reconstruction": 0.1},
             ValueError,
@@ -199,7 +222,9 @@ def test_a_loss_that_diverges_before_the_first_checkpoint_leaves_nothing(bars, t
     with pytest.raises(TrainingError) as raised:
         train(tiny(bars, lr=1e30, schedule="constant", checkpoint_every=100), tmp_path / "run")
     assert "became" in str(raised.value)
-    assert "there was no checkpoint yet; start again with a lower lr, or with clip" in str(raised.value)
+    assert "there was no checkpoint yet; start again with a lower lr, or with clip" in str(
+        raised.value
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,19 +239,25 @@ def poison(monkeypatch, step):
     monkeypatch.setattr(Classify, "forward", poisoned)
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(bars, whole, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
+    bars, whole, tmp_path, monkeypatch
+):
     poison(monkeypatch, step=4)
     with pytest.raises(TrainingError) as raised:
         train(tiny(bars), tmp_path / "run")
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
-    assert f"the loss became nan after step 3; the last good state is kept in {last}" in str(raised.value)
+    assert f"the loss became nan after step 3; the last good state is kept in {last}" in str(
+        raised.value
+    )
     assert all(tensor.isfinite().all() for tensor in load_tensors(last)[0].values())
     monkeypatch.undo()
     train(tiny(bars), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_weights_that_are_no_numbers_never_replace_a_checkpoint_or_a_model(bars, whole, tmp_path, monkeypatch):
+def test_weights_that_are_no_numbers_never_replace_a_checkpoint_or_a_model(
+    bars, whole, tmp_path, monkeypatch
+):
     step_of = torch.optim.Adam.step
     count = iter(range(1, 10_000))
 
@@ -237,10 +268,16 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint_or_a_model(bars,
                 self.param_groups[0]["params"][0].fill_(math.inf)
 
     monkeypatch.setattr(torch.optim.Adam, "step", ruin)
-    with pytest.raises(TrainingError, match=r"the weights conv\.weight became infinite or NaN; the last good state is"):
+    with pytest.raises(
+        TrainingError,
+        match=r"the weights conv\.weight became infinite or NaN; the last good state is",
+    ):
         train(tiny(bars), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert load_tensors(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["progress"]["step"] == 2
+    assert (
+        load_tensors(tmp_path / "run" / "checkpoints" / "last.safetensors")[1]["progress"]["step"]
+        == 2
+    )
     monkeypatch.undo()
     train(tiny(bars), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(whole)
@@ -253,7 +290,9 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     before = (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes()
     for changes in ({"count": 66}, {"classes": 4}):
         write_bars(data, **changes)
-        with pytest.raises(RunError, match=r"data was .*'train': 42.* when the run was stopped, and is"):
+        with pytest.raises(
+            RunError, match=r"data was .*'train': 42.* when the run was stopped, and is"
+        ):
             train(tiny(data), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes() == before
 
@@ -269,7 +308,10 @@ def test_a_resumed_run_refuses_other_pixels_or_labels_of_the_same_number(tmp_pat
     swapped[[0, 1]] = swapped[[1, 0]]
     for changed in ({"images": brighter}, {"labels": swapped}):
         np.savez(data, **(whole | changed))
-        with pytest.raises(RunError, match="the images or labels are not those that were there when the run was stopp"):
+        with pytest.raises(
+            RunError,
+            match="the images or labels are not those that were there when the run was stopp",
+        ):
             train(tiny(data), tmp_path / "run", resume=True)
     np.savez(data, **whole)
     train(tiny(data), tmp_path / "run", resume=True)
@@ -281,17 +323,27 @@ def test_a_resumed_run_refuses_other_pixels_or_labels_of_the_same_number(tmp_pat
         ({"lr": 0.01}, "lr was 0.001 when the run was stopped, and is 0.01 now"),
         ({"seed": 1}, "seed was 0 when the run was stopped, and is 1 now"),
         ({"epochs": 1}, "epochs was 2 when the run was stopped, and is 1 now"),
-        ({"loss": "spread", "reconstruction": 0}, "loss was margin when the run was stopped, and is spread now"),
-        ({"model_options": TINY | {"iterations": 1}}, "model_options was {'channels': 8, 'primary_types': 2} when"),
+        (
+            {"loss": "spread", "reconstruction": 0},
+            "loss was margin when the run was stopped, and is spread now",
+        ),
+        (
+            {"model_options": TINY | {"iterations": 1}},
+            "model_options was {'channels': 8, 'primary_types': 2} when",
+        ),
         ({"device": "auto", "root": "elsewhere"}, None),
     ],
 )
-def test_a_resumed_run_refuses_a_configuration_that_was_edited(bars, whole, tmp_path, changes, sentence):
+def test_a_resumed_run_refuses_a_configuration_that_was_edited(
+    bars, whole, tmp_path, changes, sentence
+):
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path / "run", should_stop=stop_after(4))
     config = tmp_path / "run" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
-    before = contents(tmp_path / "run") if (tmp_path / "run" / "model.safetensors").exists() else None
+    before = (
+        contents(tmp_path / "run") if (tmp_path / "run" / "model.safetensors").exists() else None
+    )
     if sentence is None:
         train(TrainConfig(), tmp_path / "run", resume=True)
         assert contents(tmp_path / "run") == contents(whole)
@@ -335,17 +387,26 @@ def test_a_progress_that_no_training_has_is_refused(bars, tmp_path, changes, sen
 
 
 @pytest.mark.parametrize("damage", ["zeroed", "flipped", "truncated", "model", "empty", "absent"])
-def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(bars, whole, tmp_path, damage):
+def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(
+    bars, whole, tmp_path, damage
+):
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path / "run", should_stop=stop_after(5))  # checkpoints at 2, 3, 4 and 5
+        train(
+            tiny(bars), tmp_path / "run", should_stop=stop_after(5)
+        )  # checkpoints at 2, 3, 4 and 5
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
     content = last.read_bytes()
     half = len(content) // 2
-    last.write_bytes({
-        "zeroed": content[:half] + bytes(len(content) - half),
-        "flipped": content[:half] + bytes([content[half] ^ 4]) + content[half + 1 :],
-        "truncated": content[:5000], "empty": b"", "absent": b"", "model": (whole / "model.safetensors").read_bytes(),
-    }[damage])  # fmt: skip
+    last.write_bytes(
+        {
+            "zeroed": content[:half] + bytes(len(content) - half),
+            "flipped": content[:half] + bytes([content[half] ^ 4]) + content[half + 1 :],
+            "truncated": content[:5000],
+            "empty": b"",
+            "absent": b"",
+            "model": (whole / "model.safetensors").read_bytes(),
+        }[damage]
+    )
     if damage == "absent":
         last.unlink()
     rows = []
@@ -359,7 +420,9 @@ def test_from_a_damaged_checkpoint_a_run_goes_on_from_the_one_before_it(bars, wh
 def test_two_damaged_checkpoints_are_named_and_stay(bars, tmp_path):
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path / "run", should_stop=stop_after(3))
-    both = [tmp_path / "run" / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous")]
+    both = [
+        tmp_path / "run" / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous")
+    ]
     for file in both:
         file.write_bytes(file.read_bytes()[:-1])
     before = [file.read_bytes() for file in both]
@@ -376,7 +439,11 @@ def test_a_checkpoint_of_an_early_version_goes_on(bars, whole, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     tensors, about = load_tensors(folder / "last.safetensors")
     early = {key: about[key] for key in ("data", "progress")}
-    save_file(tensors, folder / "last.safetensors", metadata={"torchcaps": json.dumps(early, sort_keys=True)})
+    save_file(
+        tensors,
+        folder / "last.safetensors",
+        metadata={"torchcaps": json.dumps(early, sort_keys=True)},
+    )
     (folder / "previous.safetensors").unlink()
     train(TrainConfig(), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(whole)
@@ -387,7 +454,11 @@ def test_a_damaged_checkpoint_is_named_and_stays(bars, whole, tmp_path, damage):
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path / "run", should_stop=lambda: True)
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
-    bad = {"truncated": last.read_bytes()[:5000], "model": (whole / "model.safetensors").read_bytes(), "empty": b""}
+    bad = {
+        "truncated": last.read_bytes()[:5000],
+        "model": (whole / "model.safetensors").read_bytes(),
+        "empty": b"",
+    }
     last.write_bytes(bad[damage])
     with pytest.raises(RunError, match=f"{last}: "):
         train(tiny(bars), tmp_path / "run", resume=True)
@@ -400,19 +471,25 @@ def test_resuming_what_is_no_run_is_refused(tmp_path):
 
 
 def test_layers_keep_their_modes_and_the_model_is_in_evaluation_mode_when_loaded(whole):
-    assert not any(module.training for module in load(whole).modules() if isinstance(module, nn.Module))
+    assert not any(
+        module.training for module in load(whole).modules() if isinstance(module, nn.Module)
+    )
 
 
 def write_pairs(folder, monkeypatch):
     """A named set of pairs of bars, made anew in every step."""
     source = load_dataset(write_bars(folder / "source.npz", count=48), "train")
-    monkeypatch.setattr("torchcaps.training.run.load_dataset", lambda *_, **__: make_pairs(source, max_shift=1))
+    monkeypatch.setattr(
+        "torchcaps.training.run.load_dataset", lambda *_, **__: make_pairs(source, max_shift=1)
+    )
 
 
 @pytest.mark.parametrize("options", [TINY, TINY | {"decoder": False}])
 def test_a_set_of_pairs_trains_resumes_and_counts_exact_matches(tmp_path, monkeypatch, options):
     write_pairs(tmp_path, monkeypatch)
-    config = tiny("pairs", shift=0, reconstruction=0.0005 if options == TINY else 0.0).updated(model_options=options)
+    config = tiny("pairs", shift=0, reconstruction=0.0005 if options == TINY else 0.0).updated(
+        model_options=options
+    )
     train(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(config, tmp_path / "stopped", should_stop=stop_after(4))
@@ -430,7 +507,10 @@ def test_training_ends_with_the_epoch_that_reaches_the_accuracy_to_stop_at(bars,
     train(tiny(bars), tmp_path / "run", resume=True)  # it stays ended
     assert RunFolder.open(tmp_path / "run").rows() == rows
     train(tiny(bars, epochs=2, stop_at=1.0, lr=1e-7), tmp_path / "other")
-    assert len([row for row in RunFolder.open(tmp_path / "other").rows() if row["kind"] == "epoch"]) == 2
+    assert (
+        len([row for row in RunFolder.open(tmp_path / "other").rows() if row["kind"] == "epoch"])
+        == 2
+    )
 
 
 def test_a_crop_is_what_the_model_takes_and_what_prediction_does(bars, tmp_path):

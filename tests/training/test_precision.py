@@ -16,10 +16,17 @@ def test_half_precision_is_as_accurate_on_the_digits(tmp_path):
     accuracy = {}
     for precision in ("fp32", "bf16"):
         config = TrainConfig.of(
-            data="digits", epochs=5, batch_size=32, lr=0.002, precision=precision, device="cpu",
+            data="digits",
+            epochs=5,
+            batch_size=32,
+            lr=0.002,
+            precision=precision,
+            device="cpu",
             model_options={"channels": 64, "primary_types": 8},
-        )  # fmt: skip
+        )
         train(config, tmp_path / precision)
-        accuracy[precision] = evaluate(load(tmp_path / precision), load_dataset("digits", "test")).accuracy
+        accuracy[precision] = evaluate(
+            load(tmp_path / precision), load_dataset("digits", "test")
+        ).accuracy
     assert min(accuracy.values()) > 0.95
     assert abs(accuracy["fp32"] - accuracy["bf16"]) < NOISE, accuracy

@@ -23,7 +23,13 @@ GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
 
 def test_there_are_recipes_for_the_first_run_and_for_the_papers():
-    assert {"capsnet-digits", "capsnet-mnist", "capsnet-mnist-table", "multimnist", "affnist"} <= set(list_recipes())
+    assert {
+        "capsnet-digits",
+        "capsnet-mnist",
+        "capsnet-mnist-table",
+        "multimnist",
+        "affnist",
+    } <= set(list_recipes())
 
 
 def small_set(folder, config):
@@ -34,7 +40,9 @@ def small_set(folder, config):
     random, (channels, height, width) = np.random.default_rng(0), info.image_shape
     labels = np.arange(4 * len(info.classes)) % len(info.classes)
     images = random.integers(0, 255, (len(labels), height, width, channels), dtype=np.uint8)
-    np.savez(folder / "some.npz", images=images.squeeze(-1) if channels == 1 else images, labels=labels)
+    np.savez(
+        folder / "some.npz", images=images.squeeze(-1) if channels == 1 else images, labels=labels
+    )
     return str(folder / "some.npz")
 
 
@@ -52,7 +60,9 @@ def test_every_recipe_names_what_exists_and_takes_a_step(name, tmp_path):
             channels, *size = dataset_info(config.data.name).image_shape
             side = config.data.crop or config.data.img_size or tuple(size)
             with torch.device("meta"):  # every model takes its options and sizes
-                create_model(config.model.name, in_chans=channels, img_size=side, **config.model.options)
+                create_model(
+                    config.model.name, in_chans=channels, img_size=side, **config.model.options
+                )
     config = recipe.resolve(recipe.rows_of("small")[0], "small", batch_size=2)
     config = config.updated(data=small_set(tmp_path, config), holdout=0.25, device="cpu")
     if config.model.name == "capsnet":  # millions of weights take their time
@@ -86,10 +96,16 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
     assert first.published == {"error": "1 %"}
     assert (
         recipe.resolve(first, "small", seed=4).to_dict()
-        == TrainConfig.of(epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4).to_dict()
+        == TrainConfig.of(
+            epochs=1, lr=0.5, model_options={"iterations": 2, "leaky": True}, seed=4
+        ).to_dict()
     )
     changed = recipe.resolve(second, "full", root=None)
-    assert (changed.run.epochs, changed.optimiser.lr, changed.model.options) == (2, 0.25, {"iterations": 1})
+    assert (changed.run.epochs, changed.optimizer.lr, changed.model.options) == (
+        2,
+        0.25,
+        {"iterations": 1},
+    )
     assert recipe.resolve(first, "full").run.epochs == 3
     assert recipe.rows_of("small") == (first,)
     with pytest.raises(UnknownNameError, match="unknown row of mine within small 'second'"):
@@ -105,7 +121,9 @@ def test_a_recipe_is_read_from_a_file_of_ones_own(tmp_path):
 
 
 def test_an_unknown_recipe_suggests_the_nearest():
-    with pytest.raises(UnknownNameError, match="unknown recipe 'capsnet-digit'; did you mean 'capsnet-digits'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown recipe 'capsnet-digit'; did you mean 'capsnet-digits'"
+    ):
         load_recipe("capsnet-digit")
 
 
@@ -119,7 +137,10 @@ def test_an_unknown_recipe_suggests_the_nearest():
         (GOOD + '[[rows]]\nname = "a"\nrun = { epoch = 1 }\n', "unknown setting 'epoch'"),
         (GOOD + "[[rows]]\nrun = {}\n", "the entry 'name' is missing"),
         (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
-        (GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n', "unknown budget of row a 'hour'"),
+        (
+            GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n',
+            "unknown budget of row a 'hour'",
+        ),
         (GOOD + "lr = 0\n", "lr: expected a number above 0, got 0"),
         (GOOD + 'batch_size = "many"\n', "batch_size: expected a whole number, got 'many'"),
         ('title = "t"\npublished = "p"\nrun = 3\n', "expected names with values, got 3"),

@@ -109,7 +109,9 @@ def test_a_damaged_configuration_is_named_with_its_fault(run, content, complaint
     (run.path / "config.json").write_text(content)
     with pytest.raises(RunError) as raised:
         run.config()
-    assert str(raised.value).startswith(f"{run.path / 'config.json'}: is no readable configuration (")
+    assert str(raised.value).startswith(
+        f"{run.path / 'config.json'}: is no readable configuration ("
+    )
     assert complaint in str(raised.value)
 
 
@@ -124,7 +126,9 @@ def test_an_environment_that_is_lost_is_empty(run, content):
 def test_a_row_is_one_write_at_the_end_of_the_file(run, monkeypatch):
     writes = []
     write = os.write
-    monkeypatch.setattr(os, "write", lambda handle, data: writes.append(data) or write(handle, data))
+    monkeypatch.setattr(
+        os, "write", lambda handle, data: writes.append(data) or write(handle, data)
+    )
     for row in ROWS:
         run.append(row)
     assert [json.loads(data) for data in writes] == ROWS
@@ -137,7 +141,9 @@ def test_a_row_that_the_disk_takes_only_in_part_is_taken_back(run, monkeypatch):
     run.append(ROWS[0])
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:10]))
-    with pytest.raises(TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"):
+    with pytest.raises(
+        TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"
+    ):
         run.append(ROWS[1])
     monkeypatch.undo()
     run.append(ROWS[2])
@@ -167,7 +173,9 @@ def test_a_last_line_that_a_crash_cut_is_left_out(run):
 )
 def test_a_damaged_line_in_the_middle_is_an_error(run, line):
     run.metrics.write_text(f"{json.dumps(ROWS[0])}\n{line}\n{json.dumps(ROWS[1])}\n")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: is not readable as one JSON object a line"):
+    with pytest.raises(
+        RunError, match=r"metrics\.jsonl: is not readable as one JSON object a line"
+    ):
         run.rows()
 
 
@@ -234,14 +242,19 @@ with exclusive(__import__("pathlib").Path(sys.argv[1])):
 def held(run):
     """A process that holds the folder."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, run.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, run.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
 
 
-def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_process_dies(run, held, tmp_path):
+def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_process_dies(
+    run, held, tmp_path
+):
     refusal = f"{run.path}: process {held.pid} is training here; wait for its end or stop it, or name another --output"
     for hold in (run.continued, lambda: run.begun(TrainConfig())):
         with pytest.raises(RunError) as raised, hold():
@@ -258,7 +271,11 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
 
 
 def test_one_process_does_not_hold_a_folder_twice(run):
-    with run.continued(), pytest.raises(RunError, match=f"process {os.getpid()} is training here"), run.continued():
+    with (
+        run.continued(),
+        pytest.raises(RunError, match=f"process {os.getpid()} is training here"),
+        run.continued(),
+    ):
         pass
 
 
@@ -274,6 +291,10 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
         return handle
 
     monkeypatch.setattr(os, "open", late)
-    with exclusive(tmp_path), pytest.raises(RunError, match="is training here"), exclusive(tmp_path):
+    with (
+        exclusive(tmp_path),
+        pytest.raises(RunError, match="is training here"),
+        exclusive(tmp_path),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -19,18 +19,33 @@ def images_of(count=8):
 
 def draw(images, indices, config, step):
     """A batch of a step of a training."""
-    model = CNN(images.num_classes, 1, 12, channels=(1,), kernels=(1,), hidden=(), several=images.labels.dim() == 2)
+    model = CNN(
+        images.num_classes,
+        1,
+        12,
+        channels=(1,),
+        kernels=(1,),
+        hidden=(),
+        multilabel=images.labels.dim() == 2,
+    )
     generator = torch.Generator().manual_seed(chance(config, step))
     return create_task(model, config, images).train().batch(images, indices, generator)
 
 
 def augment(images, config, step):
     labels = torch.zeros(len(images), dtype=torch.int64)
-    return draw(ImageSet(images, labels, ("a", "b"), "some"), torch.arange(len(images)), config, step).images
+    return draw(
+        ImageSet(images, labels, ("a", "b"), "some"), torch.arange(len(images)), config, step
+    ).images
 
 
 def set_of(labels):
-    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    pixels = (
+        torch.arange(len(labels), dtype=torch.uint8)
+        .view(-1, 1, 1, 1)
+        .expand(-1, 1, 2, 2)
+        .contiguous()
+    )
     return ImageSet(pixels, torch.tensor(labels), ("a", "b"), "two")
 
 
@@ -57,7 +72,15 @@ def test_every_step_is_augmented_differently():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"zoom": 0.2}, {"shear": 0.3}, {"relight": True}]
+    "changes",
+    [
+        {"shift": 3},
+        {"flip": True},
+        {"degrees": 30.0},
+        {"zoom": 0.2},
+        {"shear": 0.3},
+        {"color_jitter": True},
+    ],
 )
 def test_each_augmentation_is_switched_by_its_setting(changes):
     off = TrainConfig.of(shift=0)
@@ -70,7 +93,9 @@ def test_holding_out_takes_a_share_or_a_count_and_loses_no_image():
     for holdout, expected in ((0.1, 3), (6, 6), (6.0, 6)):
         kept, held = split(set_of(labels), TrainConfig.of(holdout=holdout), CPU)
         assert len(held) == expected
-        assert sorted(kept.images[:, 0, 0, 0].tolist() + held.images[:, 0, 0, 0].tolist()) == list(range(30))
+        assert sorted(kept.images[:, 0, 0, 0].tolist() + held.images[:, 0, 0, 0].tolist()) == list(
+            range(30)
+        )
 
 
 def test_a_class_with_one_image_keeps_it_for_training():
@@ -113,7 +138,8 @@ def pairs_of(count=12):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"shift": 2}, {"flip": True}, {"degrees": 20.0}, {"crop": 9}, {"shift": 1, "crop": 11}]
+    "changes",
+    [{}, {"shift": 2}, {"flip": True}, {"degrees": 20.0}, {"crop": 9}, {"shift": 1, "crop": 11}],
 )
 def test_the_parts_of_a_composite_go_where_it_goes(changes):
     config = TrainConfig.of(shift=0).updated(**changes)
@@ -126,7 +152,7 @@ def test_the_parts_of_a_composite_go_where_it_goes(changes):
 
 def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
     plain = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0), 5)
-    lit = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, relight=True), 5)
+    lit = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, color_jitter=True), 5)
     assert torch.equal(lit.singles, plain.singles)
     assert not torch.equal(lit.images, plain.images)
 
@@ -145,14 +171,17 @@ def test_holding_out_composites_parts_the_images_they_consist_of():
     kept, held = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
     assert len(kept.maker.source) + len(held.maker.source) == 12
     of_kept, of_held = (
-        {tuple(image.flatten().tolist()) for image in part.maker.source.images} for part in (kept, held)
+        {tuple(image.flatten().tolist()) for image in part.maker.source.images}
+        for part in (kept, held)
     )
     assert not of_kept & of_held
 
 
 def test_few_labels_are_as_many_of_each_class_and_part_of_more():
     some = set_of([0] * 30 + [1] * 20)
-    few, more = (split(some, TrainConfig.of(holdout=10, per_class=count), CPU)[0] for count in (3, 6))
+    few, more = (
+        split(some, TrainConfig.of(holdout=10, per_class=count), CPU)[0] for count in (3, 6)
+    )
     assert few.labels.bincount().tolist() == [3, 3]
     assert more.labels.bincount().tolist() == [6, 6]
     assert set(few.images[:, 0, 0, 0].tolist()) < set(more.images[:, 0, 0, 0].tolist())

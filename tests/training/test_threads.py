@@ -17,7 +17,11 @@ SETTINGS = ({}, {"seed": 1}, CNN, {"precision": "bf16", "seed": 2})
 
 def config(bars, **changes):
     made = tiny(bars, **changes)
-    return made.updated(model_options={"channels": (4, 4), "hidden": (8,)}) if made.model.name != "capsnet" else made
+    return (
+        made.updated(model_options={"channels": (4, 4), "hidden": (8,)})
+        if made.model.name != "capsnet"
+        else made
+    )
 
 
 def at_once(jobs):
@@ -34,7 +38,10 @@ def at_once(jobs):
 @pytest.mark.parametrize("attempt", range(4))
 def test_trainings_at_once_give_what_each_gives_alone(bars, tmp_path, attempt):
     alone = tmp_path / "alone"
-    together = [(config(bars, **SETTINGS[n]), tmp_path / f"{n}") for n in (attempt, (attempt + 1) % len(SETTINGS))]
+    together = [
+        (config(bars, **SETTINGS[n]), tmp_path / f"{n}")
+        for n in (attempt, (attempt + 1) % len(SETTINGS))
+    ]
     torch.manual_seed(attempt)  # what the process drew before has no say
     train(together[0][0], alone)
     at_once([lambda each=each: train(*each) for each in together])

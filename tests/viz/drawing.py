@@ -31,7 +31,9 @@ def _is_hidden_tick(text: Text, figure: Figure) -> bool:
             low, high = sorted(axis.get_view_interval())
             for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
                 if text in (tick.label1, tick.label2):
-                    return not (low <= tick.get_loc() <= high and axis.get_visible() and axes.axison)
+                    return not (
+                        low <= tick.get_loc() <= high and axis.get_visible() and axes.axison
+                    )
     return False
 
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from torchcaps.viz import activation_bars
-from torchcaps.viz.canvas import GREY, ORANGE, SKY
+from torchcaps.viz.canvas import GRAY, ORANGE, SKY
 
 from .drawing import assert_nothing_cut, long_names
 
@@ -22,9 +22,16 @@ def test_all_of_a_few_classes_in_their_order() -> None:
     figure = activation_bars(PICTURES, lengths, [1, 0], classes=["cat", "dog", "owl"])
     image, first, _, second = figure.axes
     assert image.get_title() == "dog"
-    assert bars(first) == [(0.1, GREY), (0.9, SKY), (0.2, GREY)]
-    assert bars(second) == [(0.7, SKY), (0.3, GREY), (0.8, ORANGE)]
-    assert [text.get_text() for text in first.texts] == ["cat", "0.10", "dog", "0.90", "owl", "0.20"]
+    assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, GRAY)]
+    assert bars(second) == [(0.7, SKY), (0.3, GRAY), (0.8, ORANGE)]
+    assert [text.get_text() for text in first.texts] == [
+        "cat",
+        "0.10",
+        "dog",
+        "0.90",
+        "owl",
+        "0.20",
+    ]
     assert first.get_xlim() == (0, 1)
 
 
@@ -45,7 +52,10 @@ def test_nothing_is_cut(count: int, classes: int, shape: tuple[int, ...]) -> Non
     rng = np.random.default_rng(0)
     labels = np.arange(count) % classes
     figure = activation_bars(
-        rng.random((count, *shape)), rng.random((count, classes)), labels, classes=long_names(classes)
+        rng.random((count, *shape)),
+        rng.random((count, classes)),
+        labels,
+        classes=long_names(classes),
     )
     assert len(figure.axes) == 2 * count
     assert (figure.get_size_inches() <= [16, 20]).all()
@@ -53,17 +63,21 @@ def test_nothing_is_cut(count: int, classes: int, shape: tuple[int, ...]) -> Non
 
 
 def test_arguments_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"activations: expected \[n=2, classes=3\], got \[n=2, classes=4\]"):
+    with pytest.raises(
+        ValueError, match=r"activations: expected \[n=2, classes=3\], got \[n=2, classes=4\]"
+    ):
         activation_bars(PICTURES, np.zeros((2, 4)), [0, 1], classes=["a", "b", "c"])
     with pytest.raises(ValueError, match="labels: expected .n=2., got .n=1."):
         activation_bars(PICTURES, np.zeros((2, 3)), [0], classes=["a", "b", "c"])
     with pytest.raises(ValueError, match="number of images: expected at most 20, got 21"):
-        activation_bars(np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, classes=["a", "b", "c"])
+        activation_bars(
+            np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, classes=["a", "b", "c"]
+        )
 
 
 def test_images_of_several_classes_have_several_true_bars() -> None:
     lengths = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
     figure = activation_bars(PICTURES, lengths, [[1, 2], [0, 1]], classes=["cat", "dog", "owl"])
     assert figure.axes[0].get_title() == "dog + owl"
-    assert bars(figure.axes[1]) == [(0.1, GREY), (0.9, SKY), (0.2, SKY)]
+    assert bars(figure.axes[1]) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
     assert bars(figure.axes[3]) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]

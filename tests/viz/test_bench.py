@@ -7,9 +7,19 @@ from torchcaps import viz
 from .drawing import assert_nothing_cut, texts
 
 NAMES = ("limit", "auto", "textbook", "textbook-network")
-STEPS = [{"variant": n, "precision": p, "img/s": 10.0 * k + 5} for k, n in enumerate(NAMES) for p in ("fp32", "bf16")]
-LAYERS = [{"variant": n, "forward ms": k + 1.0, "forward+backward ms": 300.0 * (k + 1)} for k, n in enumerate(NAMES)]
-MEMORY = [{"batch": b, "precision": "fp32", "predicted MiB": 3.0 * b, "measured MiB": 3.1 * b} for b in (32, 128)]
+STEPS = [
+    {"variant": n, "precision": p, "img/s": 10.0 * k + 5}
+    for k, n in enumerate(NAMES)
+    for p in ("fp32", "bf16")
+]
+LAYERS = [
+    {"variant": n, "forward ms": k + 1.0, "forward+backward ms": 300.0 * (k + 1)}
+    for k, n in enumerate(NAMES)
+]
+MEMORY = [
+    {"batch": b, "precision": "fp32", "predicted MiB": 3.0 * b, "measured MiB": 3.1 * b}
+    for b in (32, 128)
+]
 SCALING = [
     {"against": axis, "impl": impl, "exponent": 1.0, "sizes": [2, 4, 8], "ms": [1.0, 2.0, 4.0]}
     for axis in ("batch", "children", "parents", "dim")
@@ -21,9 +31,12 @@ LATENCY = [
     for b in (1, 8, 32)
 ]
 FIGURES = [
-    (viz.throughput_bars, STEPS), (viz.layer_bars, LAYERS), (viz.memory_bars, MEMORY),
-    (viz.scaling_curves, SCALING), (viz.latency_curves, LATENCY),
-]  # fmt: skip
+    (viz.throughput_bars, STEPS),
+    (viz.layer_bars, LAYERS),
+    (viz.memory_bars, MEMORY),
+    (viz.scaling_curves, SCALING),
+    (viz.latency_curves, LATENCY),
+]
 
 
 @pytest.mark.parametrize(("draw", "rows"), FIGURES)
@@ -57,7 +70,9 @@ def test_curves_are_logarithmic_with_the_exponents_in_the_legend():
 
 def test_equal_times_look_equal():
     panel = {"one": (0.90, [0.99, 0.98]), "two": (0.92, [0.97])}
-    figure = viz.accuracy_against_time({"digits": panel, "slow": {"one": (1.0, [0.9]), "two": (100.0, [1.0])}})
+    figure = viz.accuracy_against_time(
+        {"digits": panel, "slow": {"one": (1.0, [0.9]), "two": (100.0, [1.0])}}
+    )
     assert_nothing_cut(figure)
     (low, high), (_, slowest) = (axes.get_xlim() for axes in figure.axes)
     assert high / low == pytest.approx(4)

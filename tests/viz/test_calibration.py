@@ -19,7 +19,10 @@ TABLE = {
 def test_bars_stand_where_samples_are() -> None:
     figure = calibration({"length": TABLE})
     agreement, counts = figure.axes
-    assert [(bar.get_x(), bar.get_height()) for bar in agreement.patches] == [(0.25, 0.5), (0.75, 1.0)]
+    assert [(bar.get_x(), bar.get_height()) for bar in agreement.patches] == [
+        (0.25, 0.5),
+        (0.75, 1.0),
+    ]
     assert agreement.lines[1].get_xdata().tolist() == [0.5, 0.75]
     assert [bar.get_height() for bar in counts.patches] == [0, 4, 0, 4]
     assert "calibration error 12.50 %" in agreement.get_title()
@@ -27,7 +30,7 @@ def test_bars_stand_where_samples_are() -> None:
 
 
 def test_one_diagram_for_each_reading() -> None:
-    figure = calibration({"normalised": TABLE, "length": TABLE})
+    figure = calibration({"normalized": TABLE, "length": TABLE})
     titles = [axes.get_title().split("\n")[0] for axes in figure.axes if axes.get_title()]
     assert titles == ["activations divided by their sum", "longest capsule"]
     assert "accuracy" in [text.get_text() for text in texts(figure)]

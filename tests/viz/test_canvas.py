@@ -27,7 +27,10 @@ def test_names_stay_on_one_line_and_are_no_formulas() -> None:
 
 
 def test_names_that_become_alike_are_told_apart_by_their_index() -> None:
-    assert short_names(["sign 1 of the road", "sign 2 of the road"], 9) == ["0: s…road", "1: s…road"]
+    assert short_names(["sign 1 of the road", "sign 2 of the road"], 9) == [
+        "0: s…road",
+        "1: s…road",
+    ]
     assert short_names(["cat", "dog"], 9) == ["cat", "dog"]
     assert short_names(["cat", "cat"], 9) == ["cat", "cat"]
 
@@ -43,7 +46,10 @@ def test_class_indices() -> None:
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     monkeypatch.delitem(sys.modules, "torchcaps.viz.canvas")
-    with pytest.raises(ImportError, match=r"plots need matplotlib; install it with: pip install 'torchcaps\[plots\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"plots need matplotlib; install it with: pip install 'torchcaps\[plots\]'",
+    ):
         importlib.import_module("torchcaps.viz.canvas")
 
 

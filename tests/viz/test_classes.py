@@ -9,7 +9,7 @@ from torchcaps.viz import confusion_matrix, per_class_bars
 from .drawing import assert_nothing_cut, long_names, texts
 
 
-def test_the_matrix_is_coloured_by_row_and_written_in_counts() -> None:
+def test_the_matrix_is_colored_by_row_and_written_in_counts() -> None:
     figure = confusion_matrix([[8, 2], [0, 5]], ["cat", "dog"])
     axes = figure.axes[0]
     assert axes.images[0].get_array().tolist() == [[80, 20], [0, 100]]
@@ -51,12 +51,18 @@ def test_names_and_counts_thin_out_where_they_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     ("matrix", "classes", "message"),
     [
-        ([[1, 2, 3], [4, 5, 6]], ["a", "b"], r"matrix: expected \[classes, classes\], got \[2, 3\]"),
+        (
+            [[1, 2, 3], [4, 5, 6]],
+            ["a", "b"],
+            r"matrix: expected \[classes, classes\], got \[2, 3\]",
+        ),
         ([[0.5, 0.5], [0.0, 1.0]], ["a", "b"], "matrix: expected integer counts, got float64"),
         ([[1]], ["a", "b"], "classes: expected 1 entries, got 2"),
     ],
 )
-def test_matrices_that_do_not_fit(matrix: list[list[float]], classes: list[str], message: str) -> None:
+def test_matrices_that_do_not_fit(
+    matrix: list[list[float]], classes: list[str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         confusion_matrix(matrix, classes)
 
@@ -66,7 +72,11 @@ def test_bars_hold_accuracy_and_counts() -> None:
     axes = figure.axes[0]
     assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [100, 50, 0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "yak"]
-    assert [text.get_text() for text in axes.texts] == ["100.0 % of 30", "50.0 % of 10", "no samples"]
+    assert [text.get_text() for text in axes.texts] == [
+        "100.0 % of 30",
+        "50.0 % of 10",
+        "no samples",
+    ]
     assert axes.lines[0].get_xdata() == [87.5, 87.5]
     assert "over all samples 87.50 %" in axes.get_title(loc="left")
     assert_nothing_cut(figure)
@@ -87,7 +97,9 @@ def test_bars_of_any_number_are_whole(count: int) -> None:
 
 
 def test_of_many_classes_the_lowest_are_shown() -> None:
-    figure = per_class_bars([i / 200 for i in range(200)], [f"c{i}" for i in range(200)], [10] * 200)
+    figure = per_class_bars(
+        [i / 200 for i in range(200)], [f"c{i}" for i in range(200)], [10] * 200
+    )
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == [f"c{i}" for i in range(60)]
     assert any("the 60 lowest of 200 classes" in text.get_text() for text in texts(figure))

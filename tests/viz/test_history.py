@@ -9,9 +9,30 @@ from torchcaps.viz import curves, overlaid_curves
 from .drawing import assert_nothing_cut, texts
 
 ROWS = [
-    {"epoch": 1, "train_loss": 0.3, "val_loss": 0.2, "train_accuracy": 0.9, "val_accuracy": 0.92, "lr": 1e-3},
-    {"epoch": 2, "train_loss": 0.1, "val_loss": 0.15, "train_accuracy": 0.95, "val_accuracy": 0.97, "lr": 1e-3},
-    {"epoch": 3, "train_loss": 0.05, "val_loss": 0.16, "train_accuracy": 0.98, "val_accuracy": 0.96, "lr": 1e-3},
+    {
+        "epoch": 1,
+        "train_loss": 0.3,
+        "val_loss": 0.2,
+        "train_accuracy": 0.9,
+        "val_accuracy": 0.92,
+        "lr": 1e-3,
+    },
+    {
+        "epoch": 2,
+        "train_loss": 0.1,
+        "val_loss": 0.15,
+        "train_accuracy": 0.95,
+        "val_accuracy": 0.97,
+        "lr": 1e-3,
+    },
+    {
+        "epoch": 3,
+        "train_loss": 0.05,
+        "val_loss": 0.16,
+        "train_accuracy": 0.98,
+        "val_accuracy": 0.96,
+        "lr": 1e-3,
+    },
 ]
 
 
@@ -26,7 +47,9 @@ def test_both_panels_hold_the_recorded_figures() -> None:
 
 
 def test_the_legend_names_the_best_epochs() -> None:
-    entries = [text.get_text() for axes in curves(ROWS).axes for text in axes.get_legend().get_texts()]
+    entries = [
+        text.get_text() for axes in curves(ROWS).axes for text in axes.get_legend().get_texts()
+    ]
     assert entries == [
         "training: lowest 0.05 at epoch 3",
         "validation: lowest 0.15 at epoch 2",
@@ -78,11 +101,16 @@ def test_no_rows() -> None:
 
 
 def rows(*losses):
-    return [{"epoch": epoch, "val_loss": loss, "val_accuracy": 1 - loss} for epoch, loss in enumerate(losses, start=1)]
+    return [
+        {"epoch": epoch, "val_loss": loss, "val_accuracy": 1 - loss}
+        for epoch, loss in enumerate(losses, start=1)
+    ]
 
 
 def test_every_run_has_a_line_in_both_panels_and_its_name_below():
-    figure = overlaid_curves({"a run": rows(0.5, 0.4), "$another": rows(0.5, 0.3, 0.2), "_third": rows(0.1)})
+    figure = overlaid_curves(
+        {"a run": rows(0.5, 0.4), "$another": rows(0.5, 0.3, 0.2), "_third": rows(0.1)}
+    )
     loss, accuracy = figure.axes
     assert [list(line.get_ydata()) for line in loss.lines] == [[0.5, 0.4], [0.5, 0.3, 0.2], [0.1]]
     assert list(accuracy.lines[2].get_ydata()) == [90]
@@ -113,10 +141,16 @@ def test_many_runs_are_told_apart_and_too_many_refused():
 
 
 def test_any_loss_and_score_go_by_their_names() -> None:
-    rows = [{"train_loss": 3.0, "val_sharp_edges": -2.0}, {"train_loss": 2.0, "val_sharp_edges": -0.5}]
+    rows = [
+        {"train_loss": 3.0, "val_sharp_edges": -2.0},
+        {"train_loss": 2.0, "val_sharp_edges": -0.5},
+    ]
     figure = curves(rows, loss="squared_error", score="sharp_edges")
     _, score = figure.axes
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["squared error loss", "sharp edges"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "squared error loss",
+        "sharp edges",
+    ]
     assert list(score.lines[0].get_ydata()) == [-2.0, -0.5]
     assert score.get_legend().get_texts()[0].get_text() == "validation: highest -0.5 at epoch 2"
     assert_nothing_cut(figure)

@@ -13,10 +13,10 @@ def test_unit_range_and_bytes_give_the_same_picture() -> None:
     assert np.array_equal(from_bytes, pictures("images", levels / 255))
 
 
-def test_colours_keep_their_channels_and_two_channels_show_the_first() -> None:
-    colours = np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)
-    assert pictures("images", colours)[0, 0, 1].tolist() == [1, 5, 9]
-    assert pictures("images", colours[:, :2])[0, 0, 1].tolist() == [1, 1, 1]
+def test_colors_keep_their_channels_and_two_channels_show_the_first() -> None:
+    colors = np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)
+    assert pictures("images", colors)[0, 0, 1].tolist() == [1, 5, 9]
+    assert pictures("images", colors[:, :2])[0, 0, 1].tolist() == [1, 1, 1]
 
 
 def test_what_is_out_of_range_is_clipped_and_nan_is_black() -> None:
@@ -25,9 +25,13 @@ def test_what_is_out_of_range_is_clipped_and_nan_is_black() -> None:
 
 
 def test_images_without_axes_or_pixels() -> None:
-    with pytest.raises(ValueError, match=r"images: expected \[n, channels, height, width\].*got \[2, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"images: expected \[n, channels, height, width\].*got \[2, 2\]"
+    ):
         pictures("images", np.zeros((2, 2)))
-    with pytest.raises(ValueError, match=r"at least one image, got \[n=0, channels=1, height=2, width=2\]"):
+    with pytest.raises(
+        ValueError, match=r"at least one image, got \[n=0, channels=1, height=2, width=2\]"
+    ):
         pictures("images", np.zeros((0, 1, 2, 2)))
 
 

@@ -34,7 +34,7 @@ def test_a_panel_a_transformation_and_a_line_a_model(models: int, kinds: int) ->
     assert_nothing_cut(figure)
 
 
-def test_a_model_keeps_its_colour_where_another_is_missing() -> None:
+def test_a_model_keeps_its_color_where_another_is_missing() -> None:
     figure = affine_curves({"a": {"shift": CURVE}, "b": {"shift": CURVE, "scale": CURVE}}, units={})
     shift, scale = figure.axes
     assert shift.lines[1].get_color() == scale.lines[0].get_color()
@@ -46,5 +46,7 @@ def test_arguments_that_do_not_fit() -> None:
         accuracy_curves({}, xlabel="eps")
     with pytest.raises(ValueError, match="expected as many amounts as accuracies for 'a'"):
         accuracy_curves({"a": (np.arange(3), np.arange(2))}, xlabel="eps")
-    with pytest.raises(ValueError, match="number of transformations: expected between 1 and 8, got 0"):
+    with pytest.raises(
+        ValueError, match="number of transformations: expected between 1 and 8, got 0"
+    ):
         affine_curves({"a": {}}, units={})

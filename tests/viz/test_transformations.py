@@ -10,7 +10,9 @@ from .drawing import assert_nothing_cut, long_names, texts
 RANDOM = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("count", "shape"), [(1, (1, 28, 28)), (12, (1, 28, 28)), (20, (3, 20, 40)), (2, (1, 40, 9))])
+@pytest.mark.parametrize(
+    ("count", "shape"), [(1, (1, 28, 28)), (12, (1, 28, 28)), (20, (3, 20, 40)), (2, (1, 40, 9))]
+)
 def test_a_column_an_image_and_a_row_a_kind(count, shape) -> None:
     source, drawn, target = RANDOM.random((3, count, *shape))
     figure = transformed(source, 3 * drawn - 1, target)
@@ -37,7 +39,7 @@ def test_a_number_that_never_changes_has_no_correlation() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 5), (6, 20, 28, 28), (30, 10, 9, 14)])
-def test_weights_in_grey_around_zero(shape) -> None:
+def test_weights_in_gray_around_zero(shape) -> None:
     weights = RANDOM.normal(size=shape)
     weights[0, 0] = 0
     figure = generation_weights(weights, title="what the units draw")
@@ -49,17 +51,23 @@ def test_weights_in_grey_around_zero(shape) -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     images = np.zeros((2, 1, 4, 4))
-    with pytest.raises(ValueError, match=r"target: expected the shape of source, \[n=2, .*\], got \[n=1"):
+    with pytest.raises(
+        ValueError, match=r"target: expected the shape of source, \[n=2, .*\], got \[n=1"
+    ):
         transformed(images, images, images[:1])
     with pytest.raises(ValueError, match="number of images: expected at most 20, got 21"):
         transformed(*np.zeros((3, 21, 1, 4, 4)))
     with pytest.raises(ValueError, match=r"predicted: expected \[n=2, m=2\], got \[n=2, m=3\]"):
         predicted_transformations(np.zeros((2, 2)), np.zeros((2, 3)), names=["dx", "dy"])
-    with pytest.raises(ValueError, match=r"true: expected \[n, m\] with at least one row, got \[n=0, m=2\]"):
+    with pytest.raises(
+        ValueError, match=r"true: expected \[n, m\] with at least one row, got \[n=0, m=2\]"
+    ):
         predicted_transformations(np.zeros((0, 2)), np.zeros((0, 2)), names=["dx", "dy"])
     with pytest.raises(ValueError, match="names: expected 2 entries, got 1"):
         predicted_transformations(np.zeros((2, 2)), np.zeros((2, 2)), names=["dx"])
-    with pytest.raises(ValueError, match=r"weights: expected \[capsules, units, height, width\], got \[2, 3, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"weights: expected \[capsules, units, height, width\], got \[2, 3, 4\]"
+    ):
         generation_weights(np.zeros((2, 3, 4)))
     with pytest.raises(ValueError, match="number of units: expected at most 400, got 420"):
         generation_weights(np.zeros((21, 20, 2, 2)))

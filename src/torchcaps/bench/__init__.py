@@ -1,7 +1,13 @@
 """Speed and memory, side by side, of any model of this library; `torchcaps bench` prints the tables."""
 
 from torchcaps.bench.baselines import verify
-from torchcaps.bench.layer import Sizes, benchmark_layers, benchmark_routers, least_work, machine_rates
+from torchcaps.bench.layer import (
+    Sizes,
+    benchmark_layers,
+    benchmark_routers,
+    least_work,
+    machine_rates,
+)
 from torchcaps.bench.memory import MemoryEstimate, benchmark_memory, estimate_memory
 from torchcaps.bench.scaling import benchmark_latency, benchmark_scaling, fitted_exponent
 from torchcaps.bench.step import benchmark_steps

@@ -33,7 +33,9 @@ class TextbookCapsules(nn.Module):
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
         self.iterations = iterations_of(layer)
-        self.route_weights = nn.Parameter(layer.weight.detach().permute(1, 0, 3, 2).contiguous())  # [j, i, k, d]
+        self.route_weights = nn.Parameter(
+            layer.weight.detach().permute(1, 0, 3, 2).contiguous()
+        )  # [j, i, k, d]
         self.bias = deepcopy(layer.bias)
 
     def forward(self, children: Capsules) -> Capsules:
@@ -81,10 +83,14 @@ class LinearLimit(nn.Module):
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
         self.sizes, has_bias = (layer.out_capsules, layer.out_dim), layer.bias is not None
-        self.linear = nn.Linear(layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=has_bias)
+        self.linear = nn.Linear(
+            layer.in_capsules * layer.in_dim, layer.out_capsules * layer.out_dim, bias=has_bias
+        )
 
     def forward(self, children: Capsules) -> Capsules:
-        return Capsules(*squash_with_length(self.linear(children.pose.flatten(1)).unflatten(1, self.sizes)))
+        return Capsules(
+            *squash_with_length(self.linear(children.pose.flatten(1)).unflatten(1, self.sizes))
+        )
 
 
 class Variant(NamedTuple):
@@ -110,15 +116,23 @@ def compiled(layer: CapsuleLinear) -> nn.Module:
 
 VARIANTS = {
     "limit": Variant(LinearLimit, exact=False),
-    **{impl: Variant(partial(library, impl)) for impl in ("auto", "numba", "cpu", "triton", "reference")},
-    "einsum": Variant(EinsumCapsules), "compiled": Variant(compiled), "textbook": Variant(TextbookCapsules),
-}  # fmt: skip
+    **{
+        impl: Variant(partial(library, impl))
+        for impl in ("auto", "numba", "cpu", "triton", "reference")
+    },
+    "einsum": Variant(EinsumCapsules),
+    "compiled": Variant(compiled),
+    "textbook": Variant(TextbookCapsules),
+}
 
 
 def chosen(
-    argument: str, asked: Sequence[str], known: Iterable[str], reasons: Callable[[], Mapping[str, str]] = dict,
+    argument: str,
+    asked: Sequence[str],
+    known: Iterable[str],
+    reasons: Callable[[], Mapping[str, str]] = dict,
     log: Log = silent,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
     with their reasons. Raises UnknownNameError for one that does not exist."""
     for name in asked:
@@ -170,21 +184,37 @@ def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
 def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[str, float]:
     """Largest relative error of each exact variant among `names`. Raises WrongResultError for one beyond tolerance."""
     generator = torch.Generator().manual_seed(0)
-    pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(layer.weight.device) * 0.1
-    upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(layer.weight.device)
+    pose = (
+        torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator).to(
+            layer.weight.device
+        )
+        * 0.1
+    )
+    upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(
+        layer.weight.device
+    )
     truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
     builds = {name: VARIANTS[name].build for name in names if VARIANTS[name].exact}
-    return checked({n: largest_error(outcome(build(layer), pose, upstream), truth) for n, build in builds.items()})
+    return checked(
+        {
+            n: largest_error(outcome(build(layer), pose, upstream), truth)
+            for n, build in builds.items()
+        }
+    )
 
 
 def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
     """Largest difference of any pair, over the largest magnitude of its truth."""
-    return max(((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True))
+    return max(
+        ((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True)
+    )
 
 
 def checked(errors: Mapping[str, float]) -> dict[str, float]:
     """These errors. Raises WrongResultError if one exceeds the tolerance, or is NaN."""
     for name, error in errors.items():
         if not error <= TOLERANCE:
-            raise WrongResultError(f"{name}: differs from the reference by {error:.1e}; nothing was timed")
+            raise WrongResultError(
+                f"{name}: differs from the reference by {error:.1e}; nothing was timed"
+            )
     return dict(errors)

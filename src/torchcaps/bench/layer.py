@@ -18,7 +18,7 @@ from torchcaps.bench import timing
 from torchcaps.bench.baselines import VARIANTS, chosen, iterations_of, unusable
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
 from torchcaps.errors import check_range
-from torchcaps.nn import CapsuleLinear, create_router, drawn_from, list_routers
+from torchcaps.nn import CapsuleLinear, create_router, list_routers, use_generator
 from torchcaps.types import Capsules
 
 COPIED, SIDE = 1 << 24, 1024  # numbers that are copied; rows of the matrices
@@ -63,8 +63,10 @@ class Sizes:
         """The layer of these sizes with a router by name; `iterations` goes to those that take such an option."""
         if "iterations" in inspect.signature(type(create_router(routing, **options))).parameters:
             options = {"iterations": self.iterations, **options}
-        with drawn_from(torch.Generator().manual_seed(0)):
-            return CapsuleLinear(self.children, self.in_dim, self.parents, self.dim, routing, **options)
+        with use_generator(torch.Generator().manual_seed(0)):
+            return CapsuleLinear(
+                self.children, self.in_dim, self.parents, self.dim, routing, **options
+            )
 
 
 def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
@@ -76,7 +78,9 @@ def passes_of(what: str | nn.Module, sizes: Sizes) -> Passes:
     """Functions that run a layer of these sizes, or the variant of this name, forward, and forward and backward."""
     layer = VARIANTS[what].build(sizes.layer()) if isinstance(what, str) else what
     generator = torch.Generator().manual_seed(1)
-    pose = (torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1).requires_grad_()
+    pose = (
+        torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1
+    ).requires_grad_()
     children = Capsules(pose, pose.detach().norm(dim=-1))
     upstream = torch.randn(sizes.batch, sizes.parents, sizes.dim, generator=generator)
 
@@ -94,7 +98,13 @@ def passes_of(what: str | nn.Module, sizes: Sizes) -> Passes:
 
 
 def benchmark_layers(
-    sizes: Sizes, variants: Sequence[str], repeats: int, memory: bool, rates: Rates, clock: Clock, log: Log = silent
+    sizes: Sizes,
+    variants: Sequence[str],
+    repeats: int,
+    memory: bool,
+    rates: Rates,
+    clock: Clock,
+    log: Log = silent,
 ) -> list[Row]:
     """A row for each variant: times, ratio to the reference, extra memory, share of the roofline."""
     rows = pass_rows({name: passes_of(name, sizes) for name in variants}, repeats, clock, log)
@@ -103,7 +113,9 @@ def benchmark_layers(
     for name, row in rows.items():
         total = row["forward+backward ms"]
         row["x reference"] = None if reference is None else reference / total
-        row["roofline ms"], row["of roofline"] = (bound, bound / total) if VARIANTS[name].exact else (None, None)
+        row["roofline ms"], row["of roofline"] = (
+            (bound, bound / total) if VARIANTS[name].exact else (None, None)
+        )
         if memory and timing.can_measure_memory():
             log(f"{name}: memory")
             found = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
@@ -114,10 +126,15 @@ def benchmark_layers(
 def pass_rows(passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log) -> dict[str, Row]:
     """Name -> a row: milliseconds forward, and forward and backward with quartiles; all take turns."""
     forward, whole = (
-        alternate({name: pair[k] for name, pair in passes.items()}, repeats, clock=clock, log=log) for k in (0, 1)
+        alternate({name: pair[k] for name, pair in passes.items()}, repeats, clock=clock, log=log)
+        for k in (0, 1)
     )
     return {
-        name: {"variant": name, "forward ms": 1e3 * median(forward[name]), **spread("forward+backward ms", seconds)}
+        name: {
+            "variant": name,
+            "forward ms": 1e3 * median(forward[name]),
+            **spread("forward+backward ms", seconds),
+        }
         for name, seconds in whole.items()
     }
 
@@ -150,10 +167,14 @@ def least_seconds(work: Work, rates: Rates) -> float:
     return max(work.bytes / rates.copy, work.products / rates.product)
 
 
-def machine_rates(repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE) -> Rates:
+def machine_rates(
+    repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE
+) -> Rates:
     """Rates of this machine's CPU in float32, with as many threads as torch uses; the fastest of the repeats."""
     x, y, a = torch.zeros(copied), torch.zeros(copied), torch.rand(side, side)
-    found = alternate({"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock)
+    found = alternate(
+        {"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock
+    )
     return Rates(2 * x.nbytes / min(found["copy"]), side**3 / min(found["product"]))
 
 
@@ -163,9 +184,14 @@ def routers_known(asked: Sequence[str] = ()) -> list[str]:
 
 
 def benchmark_routers(
-    sizes: Sizes, names: Sequence[str], repeats: int, clock: Clock, *,
-    options: Mapping[str, Mapping[str, Any]] | None = None, log: Log = silent,
-) -> list[Row]:  # fmt: skip
+    sizes: Sizes,
+    names: Sequence[str],
+    repeats: int,
+    clock: Clock,
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    log: Log = silent,
+) -> list[Row]:
     """A row for each routing: milliseconds forward, and forward and backward, and those over the time of "uniform".
 
     Each takes the fastest implementation that it has here; one that is written as a function of votes has them stored.
@@ -185,4 +211,6 @@ def benchmark_routers(
     timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
     passes = {name: passes_of(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
     rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
-    return [rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names]
+    return [
+        rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names
+    ]

@@ -23,7 +23,7 @@ from torchcaps.evaluation.base import Figures
 from torchcaps.evaluation.forward import autocast
 from torchcaps.tasks.classify import Batch
 
-STEPS = 3  # the second is the first with the optimiser's state
+STEPS = 3  # the second is the first with the optimizer's state
 _MOMENTS = 2  # numbers that Adam keeps for each parameter
 
 
@@ -33,8 +33,10 @@ class MemoryEstimate(Figures):
 
     parameters: int  # the weights
     gradients: int  # those of the weights that exist at that moment
-    optimiser: int  # Adam's two moments
-    activations: int  # tensors kept for the backward pass that exist at that moment; the images among them
+    optimizer: int  # Adam's two moments
+    activations: (
+        int  # tensors kept for the backward pass that exist at that moment; the images among them
+    )
     workspace: int  # tensors that are made and dropped on the way, and what kernels take inside
     libraries: int  # code and tables of torch, and of numba where its loops run, resident from their first use
 
@@ -71,7 +73,9 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> Me
     device = next(model.parameters()).device
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         tensors = _fake(model, mode)
-        images = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+        images = torch.rand(batch, *shape, device=device).contiguous(
+            memory_format=torch.channels_last
+        )
         with _Ledger([*tensors.values(), images]) as ledger, autocast(device, precision):
             loss = _loss(model, tensors, images, ledger)
         with ledger:
@@ -81,37 +85,50 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> Me
 
 def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
     """Parameters and buffers by name, without values."""
-    convolutions = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    convolutions = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)
+    }
     found: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         fake = mode.from_tensor(tensor).detach()
         if name in convolutions:
             fake = fake.contiguous(memory_format=torch.channels_last)
-        found[name] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        found[name] = (
+            nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        )
     return found
 
 
-def _loss(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger) -> Tensor:
+def _loss(
+    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger
+) -> Tensor:
     task = task_of(model)
     places = images.shape[2:] if task.spec.pixels else ()
     labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        loss: Tensor = functional_call(task, named, (Batch(images, labels, masks=labels), 0.0))["loss"]
+        loss: Tensor = functional_call(task, named, (Batch(images, labels, masks=labels), 0.0))[
+            "loss"
+        ]
     return loss
 
 
-def _parts(ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool) -> MemoryEstimate:
+def _parts(
+    ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool
+) -> MemoryEstimate:
     weights = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
     grads = {ledger.serial(p.grad) for p in weights if p.grad is not None}
     gradients = sum(size for serial, size in ledger.at_peak.items() if serial in grads)
     kept = sum(size for serial, size in ledger.at_peak.items() if serial in ledger.kept - grads)
     learned = sum(weight.untyped_storage().nbytes() for weight in weights if weight.requires_grad)
     return MemoryEstimate(
-        parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()), gradients=gradients,
-        optimiser=_MOMENTS * learned, activations=kept + images.untyped_storage().nbytes(),
-        workspace=ledger.peak(on_cpu) - gradients - kept, libraries=resident(ledger.operators) if on_cpu else 0,
-    )  # fmt: skip
+        parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()),
+        gradients=gradients,
+        optimizer=_MOMENTS * learned,
+        activations=kept + images.untyped_storage().nbytes(),
+        workspace=ledger.peak(on_cpu) - gradients - kept,
+        libraries=resident(ledger.operators) if on_cpu else 0,
+    )
 
 
 def peak(workload: dict[str, Any], precision: str) -> dict[str, float]:
@@ -139,7 +156,12 @@ def benchmark_memory(
         predicted = parts.pop("total") / MIB
         found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
         measured = found["peak_mib"] - found["before_mib"]
-        row: Row = {"batch": batch, "precision": precision, "predicted MiB": predicted, "measured MiB": measured}
+        row: Row = {
+            "batch": batch,
+            "precision": precision,
+            "predicted MiB": predicted,
+            "measured MiB": measured,
+        }
         row["predicted / measured"] = predicted / measured
         rows.append(row | {f"{name} MiB": value / MIB for name, value in parts.items()})
     return rows
@@ -158,12 +180,18 @@ class _Ledger(TorchDispatchMode):
         self._fullest = (0, 0)
         self.kept, self.operators = set[int](), set[str]()
         self._live = dict[int, int]()
-        self._serials: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._serials: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
+            weakref.WeakKeyDictionary()
+        )
         self._serials.update((tensor.untyped_storage(), 0) for tensor in given)  # not counted here
         self._made = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operator and count what it makes."""
         outcome = func(*args, **(kwargs or {}))

@@ -20,7 +20,9 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """p of seconds = c * size^p, by least squares between the logarithms. Raises ValueError for fewer than two
     different sizes, or values that are not above zero."""
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
-        raise ValueError(f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}")
+        raise ValueError(
+            f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}"
+        )
     return float(np.polyfit(np.log(sizes), np.log(seconds), deg=1)[0])
 
 
@@ -30,7 +32,12 @@ def series(middle: int, count: int = 5) -> list[int]:
 
 
 def benchmark_scaling(
-    impls: Sequence[str], middle: Sizes, repeats: int, clock: Clock, count: int = 5, log: Log = silent
+    impls: Sequence[str],
+    middle: Sizes,
+    repeats: int,
+    clock: Clock,
+    count: int = 5,
+    log: Log = silent,
 ) -> list[Row]:
     """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
     Raises UnknownNameError for an implementation that does not exist."""
@@ -38,22 +45,44 @@ def benchmark_scaling(
     impls = chosen("impl", impls, VARIANTS)
     for axis in AXES:
         sizes = series(getattr(middle, axis), count)
-        cases = {f"{axis} {n}, {impl}": (impl, replace(middle, **{axis: n})) for n in sizes for impl in impls}
-        found = alternate({name: passes_of(*case)[1] for name, case in cases.items()}, repeats, clock=clock, log=log)
+        cases = {
+            f"{axis} {n}, {impl}": (impl, replace(middle, **{axis: n}))
+            for n in sizes
+            for impl in impls
+        }
+        found = alternate(
+            {name: passes_of(*case)[1] for name, case in cases.items()},
+            repeats,
+            clock=clock,
+            log=log,
+        )
         for impl in impls:
             seconds = [median(found[f"{axis} {size}, {impl}"]) for size in sizes]
-            row: Row = {"against": axis, "impl": impl, "exponent": fitted_exponent(sizes, seconds), "sizes": sizes}
+            row: Row = {
+                "against": axis,
+                "impl": impl,
+                "exponent": fitted_exponent(sizes, seconds),
+                "sizes": sizes,
+            }
             rows.append(row | {"ms": [1e3 * s for s in seconds]})
     return rows
 
 
 def benchmark_latency(
-    workload: Workload, precisions: Sequence[str], runs: int, clock: Clock, batches: Sequence[int] = BATCHES,
+    workload: Workload,
+    precisions: Sequence[str],
+    runs: int,
+    clock: Clock,
+    batches: Sequence[int] = BATCHES,
     log: Log = silent,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """A row for each batch size and precision: median and 95th percentile of a forward pass, in milliseconds."""
     model = workload.build().eval()
-    cases = {f"batch {batch}, {precision}": (batch, precision) for precision in precisions for batch in batches}
+    cases = {
+        f"batch {batch}, {precision}": (batch, precision)
+        for precision in precisions
+        for batch in batches
+    }
     work = {
         name: answer_of(model, replace(workload, batch=batch).data(model)[0], precision)
         for name, (batch, precision) in cases.items()
@@ -62,8 +91,14 @@ def benchmark_latency(
     for name, seconds in alternate(work, runs, warm_up=3, clock=clock, log=log).items():
         batch, precision = cases[name]
         middle, late = (1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95))
-        rows.append({
-            "batch": batch, "precision": precision, "median ms": middle, "95 % ms": late, "ms / image": middle / batch,
-            "runs": runs,
-        })  # fmt: skip
+        rows.append(
+            {
+                "batch": batch,
+                "precision": precision,
+                "median ms": middle,
+                "95 % ms": late,
+                "ms / image": middle / batch,
+                "runs": runs,
+            }
+        )
     return rows

@@ -16,14 +16,26 @@ import torch
 from torchcaps.bench import timing
 from torchcaps.bench.baselines import VARIANTS, checked, chosen, largest_error, unusable, verify
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
-from torchcaps.bench.workload import TextbookNetwork, Workload, replicable, routed_layer, textbook_step, training_step
+from torchcaps.bench.workload import (
+    TextbookNetwork,
+    Workload,
+    replicable,
+    routed_layer,
+    textbook_step,
+    training_step,
+)
 from torchcaps.evaluation.base import capsule_model
 from torchcaps.nn import set_impl
 from torchcaps.training.allocator import give_memory_back, keep_memory
 
 NETWORK, TORCH_LIMIT = "textbook-network", "limit-torch"
 STEPS = (*VARIANTS, TORCH_LIMIT, NETWORK)
-FOREIGN = (TORCH_LIMIT, "einsum", "textbook", NETWORK)  # steps in the surroundings that other code has
+FOREIGN = (
+    TORCH_LIMIT,
+    "einsum",
+    "textbook",
+    NETWORK,
+)  # steps in the surroundings that other code has
 
 
 def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
@@ -62,19 +74,28 @@ def step_of(variant: str, workload: Workload, precision: str) -> Callable[[], No
     if variant in FOREIGN:
         set_impl(model, "reference")
     place, layer = routed_layer(model)
-    model.set_submodule(place, VARIANTS["limit" if variant == TORCH_LIMIT else variant].build(layer))
+    model.set_submodule(
+        place, VARIANTS["limit" if variant == TORCH_LIMIT else variant].build(layer)
+    )
     return training_step(model, images, labels, precision)
 
 
 def benchmark_steps(
-    workload: Workload, variants: Sequence[str], precisions: Sequence[str], repeats: int, memory: bool, clock: Clock,
+    workload: Workload,
+    variants: Sequence[str],
+    precisions: Sequence[str],
+    repeats: int,
+    memory: bool,
+    clock: Clock,
     log: Log = silent,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """A row for each variant and precision: time, images per second, ratios, peak memory of a process of its own."""
     rows: list[Row] = []
     for precision in precisions:
         work = {name: step_of(name, workload, precision) for name in variants}
-        seconds = alternate(work, repeats, clock=clock, log=_prefixed(log, precision), settle=_surround)
+        seconds = alternate(
+            work, repeats, clock=clock, log=_prefixed(log, precision), settle=_surround
+        )
         give_memory_back()
         del work
         for name in variants:
@@ -107,10 +128,12 @@ def _add_ratios(rows: list[Row]) -> None:
         limit = time_of.get((TORCH_LIMIT if row["variant"] in FOREIGN else "limit", precision))
         row["tax"] = None if limit is None else time / limit
         for head, other in (
-            ("x limit-torch", (TORCH_LIMIT, precision)), ("x textbook", ("textbook", precision)),
-            ("x einsum", ("einsum", precision)), ("x textbook fp32", ("textbook", "fp32")),
+            ("x limit-torch", (TORCH_LIMIT, precision)),
+            ("x textbook", ("textbook", precision)),
+            ("x einsum", ("einsum", precision)),
+            ("x textbook fp32", ("textbook", "fp32")),
             ("x network fp32", (NETWORK, "fp32")),
-        ):  # fmt: skip
+        ):
             row[head] = time_of[other] / time if other in time_of else None
 
 
@@ -118,7 +141,9 @@ def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
     for row in rows:
         log(f"{row['precision']}, {row['variant']}: memory")
         case = {"variant": row["variant"], "precision": row["precision"]}
-        row["peak MiB"] = timing.in_fresh_process("step", workload=asdict(workload), **case)["peak_mib"]
+        row["peak MiB"] = timing.in_fresh_process("step", workload=asdict(workload), **case)[
+            "peak_mib"
+        ]
     limits = {row["precision"]: row["peak MiB"] for row in rows if row["variant"] == TORCH_LIMIT}
     for row in rows:
         limit = limits.get(row["precision"])

@@ -40,9 +40,13 @@ def use_clock(clock: str, threads: int | None) -> Clock:
 
 
 def alternate(
-    work: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1, clock: Clock = time.perf_counter,
-    log: Log = silent, settle: Callable[[str, Callable[[], object]], object] | None = None,
-) -> dict[str, list[float]]:  # fmt: skip
+    work: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 1,
+    clock: Clock = time.perf_counter,
+    log: Log = silent,
+    settle: Callable[[str, Callable[[], object]], object] | None = None,
+) -> dict[str, list[float]]:
     """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike; `settle(name,
     function)` is called before each run that is timed."""
     for name, run in work.items():
@@ -72,7 +76,9 @@ def peak_of(run: Callable[[], object]) -> dict[str, float]:
     Where the system does not let the mark be reset, it is that of the process's whole life."""
     before = _status("VmRSS")
     with suppress(OSError):
-        (PROC / "clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark to the present size
+        (PROC / "clear_refs").write_text(
+            "5", encoding="ascii"
+        )  # resets the high-water mark to the present size
     run()
     return {"before_mib": before, "peak_mib": _status("VmHWM")}
 
@@ -91,7 +97,9 @@ def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise TorchcapsError(f"memory of {work} {arguments}: the process that measures it failed: {last}")
+        raise TorchcapsError(
+            f"memory of {work} {arguments}: the process that measures it failed: {last}"
+        )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -21,7 +21,10 @@ from torchcaps.types import Capsules, spec_of
 
 CPU = torch.device("cpu")
 COPIED = ("conv.weight", "conv.bias", "primary.conv.weight", "primary.conv.bias")
-SIZE, STRIDE = (28, 28), 2  # of the textbook network's images; of the convolution that makes capsules
+SIZE, STRIDE = (
+    (28, 28),
+    2,
+)  # of the textbook network's images; of the convolution that makes capsules
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def image_shape(model: Any) -> tuple[int, int, int]:
     try:
         return model.in_chans, *model.img_size
     except AttributeError:
-        raise TypeError(f"model: expected a model of create_model(), got {type(model).__name__}") from None
+        raise TypeError(
+            f"model: expected a model of create_model(), got {type(model).__name__}"
+        ) from None
 
 
 def task_of(model: nn.Module) -> Task:
@@ -62,21 +67,27 @@ def task_of(model: nn.Module) -> Task:
     return create_task(model, TrainConfig())
 
 
-def training_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
+def training_step(
+    model: nn.Module, images: Tensor, labels: Tensor, precision: str
+) -> Callable[[], None]:
     """A function that makes one training step of the model, in place: the loss of its task, then fused Adam. Images
     `[batch, channels, height, width]` are in [0, 1] on the CPU; "bf16" is autocast."""
     task = task_of(model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    return _step(optimiser, lambda: task(Batch(images, labels, masks=labels), 0.0)["loss"], precision)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    return _step(
+        optimizer, lambda: task(Batch(images, labels, masks=labels), 0.0)["loss"], precision
+    )
 
 
-def _step(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], precision: str) -> Callable[[], None]:
+def _step(
+    optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], precision: str
+) -> Callable[[], None]:
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with autocast(CPU, precision):
             value = loss()
         value.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -94,7 +105,11 @@ def answer_of(model: nn.Module, images: Tensor, precision: str) -> Callable[[], 
 def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
     """Name and module of a model's last capsule layer, the one that the variants take the place of. Raises ValueError
     if it has none, or one whose routing the variants do not compute."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, CapsuleLinear)]
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, CapsuleLinear)
+    ]
     if not found:
         raise ValueError(f"model: expected one with a CapsuleLinear, got {type(model).__name__}")
     iterations_of(found[-1][1])
@@ -118,7 +133,9 @@ class TextbookNetwork(nn.Module):
         types = len(primary) // dim
         self.conv1 = _convolution(weight, bias, stride=1)
         weights, biases = (each.unflatten(0, (types, dim)) for each in (primary, primary_bias))
-        self.capsules = nn.ModuleList(_convolution(weights[:, d], biases[:, d], STRIDE) for d in range(dim))
+        self.capsules = nn.ModuleList(
+            _convolution(weights[:, d], biases[:, d], STRIDE) for d in range(dim)
+        )
         self.digits = TextbookCapsules(layer)
         # Children type by type here; position by position there.
         by_type = self.digits.route_weights.unflatten(1, (-1, types)).transpose(1, 2).flatten(1, 2)
@@ -126,7 +143,7 @@ class TextbookNetwork(nn.Module):
         self.decoder = deepcopy(nn.Sequential(*model.get_submodule("decoder.layers").children()))
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Lengths `[batch, classes]`, and reconstructions `[batch, pixels]` of the labelled capsules."""
+        """Lengths `[batch, classes]`, and reconstructions `[batch, pixels]` of the labeled capsules."""
         x = torch.relu(self.conv1(images))
         u = torch.cat([capsule(x).view(x.size(0), -1, 1) for capsule in self.capsules], dim=-1)
         u = TextbookCapsules.squash(u)
@@ -145,11 +162,18 @@ def textbook_loss(images: Tensor, labels: Tensor, classes: Tensor, drawn: Tensor
     return (margin + 0.0005 * error) / images.size(0)
 
 
-def textbook_step(model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
+def textbook_step(
+    model: nn.Module, images: Tensor, labels: Tensor, precision: str
+) -> Callable[[], None]:
     """A function that runs one training step of the textbook network, with plain Adam."""
-    network, images = TextbookNetwork(model), images.contiguous(memory_format=torch.contiguous_format)
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
-    return _step(optimiser, lambda: textbook_loss(images, labels, *network(images, labels)), precision)
+    network, images = (
+        TextbookNetwork(model),
+        images.contiguous(memory_format=torch.contiguous_format),
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    return _step(
+        optimizer, lambda: textbook_loss(images, labels, *network(images, labels)), precision
+    )
 
 
 def replicable(model: nn.Module) -> bool:

@@ -23,9 +23,11 @@ LARGE = 32 << 20
 GAPS = 1.1  # size of the heap over the most that lies on it at once
 TORCH = 168 * MIB  # code and tables of torch that a first training step makes resident
 RESIDENT = {  # the same of an operator's first run
-    "torchcaps::dynamic_routing_numba": 103 * MIB, "torchcaps::em_routing_numba": 103 * MIB,
-    "torchcaps::map_routing_numba": 103 * MIB, "torchcaps::conv2d_cpu": 20 * MIB,
-}  # fmt: skip
+    "torchcaps::dynamic_routing_numba": 103 * MIB,
+    "torchcaps::em_routing_numba": 103 * MIB,
+    "torchcaps::map_routing_numba": 103 * MIB,
+    "torchcaps::conv2d_cpu": 20 * MIB,
+}
 
 
 def resident(operators: Collection[str]) -> int:
@@ -59,7 +61,9 @@ def _compiled_backward(pose: Tensor, weight: Tensor, *rest: Any) -> int:
     """Poses and their gradients by lane, and the factors of a block of groups."""
     (sums,) = rest[-3]
     groups = -(-len(pose) // LANES)
-    per_group = max(1, 2 * (len(sums) - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size())
+    per_group = max(
+        1, 2 * (len(sums) - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size()
+    )
     taken = min(groups, max(torch.get_num_threads(), FACTORS_BYTES // per_group))
     return taken * per_group + 2 * _lanes(pose) * weight.element_size() * taken // groups
 
@@ -71,7 +75,10 @@ def _lanes(pose: Tensor) -> int:
 def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int]) -> int:
     """`conv2d.frequency`: the outcome at its points, and four shared buffers of a block of channels."""
     outputs, channels, *kernel = weight.shape
-    window = [(n - k) // s + 1 + -(-k // s) - 1 for n, k, s in zip(x.shape[2:], kernel, stride, strict=True)]
+    window = [
+        (n - k) // s + 1 + -(-k // s) - 1
+        for n, k, s in zip(x.shape[2:], kernel, stride, strict=True)
+    ]
     points = 3 * math.prod(window) // 2
     rows = min(len(x), MOST_WINDOWS)
     per_channel = points * max(rows, outputs) * x.element_size()
@@ -80,7 +87,9 @@ def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence
     return points * rows * outputs * x.element_size() + buffers
 
 
-def _frequency_backward(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], *rest: Any) -> int:
+def _frequency_backward(
+    x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], *rest: Any
+) -> int:
     (grad,) = rest[-2]
     return _frequency(x, weight, None, stride) + int(grad.numel() * grad.element_size())
 
@@ -93,7 +102,9 @@ def _em_compiled(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> i
 def _em_compiled_backward(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
     """The same with its gradients, and those of the weights for each group of samples."""
     groups = -(-len(pose) // LANES)
-    return 2 * _em_compiled(pose, activation, weight) + groups * weight.numel() * weight.element_size()
+    return (
+        2 * _em_compiled(pose, activation, weight) + groups * weight.numel() * weight.element_size()
+    )
 
 
 def _direct(_x: Tensor, weight: Tensor, *_: Any) -> int:
@@ -106,10 +117,15 @@ def _direct_backward(_grad: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
 
 
 WORKSPACE: dict[str, Callable[..., int]] = {
-    "torchcaps::dynamic_routing_blocked": _blocked, "torchcaps::dynamic_routing_blocked_backward": _blocked_backward,
-    "torchcaps::dynamic_routing_numba": _compiled, "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
-    "torchcaps::em_routing_numba": _em_compiled, "torchcaps::em_routing_numba_backward": _em_compiled_backward,
-    "torchcaps::conv2d_cpu": _frequency, "torchcaps::conv2d_cpu_backward": _frequency_backward,
-    "aten::convolution": _direct, "aten::convolution_backward": _direct_backward,
-}  # fmt: skip
+    "torchcaps::dynamic_routing_blocked": _blocked,
+    "torchcaps::dynamic_routing_blocked_backward": _blocked_backward,
+    "torchcaps::dynamic_routing_numba": _compiled,
+    "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
+    "torchcaps::em_routing_numba": _em_compiled,
+    "torchcaps::em_routing_numba_backward": _em_compiled_backward,
+    "torchcaps::conv2d_cpu": _frequency,
+    "torchcaps::conv2d_cpu_backward": _frequency_backward,
+    "aten::convolution": _direct,
+    "aten::convolution_backward": _direct_backward,
+}
 """Bytes that an operator takes inside and gives back, from its arguments."""

@@ -22,7 +22,10 @@ class BenchSettings:
 
     model: str = ModelSettings.name  # Of `torchcaps models`.
     batch: int = 128  # Images, or samples of the layer, at once.
-    precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")  # One or both; bf16 is autocast.
+    precision: tuple[Literal["fp32", "bf16"], ...] = (
+        "fp32",
+        "bf16",
+    )  # One or both; bf16 is autocast.
     variants: tuple[str, ...] = ()
     """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
     limit-torch and textbook-network; by default all that can run here."""
@@ -35,17 +38,24 @@ class BenchSettings:
     iterations: int = 3  # Of the routing.
     repeats: int = 5  # Runs of each, taking turns; the median counts. For latency 20 times as many.
     quick: bool = False  # Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling.
-    clock: Literal["wall", "cpu"] = "wall"  # cpu, with --threads 1: for a machine that others keep busy.
+    clock: Literal["wall", "cpu"] = (
+        "wall"  # cpu, with --threads 1: for a machine that others keep busy.
+    )
     threads: int | None = None  # Processor threads; by default torch's choice.
 
 
 def bench(
     what: Annotated[
-        Literal["step", "layer", "routers", "scaling", "latency", "memory", "all"], tyro.conf.Positional
-    ] = "step", /,
-    settings: BenchSettings = BenchSettings(), option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    output: Path | None = None, plots: Path | None = None, json: bool = False,
-) -> int:  # fmt: skip
+        Literal["step", "layer", "routers", "scaling", "latency", "memory", "all"],
+        tyro.conf.Positional,
+    ] = "step",
+    /,
+    settings: BenchSettings = BenchSettings(),
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    output: Path | None = None,
+    plots: Path | None = None,
+    json: bool = False,
+) -> int:
     """Measure speed and memory on this machine, beside a plain linear layer and the code that tutorials copy.
 
     Example: torchcaps bench step --variants limit auto textbook textbook-network --output step.json
@@ -98,7 +108,9 @@ class _Job:
         self.impls = chosen("impl", settings.impl, tc.bench.baselines.VARIANTS)
         self.routers = tc.bench.layer.routers_known(settings.routers)
         self.settings, self.tell = settings, note
-        self.repeats, self.memory = (QUICK_REPEATS, False) if settings.quick else (settings.repeats, True)
+        self.repeats, self.memory = (
+            (QUICK_REPEATS, False) if settings.quick else (settings.repeats, True)
+        )
         self.precisions = tuple(dict.fromkeys(settings.precision))
         self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in sizes})
         self.subject = tc.bench.Workload(settings.model, _options(option), settings.batch)
@@ -118,50 +130,71 @@ def _step(job: _Job) -> dict[str, Any]:
     step = tc.bench.step
     variants = job.variants(step.step_variants(job.subject, job.settings.variants, note))
     errors = step.verify_steps(variants, job.subject)
-    rows = step.benchmark_steps(job.subject, variants, job.precisions, job.repeats, job.memory, job.clock, job.tell)
+    rows = step.benchmark_steps(
+        job.subject, variants, job.precisions, job.repeats, job.memory, job.clock, job.tell
+    )
     return {"rows": rows, "errors": errors}
 
 
 def _layer(job: _Job) -> dict[str, Any]:
     layer = tc.bench.layer
-    asked = [name for name in job.settings.variants if name in layer.VARIANTS]  # the others are networks
+    asked = [
+        name for name in job.settings.variants if name in layer.VARIANTS
+    ]  # the others are networks
     variants = job.variants(layer.layer_variants(job.sizes, asked, note))
     errors = tc.bench.verify(variants, job.sizes.layer())
     rates = layer.machine_rates(job.repeats, job.clock)
-    rows = layer.benchmark_layers(job.sizes, variants, job.repeats, job.memory, rates, job.clock, job.tell)
+    rows = layer.benchmark_layers(
+        job.sizes, variants, job.repeats, job.memory, rates, job.clock, job.tell
+    )
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
 def _routers(job: _Job) -> dict[str, Any]:
-    return {"rows": tc.bench.benchmark_routers(job.sizes, job.routers, job.repeats, job.clock, log=job.tell)}
+    return {
+        "rows": tc.bench.benchmark_routers(
+            job.sizes, job.routers, job.repeats, job.clock, log=job.tell
+        )
+    }
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
     scaling, quick = tc.bench.scaling, job.settings.quick
     middle = scaling.QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
     errors = tc.bench.verify(job.impls, middle.layer())
-    rows = scaling.benchmark_scaling(job.impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell)
+    rows = scaling.benchmark_scaling(
+        job.impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell
+    )
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
 def _latency(job: _Job) -> dict[str, Any]:
     runs = RUNS_PER_REPEAT * job.repeats
-    return {"rows": tc.bench.benchmark_latency(job.subject, job.precisions, runs, job.clock, log=job.tell)}
+    return {
+        "rows": tc.bench.benchmark_latency(
+            job.subject, job.precisions, runs, job.clock, log=job.tell
+        )
+    }
 
 
 def _memory(job: _Job) -> dict[str, Any]:
     if not tc.bench.timing.can_measure_memory():
-        raise UsageError("memory: expected a system that tells the high-water mark of a process in /proc, got another")
+        raise UsageError(
+            "memory: expected a system that tells the high-water mark of a process in /proc, got another"
+        )
     batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
     return {"rows": tc.bench.benchmark_memory(job.subject, batches, job.precisions, job.tell)}
 
 
 # Name -> what measures, and what of `viz` draws.
 PARTS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
-    "step": (_step, "throughput_bars"), "layer": (_layer, "layer_bars"), "routers": (_routers, "layer_bars"),
-    "scaling": (_scaling, "scaling_curves"), "latency": (_latency, "latency_curves"),
+    "step": (_step, "throughput_bars"),
+    "layer": (_layer, "layer_bars"),
+    "routers": (_routers, "layer_bars"),
+    "scaling": (_scaling, "scaling_curves"),
+    "latency": (_latency, "latency_curves"),
     "memory": (_memory, "memory_bars"),
-}  # fmt: skip
+}
 
 
 def _check_places(output: Path | None, plots: Path | None) -> None:
@@ -182,6 +215,10 @@ def _print(found: dict[str, dict[str, Any]], machine: Any) -> None:
         print_table(tc.bench.timing.cells(part["rows"]))
         if "rates" in part:
             copy, product = (part["rates"][key] / 1e9 for key in ("copy", "product"))
-            print(f"\ncopies {copy:.1f} GB/s, matrix products {product:.0f} billion multiply-adds/s")
+            print(
+                f"\ncopies {copy:.1f} GB/s, matrix products {product:.0f} billion multiply-adds/s"
+            )
         print()
-    print(f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}")
+    print(
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}"
+    )

@@ -8,7 +8,14 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 import torchcaps as tc
 
@@ -33,7 +40,7 @@ def note(text: str) -> None:
 
 def note_without_plots() -> None:
     """Say why there are no pictures, where there are none."""
-    if not tc.report.can_plot():
+    if not tc.reporting.can_plot():
         note("no plots: they need matplotlib; install it with: pip install 'torchcaps[plots]'")
 
 
@@ -66,8 +73,16 @@ def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *times,
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         yield bar
 
 

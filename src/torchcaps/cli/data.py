@@ -12,8 +12,11 @@ from torchcaps.cli.flags import Json
 
 def data(
     action: Annotated[Literal["list", "fetch", "verify"], tyro.conf.Positional],
-    name: Annotated[str | None, tyro.conf.Positional] = None, /, root: Path | None = None, json: Json = False,
-) -> int:  # fmt: skip
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    root: Path | None = None,
+    json: Json = False,
+) -> int:
     """List the named data sets, download one, or compare one with its published checksums.
 
     Example: torchcaps data fetch mnist && torchcaps data verify mnist
@@ -26,15 +29,24 @@ def data(
     if action == "list":
         return _list(json)
     if name is None:
-        raise UsageError(f"name: expected the data set to {action}, got nothing; see `torchcaps data list`")
+        raise UsageError(
+            f"name: expected the data set to {action}, got nothing; see `torchcaps data list`"
+        )
     return _fetch(name, root) if action == "fetch" else _verify(name, root, json)
 
 
 def _list(json: bool) -> int:
     found = [tc.data.dataset_info(name) for name in tc.data.list_datasets()]
-    keys = ("name", "title", "classes", "image_shape", "train", "test", "licence", "source")
+    keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
     rows = [
-        (i.name, "×".join(map(str, i.image_shape)), f"{i.train:,}", f"{i.test:,}", str(len(i.classes)), i.title)
+        (
+            i.name,
+            "×".join(map(str, i.image_shape)),
+            f"{i.train:,}",
+            f"{i.test:,}",
+            str(len(i.classes)),
+            i.title,
+        )
         for i in found
     ]
     heads = ("data set", "image", "train", "test", "classes", "title")
@@ -46,7 +58,11 @@ def _fetch(name: str, root: Path | None) -> int:
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
         folder = tc.data.fetch_dataset(
-            name, root, lambda file, done, total: bar.update(task, description=file, completed=done, total=total)
+            name,
+            root,
+            lambda file, done, total: bar.update(
+                task, description=file, completed=done, total=total
+            ),
         )
     print(folder)
     return 0
@@ -59,7 +75,9 @@ def _verify(name: str, root: Path | None, json: bool) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
-def import_weights(file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None) -> int:
+def import_weights(
+    file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None
+) -> int:
     """Make a model file of weights that others have published: of CapsNet, and of Efficient-CapsNet.
 
     Example: torchcaps import trained_model.h5 && torchcaps predict trained_model.safetensors photo.png

@@ -11,9 +11,15 @@ from torchcaps.cli.flags import Data, Device, Json, Root, Run
 
 
 def evaluate(
-    run: Run, /, data: Data = None, root: Root = None, split: Literal["test", "train"] = "test",
-    device: Device = "auto", output: Path | None = None, json: Json = False,
-) -> int:  # fmt: skip
+    run: Run,
+    /,
+    data: Data = None,
+    root: Root = None,
+    split: Literal["test", "train"] = "test",
+    device: Device = "auto",
+    output: Path | None = None,
+    json: Json = False,
+) -> int:
     """Measure a trained model; write plots. Of a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
@@ -23,23 +29,28 @@ def evaluate(
         output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
             folder of that name in it.
     """
-    from torchcaps.ranks import joined
+    from torchcaps.distributed import joined
 
-    task, images = tc.report.open_run(run, data=data, root=root, split=split, device=device)
+    task, images = tc.reporting.open_run(run, data=data, root=root, split=split, device=device)
     with counting("evaluating") as progress:
         found = task.evaluate(images, progress=progress)
     show(json, found.to_dict(), found.table(), found.summary)
-    folder = output if output is not None else tc.report.evaluation_folder(run, data, split)
+    folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
     if joined().main:
-        tc.report.write_evaluation(folder, found, task, images)
+        tc.reporting.write_evaluation(folder, found, task, images)
     note_without_plots()
     return 0
 
 
 def predict(
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")], /,
-    device: Device = "auto", output: Path | None = None, json: bool = False,
-) -> int:  # fmt: skip
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] IMAGE...")
+    ],
+    /,
+    device: Device = "auto",
+    output: Path | None = None,
+    json: bool = False,
+) -> int:
     """Say what a trained model makes of image files, or of all images in folders.
 
     A classifier gives the class and its activation, which for capsules is a length and not a probability.
@@ -54,13 +65,29 @@ def predict(
     """
     is_image_name = tc.data.images.is_image_name
     first = paths[0] if paths else Path()
-    alone = len(paths) == 1 and first.is_dir() and not (first / tc.training.run_folder.CONFIG).exists()
-    run, *images = [tc.models.weights_file(), *paths] if alone or is_image_name(first.name) else [first, *paths[1:]]
+    alone = (
+        len(paths) == 1 and first.is_dir() and not (first / tc.training.run_folder.CONFIG).exists()
+    )
+    run, *images = (
+        [tc.models.weights_file(), *paths]
+        if alone or is_image_name(first.name)
+        else [first, *paths[1:]]
+    )
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    rows = tc.tasks.predict(tc.load(run, device=tc.training.optim.resolve_device(device)), images, output=output)
-    shown = [{name: value for name, value in row.items() if not isinstance(value, dict | list)} for row in rows]
-    heads = ["image" if name == "path" else "class" if name == "label" else name for name in shown[0]]
-    cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in shown]
+    rows = tc.tasks.predict(
+        tc.load(run, device=tc.training.optim.resolve_device(device)), images, output=output
+    )
+    shown = [
+        {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+        for row in rows
+    ]
+    heads = [
+        "image" if name == "path" else "class" if name == "label" else name for name in shown[0]
+    ]
+    cells = [
+        [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in shown
+    ]
     show(json, rows, [heads, *cells])
     return 0

@@ -9,11 +9,19 @@ import torchcaps as tc
 from torchcaps.cli.console import usage
 from torchcaps.errors import check_range
 
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")]
-_HELP = "A run folder, or a model.safetensors file; without one, a network that comes with the package."
+Run = Annotated[
+    Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")
+]
+_HELP = (
+    "A run folder, or a model.safetensors file; without one, a network that comes with the package."
+)
 RunOrOurs = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help=_HELP)]
-Data = Annotated[str | None, tyro.conf.arg(help="Another data set than the run's own, by name or path.")]
-Root = Annotated[str | None, tyro.conf.arg(help="Folder in which a named data set is looked for first.")]
+Data = Annotated[
+    str | None, tyro.conf.arg(help="Another data set than the run's own, by name or path.")
+]
+Root = Annotated[
+    str | None, tyro.conf.arg(help="Folder in which a named data set is looked for first.")
+]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 

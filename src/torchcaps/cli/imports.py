@@ -17,7 +17,9 @@ from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 HELP = "Module or .py file to import first, which registers things of your own; may be given several times."
 Modules = Annotated[
-    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import", metavar="MODULE", help=HELP)
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(name="import", metavar="MODULE", help=HELP),
 ]
 
 
@@ -36,8 +38,12 @@ def importing(command: Callable[..., int]) -> Callable[..., int]:
             return command(*values, **flags)
 
     signature = inspect.signature(command)
-    flag = inspect.Parameter("modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules)
-    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), flag])
+    flag = inspect.Parameter(
+        "modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules
+    )
+    vars(run)["__signature__"] = signature.replace(
+        parameters=[*signature.parameters.values(), flag]
+    )
     run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
     del run.__wrapped__  # whose own flags tyro would look at
     return run
@@ -54,13 +60,21 @@ def hinted(*arguments: Any) -> Iterator[None]:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            values = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in arguments)
+            values = chain.from_iterable(
+                value if isinstance(value, tuple) else (value,) for value in arguments
+            )
             for path in (value for value in values if isinstance(value, Path)):
                 folder = path if path.is_dir() else path.parent
                 modules = tc.training.RunFolder(folder).environment().get("imports")
                 names = modules if isinstance(modules, list) else []
-                if missing := [name for name in names if isinstance(name, str) and name not in plugins.imported()]:
+                if missing := [
+                    name
+                    for name in names
+                    if isinstance(name, str) and name not in plugins.imported()
+                ]:
                     start = f"{error}; {folder} was started with{plugins.flags(missing)}"
-                    sentence = one_line(f"{start}: give that to this command too, if you trust the module")
+                    sentence = one_line(
+                        f"{start}: give that to this command too, if you trust the module"
+                    )
                     raise UsageError(sentence) from error
         raise

@@ -15,9 +15,11 @@ def models(pattern: str = "*", json: Json = False) -> int:
     Args:
         pattern: Wildcard for names.
     """
-    passports = {name: tc.models.model_passport(name) for name in tc.list_models(pattern)}
+    passports = {name: tc.models.model_info(name) for name in tc.list_models(pattern)}
     document = [{"name": name} | asdict(passport) for name, passport in passports.items()]
-    rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()]
+    rows = [
+        (n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()
+    ]
     show(json, document, [("model", "year", "parameters", "paper", "published"), *rows])
     return 0
 
@@ -28,7 +30,10 @@ def recipes(json: Json = False) -> int:
     Example: torchcaps recipes
     """
     found = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
-    document = [{"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()} for r in found]
+    document = [
+        {"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()}
+        for r in found
+    ]
     rows = [(r.name, r.rows[0].name, r.config.data.name, r.title) for r in found]
     show(json, document, [("recipe", "first row", "data", "title"), *rows])
     return 0
@@ -45,7 +50,9 @@ def doctor(json: Json = False) -> int:
         "device": str(device),
         "precision auto": optim.resolve_precision("auto", device),
     }
-    facts |= {f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in tc.ops.survey(device).items()}
+    facts |= {
+        f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in tc.ops.survey(device).items()
+    }
     for extra in ("matplotlib", "numba", "triton"):
         facts[extra] = environment.package_version(extra)
     if json:

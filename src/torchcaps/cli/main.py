@@ -3,7 +3,13 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from itertools import pairwise
 
 import tyro
@@ -15,12 +21,22 @@ from torchcaps.cli.signals import settle, unwinding
 
 # A function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train.train, "evaluate": evaluate.evaluate, "predict": evaluate.predict,
-    "reconstruct": pictures.reconstruct, "perturb": pictures.perturb, "compare": report.compare,
-    "report": report.report, "explore": pictures.explore, "import": data.import_weights, "models": lists.models,
-    "recipes": lists.recipes, "data": data.data, "bench": bench.bench, "reproduce": reproduce.reproduce,
+    "train": train.train,
+    "evaluate": evaluate.evaluate,
+    "predict": evaluate.predict,
+    "reconstruct": pictures.reconstruct,
+    "perturb": pictures.perturb,
+    "compare": report.compare,
+    "report": report.report,
+    "explore": pictures.explore,
+    "import": data.import_weights,
+    "models": lists.models,
+    "recipes": lists.recipes,
+    "data": data.data,
+    "bench": bench.bench,
+    "reproduce": reproduce.reproduce,
     "doctor": lists.doctor,
-}  # fmt: skip
+}
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
 DESCRIPTION = """Capsule networks: train, evaluate, look inside, predict.
@@ -37,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return _guarded(arguments)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells each process of what DDP found out
-    from torchcaps.ranks import leave
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # or torch tells each process of what DDP found out
+    from torchcaps.distributed import leave
 
     try:
         status = _guarded(arguments, _joined(arguments))
@@ -56,9 +74,12 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
         with unwinding(), around:
             status = tyro.extras.subcommand_cli_from_dict(
                 {name: importing(command) for name, command in COMMANDS.items()},
-                prog="torchcaps", description=DESCRIPTION, args=arguments, sort_subcommands=False,
+                prog="torchcaps",
+                description=DESCRIPTION,
+                args=arguments,
+                sort_subcommands=False,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-            )  # fmt: skip
+            )
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:
@@ -84,22 +105,30 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
 def _device(arguments: Sequence[str]) -> str:
     """What `--device` says, which decides how several processes talk to each other."""
     given = [after for before, after in pairwise(arguments) if before == "--device"]
-    return next((word.partition("=")[2] for word in arguments if word.startswith("--device=")), (given or ["auto"])[0])
+    return next(
+        (word.partition("=")[2] for word in arguments if word.startswith("--device=")),
+        (given or ["auto"])[0],
+    )
 
 
 @contextmanager
 def _joined(arguments: Sequence[str]) -> Iterator[None]:
     """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_say`)."""
-    from torchcaps.ranks import join, listening
+    from torchcaps.distributed import join, listening
 
     with join(os.environ, _device(arguments)) as ranks, listening():
         if arguments and arguments[0] in COMMANDS and arguments[0] not in SHARED:
-            raise UsageError(f"{arguments[0]}: expected one process, got {ranks.world}; start it without torchrun")
+            raise UsageError(
+                f"{arguments[0]}: expected one process, got {ranks.world}; start it without torchrun"
+            )
         try:
             with nullcontext() if ranks.main else _silence():
                 yield
         except SystemExit as end:
-            if end.code in (0, 2):  # help or a wrong word, for all alike; the end of one would end the others
+            if end.code in (
+                0,
+                2,
+            ):  # help or a wrong word, for all alike; the end of one would end the others
                 ranks.same(None)
             raise
 
@@ -133,7 +162,7 @@ def _fail(error: Exception | str, status: int) -> int:
 
 def _say(text: str) -> None:
     """Say why it ends; of several processes the one that ends first does so, whichever it is."""
-    ranks = sys.modules.get("torchcaps.ranks")
+    ranks = sys.modules.get("torchcaps.distributed")
     if ranks is None or ranks.joined().first():
         print(f"torchcaps: {text}", file=sys.stderr)
 

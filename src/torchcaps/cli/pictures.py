@@ -13,9 +13,15 @@ from torchcaps.cli.signals import unwinding
 
 
 def reconstruct(
-    run: RunOrOurs = None, /, images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (), data: Data = None,
-    root: Root = None, per_class: int = 2, seed: int = 0, output: Path | None = None,
-) -> int:  # fmt: skip
+    run: RunOrOurs = None,
+    /,
+    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    data: Data = None,
+    root: Root = None,
+    per_class: int = 2,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
     """Draw originals over what the decoder makes of their longest capsule.
 
     Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
@@ -28,14 +34,25 @@ def reconstruct(
     """
     in_range("--per-class", per_class, low=1)
     run = run or tc.models.weights_file()
-    print(tc.report.reconstruct_run(run, images, data=data, root=root, per_class=per_class, seed=seed, output=output))
+    print(
+        tc.reporting.reconstruct_run(
+            run, images, data=data, root=root, per_class=per_class, seed=seed, output=output
+        )
+    )
     return 0
 
 
 def perturb(
-    run: RunOrOurs = None, /, images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (), data: Data = None,
-    root: Root = None, span: float = 0.25, steps: int = 11, seed: int = 0, output: Path | None = None,
-) -> int:  # fmt: skip
+    run: RunOrOurs = None,
+    /,
+    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    data: Data = None,
+    root: Root = None,
+    span: float = 0.25,
+    steps: int = 11,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
     """See what each pose dimension encodes: move one at a time and decode. One grid per class, or per own image.
 
     Example: torchcaps perturb runs/capsnet-digits
@@ -50,16 +67,25 @@ def perturb(
     in_range("--span", span, low=0)
     in_range("--steps", steps, low=2)
     run = run or tc.models.weights_file()
-    written = tc.report.perturb_run(run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output)
+    written = tc.reporting.perturb_run(
+        run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output
+    )
     print(*written, sep="\n")
     return 0
 
 
 def explore(
-    run: RunOrOurs = None, other: Annotated[Path | None, tyro.conf.Positional] = None, /, data: str | None = None,
-    root: Root = None, host: str = "127.0.0.1", port: int = 8700, open: bool = True, device: Device = "auto",
+    run: RunOrOurs = None,
+    other: Annotated[Path | None, tyro.conf.Positional] = None,
+    /,
+    data: str | None = None,
+    root: Root = None,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    open: bool = True,
+    device: Device = "auto",
     threads: int = 1,
-) -> int:  # fmt: skip
+) -> int:
     """Draw a digit and watch the capsules: a page in the browser, served by this machine to itself. Ctrl-C ends it.
 
     Example: torchcaps explore runs/capsnet-digits
@@ -73,20 +99,28 @@ def explore(
         threads: Of torch; one image at a time gains little from more.
     """
     from torchcaps.explorer import open_session, server
-    from torchcaps.report.words import telling
+    from torchcaps.reporting.words import telling
 
     in_range("--port", port, low=0, high=65535)
     use_threads(threads)
     runs = [path for path in (run or tc.models.weights_file(), other) if path is not None]
     named = zip(runs, telling(runs) if run else [runs[0].stem], strict=True)
     note("reading the model ...")
-    sessions = [open_session(path, data=data, root=root, device=device, name=name) for path, name in named]
+    sessions = [
+        open_session(path, data=data, root=root, device=device, name=name) for path, name in named
+    ]
     for session in sessions:
         if session.note:
             note(session.note)
     try:
         with unwinding(os._exit):  # it writes nothing, and may be in the middle of a look
-            server.serve(sessions, host=host, port=port, open_page=open, say=lambda line: print(line, flush=True))
+            server.serve(
+                sessions,
+                host=host,
+                port=port,
+                open_page=open,
+                say=lambda line: print(line, flush=True),
+            )
     except KeyboardInterrupt:
         note("stopped")
     return 0

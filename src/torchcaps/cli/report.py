@@ -11,9 +11,14 @@ from torchcaps.cli.flags import Device, Json, Root, in_range
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, output: Path | None = None, root: Root = None,
-    device: Device = "auto", images: int = 10_000, diagnose: int = 64,
-) -> int:  # fmt: skip
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    output: Path | None = None,
+    root: Root = None,
+    device: Device = "auto",
+    images: int = 10_000,
+    diagnose: int = 64,
+) -> int:
     """Write one HTML file that shows what a run is and does; of several runs, a comparison. It works offline.
 
     Example: torchcaps report runs/capsnet-digits
@@ -32,20 +37,30 @@ def report(
     if diagnose == 1:
         raise UsageError("--diagnose: expected 0 or at least 2, got 1")
     with counting("evaluating") as progress:
-        how: dict[str, Any] = {"root": root, "device": device, "images": images, "progress": progress}
+        how: dict[str, Any] = {
+            "root": root,
+            "device": device,
+            "images": images,
+            "progress": progress,
+        }
         if len(runs) == 1:
-            path = tc.report.write_report(runs[0], output=output, diagnose=diagnose, **how)
+            path = tc.reporting.write_report(runs[0], output=output, diagnose=diagnose, **how)
         else:
-            path = tc.report.write_comparison(runs, output=output, **how)
+            path = tc.reporting.write_comparison(runs, output=output, **how)
     print(path)
     return 0
 
 
 def compare(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /,
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
     others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")],
-    paired: bool = False, margin: float = 1.0, root: Root = None, device: Device = "auto", json: Json = False,
-) -> int:  # fmt: skip
+    paired: bool = False,
+    margin: float = 1.0,
+    root: Root = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
     """Say which of two methods is better, or that both are equally good, or that the runs do not decide.
 
     Several runs of each, with different seeds, are compared over seeds and images; one of each, over images alone.
@@ -59,18 +74,28 @@ def compare(
         margin: Smallest difference that matters, in points of accuracy; methods closer than that are equally good.
     """
     if not runs or not others:
-        raise UsageError(f"{'--with' if runs else 'runs'}: expected one run folder or more, got none")
+        raise UsageError(
+            f"{'--with' if runs else 'runs'}: expected one run folder or more, got none"
+        )
     few, many = sorted([len(runs), len(others)])
     if few == 1 < many:
-        raise UsageError(f"--with: expected one run of each method or several of each, got {few} and {many}")
+        raise UsageError(
+            f"--with: expected one run of each method or several of each, got {few} and {many}"
+        )
     if paired and many == 1:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
     if not 0 < margin < 100:
         raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
     with counting("evaluating") as progress:
-        found = tc.report.compare_folders(
-            runs, others, paired=paired, margin=margin / 100, root=root, device=device, progress=progress
+        found = tc.reporting.compare_folders(
+            runs,
+            others,
+            paired=paired,
+            margin=margin / 100,
+            root=root,
+            device=device,
+            progress=progress,
         )
     show(json, found.to_dict(), found.table(), found.verdict)
     return 0

@@ -26,10 +26,17 @@ class Extent:
 
 
 def reproduce(
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None, /, list: bool = False,
-    table: bool = False, extent: Extent = Extent(), root: Root = None, output: Path = Path("reproductions"),
-    device: str | None = None, threads: int | None = None, json: Json = False,
-) -> int:  # fmt: skip
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
+    /,
+    list: bool = False,
+    table: bool = False,
+    extent: Extent = Extent(),
+    root: Root = None,
+    output: Path = Path("reproductions"),
+    device: str | None = None,
+    threads: int | None = None,
+    json: Json = False,
+) -> int:
     """Run a published experiment and set what it measures beside the published figures.
 
     Runs that are done stay, and a stopped one is continued. Without a recipe: list the experiments and their cost.
@@ -45,7 +52,14 @@ def reproduce(
         device: auto, cpu, cuda, ...
         threads: Processor threads; by default torch's choice.
     """
-    from torchcaps.reproduce import field_tables, read_results, results_table, viewpoint_lines, write_field, write_table
+    from torchcaps.reproduction import (
+        field_tables,
+        read_results,
+        results_table,
+        viewpoint_lines,
+        write_field,
+        write_table,
+    )
 
     if list or (recipe is None and not table):
         return _list(json)
@@ -74,18 +88,28 @@ def reproduce(
     return 0
 
 
-def _run(names: Sequence[str], extent: Extent, root: str | None, output: Path, device: str | None) -> list[Any] | int:
+def _run(
+    names: Sequence[str], extent: Extent, root: str | None, output: Path, device: str | None
+) -> list[Any] | int:
     """The results of these recipes, or the status of a command that a signal stopped."""
-    from torchcaps.reproduce import reproduce
+    from torchcaps.reproduction import reproduce
 
     found = []
     for recipe in [tc.training.load_recipe(name) for name in names]:
         with progress_bar(recipe.name) as bar, noted() as caught:
             try:
                 found += reproduce(
-                    recipe, output, budget=extent.budget, seeds=extent.seeds, rows=extent.row, root=root, device=device,
-                    listener=telling(bar), started=lambda name: say(bar, name), should_stop=lambda: bool(caught),
-                )  # fmt: skip
+                    recipe,
+                    output,
+                    budget=extent.budget,
+                    seeds=extent.seeds,
+                    rows=extent.row,
+                    root=root,
+                    device=device,
+                    listener=telling(bar),
+                    started=lambda name: say(bar, name),
+                    should_stop=lambda: bool(caught),
+                )
             except tc.training.Interrupted as stop:
                 settle()
                 note(f"{stop}; the same command continues it")
@@ -96,13 +120,18 @@ def _run(names: Sequence[str], extent: Extent, root: str | None, output: Path, d
 def _list(json: bool) -> int:
     recipes = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
     if json:
-        print_json([
-            {
-                "name": r.name, "title": r.title, "published": r.published, "rows": [row.name for row in r.rows],
-                "budgets": {name: budget.cost for name, budget in r.budgets.items()},
-            }
-            for r in recipes
-        ])  # fmt: skip
+        print_json(
+            [
+                {
+                    "name": r.name,
+                    "title": r.title,
+                    "published": r.published,
+                    "rows": [row.name for row in r.rows],
+                    "budgets": {name: budget.cost for name, budget in r.budgets.items()},
+                }
+                for r in recipes
+            ]
+        )
         return 0
     for r in recipes:
         print(f"{r.name}: {r.title}")

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     Settings = Any
 else:
     # What a command line may change of a recipe; what is not given stays as the recipe has it.
-    Settings = make_dataclass("Settings", [_flag(name) for name in NAMES if name not in POSITIONAL], frozen=True)
+    Settings = make_dataclass(
+        "Settings", [_flag(name) for name in NAMES if name not in POSITIONAL], frozen=True
+    )
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
@@ -40,9 +42,13 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
     elif recipe_or_model in tc.training.list_recipes() or recipe_or_model.endswith(".toml"):
         config = tc.training.load_recipe(recipe_or_model).config
     else:
-        raise plugins.unknown("recipe or model", recipe_or_model, [*tc.list_models(), *tc.training.list_recipes()])
+        raise plugins.unknown(
+            "recipe or model", recipe_or_model, [*tc.list_models(), *tc.training.list_recipes()]
+        )
     with usage():
-        return config.updated(**vars(settings), model_options=config.model.options | _options(option))
+        return config.updated(
+            **vars(settings), model_options=config.model.options | _options(option)
+        )
 
 
 def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> Path:
@@ -60,16 +66,20 @@ def check_unchanged(
     run: tc.training.RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]
 ) -> None:
     """A resumed run keeps its configuration: UsageError for the first flag, option or model that says otherwise."""
-    movable = tc.training.run_folder.MOVABLE
+    movable = tc.training.run_folder.RESUME_OVERRIDES
     kept, now = run.config().flat(), config.flat()
-    flags = [name for name, value in vars(settings).items() if value is not None and name not in movable]
+    flags = [
+        name for name, value in vars(settings).items() if value is not None and name not in movable
+    ]
     said = {f"--{name.replace('_', '-')}": (kept[name], now[name]) for name in flags}
     for name, value in _options(option).items():
         said[f"--option {name}"] = kept["model_options"].get(name, "none"), value
     said["recipe or model"] = kept["model"], now["model"]
     for what, (before, given) in said.items():
         if before != given:
-            raise UsageError(f"{what}: expected {before}, as the run in {run.path} was started, got {given}")
+            raise UsageError(
+                f"{what}: expected {before}, as the run in {run.path} was started, got {given}"
+            )
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, Any]:

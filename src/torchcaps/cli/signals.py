@@ -33,7 +33,9 @@ def noted(rank: int | None = None) -> Iterator[list[int]]:
             raise SystemExit(128 + number)
         if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
             again = " (once more: stop at once)" if rank is None else ""
-            os.write(2, f"{STOPPING}{again}\n".encode())  # a handler may come in the middle of another print
+            os.write(
+                2, f"{STOPPING}{again}\n".encode()
+            )  # a handler may come in the middle of another print
         caught.append(number)
 
     with _handling(note, signal.SIGINT, signal.SIGTERM):
@@ -49,7 +51,9 @@ def settle() -> None:
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+def _handling(
+    handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals
+) -> Iterator[None]:
     """Replace the handlers of these signals for a while; only the main thread may, elsewhere they stay as they are."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -22,10 +22,16 @@ from torchcaps.settings import TrainConfig
 
 
 def train(
-    recipe_or_model: Annotated[str, tyro.conf.Positional], /, settings: Settings = Settings(),  # noqa: B008 (frozen)
-    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (), output: Path | None = None,
-    resume: bool = False, threads: int | None = None, keep_memory: Literal["yes", "no"] = "yes", json: bool = False,
-) -> int:  # fmt: skip
+    recipe_or_model: Annotated[str, tyro.conf.Positional],
+    /,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    output: Path | None = None,
+    resume: bool = False,
+    threads: int | None = None,
+    keep_memory: Literal["yes", "no"] = "yes",
+    json: bool = False,
+) -> int:
     """Train a model, evaluate it on the test images, and leave a run folder.
 
     Example: torchcaps train capsnet --data digits --epochs 3
@@ -40,7 +46,7 @@ def train(
         keep_memory: Whether freed memory is kept for reuse instead of returned to the system (glibc only).
         json: Print the evaluation as JSON.
     """
-    from torchcaps.ranks import joined
+    from torchcaps.distributed import joined
 
     use_threads(threads)
     ranks, config = joined(), resolve(recipe_or_model, settings, option)
@@ -52,19 +58,30 @@ def train(
     elif ranks.main:
         tc.training.RunFolder.fresh(folder)
         # If the images of the evaluation cannot be read, it fails before the training and not after it.
-        tc.data.load_dataset(data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
+        tc.data.load_dataset(
+            data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes
+        )
     if keep_memory == "yes":
         tc.training.keep_memory()
     with hinted(folder):
         if status := _train(config, folder, resume):
             return status
-    evaluation = tc.report.finish_run(run, device=config.run.device, root=data.root)  # on the test images, once
-    show(json, evaluation.to_dict() | {"run": str(folder)}, evaluation.table(), f"run folder: {folder}")
+    evaluation = tc.reporting.finish_run(
+        run, device=config.run.device, root=data.root
+    )  # on the test images, once
+    show(
+        json,
+        evaluation.to_dict() | {"run": str(folder)},
+        evaluation.table(),
+        f"run folder: {folder}",
+    )
     note_without_plots()
     return 0
 
 
-def _where(config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool) -> tuple[Path, bool]:
+def _where(
+    config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool
+) -> tuple[Path, bool]:
     """The run folder, and whether there is a run in it to go on with."""
     folder = output if output is not None else default_folder(config, recipe_or_model, resume)
     if resume and not (folder / "config.json").exists():
@@ -79,22 +96,32 @@ def _threads_of_then(run: tc.training.RunFolder, asked: int | None) -> None:
     if asked is None:
         use_threads(before)
     elif before not in (None, asked):
-        note(f"--threads: the run was started with {before}; with {asked} it will not end with the same bits")
+        note(
+            f"--threads: the run was started with {before}; with {asked} it will not end with the same bits"
+        )
 
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
-    from torchcaps.ranks import joined
+    from torchcaps.distributed import joined
 
     ranks = joined()
     with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
         try:
-            tc.training.train(config, folder, resume=resume, listener=telling(bar), should_stop=lambda: bool(caught))
+            tc.training.train(
+                config,
+                folder,
+                resume=resume,
+                listener=telling(bar),
+                should_stop=lambda: bool(caught),
+            )
         except tc.training.Interrupted as stop:
             settle()
             again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
-            return 128 + (caught or [signal.SIGINT])[0]  # another process may be the one that was asked
+            return (
+                128 + (caught or [signal.SIGINT])[0]
+            )  # another process may be the one that was asked
         except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
@@ -111,7 +138,12 @@ def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
 
     def listener(row: dict[str, Any]) -> None:
         if row["kind"] == "tick":
-            bar.update(task, completed=row["step"], total=row["steps"], description=f"loss {row['loss']:.4f}")
+            bar.update(
+                task,
+                completed=row["step"],
+                total=row["steps"],
+                description=f"loss {row['loss']:.4f}",
+            )
         elif row["kind"] in ("epoch", "note"):
             say(bar, epoch_line(row) if row["kind"] == "epoch" else f"warning: {row['text']}")
 
@@ -122,8 +154,15 @@ def epoch_line(row: dict[str, Any]) -> str:
     """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: loss ...  350 images/s`, and warnings."""
     parts = [f"epoch {row['epoch']}/{row['epochs']}"]
     for title, start in (("training", "train_"), ("validation", "val_")):
-        found = [(name.removeprefix(start), value) for name, value in row.items() if name.startswith(start)]
-        words = [f"{n.replace('_', ' ')} {f'{v:.2%}' if n == 'accuracy' else f'{v:.4f}'}" for n, v in found]
+        found = [
+            (name.removeprefix(start), value)
+            for name, value in row.items()
+            if name.startswith(start)
+        ]
+        words = [
+            f"{n.replace('_', ' ')} {f'{v:.2%}' if n == 'accuracy' else f'{v:.4f}'}"
+            for n, v in found
+        ]
         parts.append(f"{title}: {', '.join(words)}")
     parts.append(f"{row['images_per_second']:.0f} images/s")
     return "\n".join(["  ".join(parts), *(f"warning: {text}" for text in row["warnings"])])

@@ -10,10 +10,25 @@ Readers return an `ImageSet`: one tensor of images, one of labels, the names of 
 
 from torchcaps.data import sets as _sets  # registers the named sets
 from torchcaps.data._registry import (
-    DatasetInfo, dataset_info, list_datasets, register_dataset, register_format, register_layout, register_made,
-)  # fmt: skip
+    DatasetInfo,
+    dataset_info,
+    list_datasets,
+    register_dataset,
+    register_format,
+    register_directory_format,
+    register_derived,
+)
 from torchcaps.data.arrays import read_arrays
-from torchcaps.data.augment import affine, centre_crop, erase, flip, random_crop, relight, shift, thicken
+from torchcaps.data.augment import (
+    affine,
+    center_crop,
+    random_erasing,
+    random_horizontal_flip,
+    random_crop,
+    color_jitter,
+    shift,
+    random_morphology,
+)
 from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.folder import read_folder, read_tar
@@ -35,17 +50,77 @@ from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_v
 from torchcaps.data.sets.svhn import read_svhn
 from torchcaps.data.sets.synthnorb import render_synthnorb
 from torchcaps.data.sources import (
-    Archive, FileCheck, Mirror, NpmPackage, Rendering, fetch_dataset, verify_dataset,
-)  # fmt: skip
+    Archive,
+    FileCheck,
+    Mirror,
+    NpmPackage,
+    Rendering,
+    fetch_dataset,
+    verify_dataset,
+)
 from torchcaps.data.table import read_table
 
 __all__ = [
-    "Archive", "DatasetInfo", "Drawn", "FileCheck", "ImageSet", "LabelTree", "MaskedSet", "Mirror", "NpmPackage",
-    "PairMaker", "PairSet", "PlacedSet", "PointSet", "Preprocess", "Rendering", "Views", "affine", "affine_copies",
-    "centre_crop", "dataset_info", "decode_image", "default_cache_dir", "erase", "fetch_dataset", "few_labels", "flip",
-    "holdout", "images_in", "label_tree", "list_datasets", "load_dataset", "make_pairs", "make_planes", "multi_hot",
-    "placed", "preprocess_of", "random_crop", "read_affnist", "read_arrays", "read_cifar", "read_folder", "read_gtsrb",
-    "read_idx", "read_masks", "read_mat", "read_matrix", "read_norb", "read_points", "read_svhn", "read_table",
-    "read_tar", "register_dataset", "register_format", "register_layout", "register_made", "relight", "render_shapes",
-    "render_synthnorb", "shift", "split_views", "thicken", "verify_dataset",
-]  # fmt: skip
+    "Archive",
+    "DatasetInfo",
+    "Drawn",
+    "FileCheck",
+    "ImageSet",
+    "LabelTree",
+    "MaskedSet",
+    "Mirror",
+    "NpmPackage",
+    "PairMaker",
+    "PairSet",
+    "PlacedSet",
+    "PointSet",
+    "Preprocess",
+    "Rendering",
+    "Views",
+    "affine",
+    "affine_copies",
+    "center_crop",
+    "color_jitter",
+    "dataset_info",
+    "decode_image",
+    "default_cache_dir",
+    "fetch_dataset",
+    "few_labels",
+    "holdout",
+    "images_in",
+    "label_tree",
+    "list_datasets",
+    "load_dataset",
+    "make_pairs",
+    "make_planes",
+    "morphology",
+    "multi_hot",
+    "placed",
+    "preprocess_of",
+    "random_crop",
+    "random_erasing",
+    "random_horizontal_flip",
+    "read_affnist",
+    "read_arrays",
+    "read_cifar",
+    "read_folder",
+    "read_gtsrb",
+    "read_idx",
+    "read_masks",
+    "read_mat",
+    "read_matrix",
+    "read_norb",
+    "read_points",
+    "read_svhn",
+    "read_table",
+    "read_tar",
+    "register_dataset",
+    "register_derived",
+    "register_directory_format",
+    "register_format",
+    "render_shapes",
+    "render_synthnorb",
+    "shift",
+    "split_views",
+    "verify_dataset",
+]

@@ -32,13 +32,17 @@ class DatasetInfo:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     train: int  # numbers of images
     test: int
-    licence: str  # as its authors state it
+    license: str  # as its authors state it
     source: str  # the page or paper that describes it
     sha256: Files  # its files
     sources: tuple[Source, ...] = ()  # where `fetch_dataset` gets it; they are tried in this order
     system_folders: tuple[Path, ...] = ()  # where operating systems install it
-    embedded: Path | None = None  # the package's own folder of a set that comes with it, looked for nowhere else
-    made_from: str | None = None  # the set that it is made from when read, which is then looked for and fetched
+    embedded: Path | None = (
+        None  # the package's own folder of a set that comes with it, looked for nowhere else
+    )
+    made_from: str | None = (
+        None  # the set that it is made from when read, which is then looked for and fetched
+    )
 
 
 Reader = Callable[[Path, str], ImageSet | None]
@@ -60,7 +64,9 @@ def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
     return register
 
 
-def register_made(base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any) -> None:
+def register_derived(
+    base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any
+) -> None:
     """Register a set that `make(images of the set base, split)` gives when read; `known` differs from `base`."""
 
     @register_dataset(replace(base, made_from=base.name, **known))
@@ -78,15 +84,22 @@ def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader
     _formats[what] = (holds, read)
 
 
-def register_layout(
-    info: DatasetInfo, what: str, holds: Callable[[Path], bool], read: Callable[[Path, str, str, Size], ImageSet]
+def register_directory_format(
+    info: DatasetInfo,
+    what: str,
+    holds: Callable[[Path], bool],
+    read: Callable[[Path, str, str, Size], ImageSet],
 ) -> None:
     """Register a named set whose folders, `what` in errors, can also be read by path, whatever they are called.
 
     `holds` says whether a folder holds any of its files; `read(folder, split, name, img_size)` gives an ImageSet.
     """
-    register_dataset(info)(lambda folder, split: read(folder, split, info.name, None) if holds(folder) else None)
-    register_format(what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size))
+    register_dataset(info)(
+        lambda folder, split: read(folder, split, info.name, None) if holds(folder) else None
+    )
+    register_format(
+        what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size)
+    )
 
 
 def list_datasets() -> list[str]:

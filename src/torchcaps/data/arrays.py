@@ -21,10 +21,11 @@ from torchcaps.errors import DataError
 
 # Names of images and labels by split; "all" where the file has no splits.
 PAIRS = (
-    ("all", "images", "labels"), ("all", "x", "y"),
+    ("all", "images", "labels"),
+    ("all", "x", "y"),
     *((split, f"x_{split}", f"y_{split}") for split in ("train", "test")),
     *((split, f"{split}_images", f"{split}_labels") for split in ("train", "test")),
-)  # fmt: skip
+)
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 LONGEST_HEADER = 10_000
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -52,16 +53,22 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
         pairs = {key: names for key, *names in PAIRS if arrays.keys() >= {*names}}
         if not pairs:
             wanted = "images and labels, or x_train, y_train, x_test and y_test"
-            raise DataError(f"{path}: expected the arrays {wanted}, got {', '.join(arrays) or 'none'}")
+            raise DataError(
+                f"{path}: expected the arrays {wanted}, got {', '.join(arrays) or 'none'}"
+            )
         key = split if split in pairs else "all"
         if key not in pairs:
-            raise DataError(f"{path}: no images and labels of the {split!r} split among {', '.join(arrays)}")
+            raise DataError(
+                f"{path}: no images and labels of the {split!r} split among {', '.join(arrays)}"
+            )
         images, raw = (arrays[name]() for name in pairs[key])
         if raw.shape[:1] != images.shape[:1]:
             count, among = (one.shape[0] if one.shape else "no" for one in (raw, images))
             raise DataError(f"{path}: {count} labels for {among} images")
         known = raw if key == "train" or "train" not in pairs else arrays[pairs["train"][1]]()
-        labels, classes = _index_labels(path, raw, known, arrays["classes"]() if "classes" in arrays else None)
+        labels, classes = _index_labels(
+            path, raw, known, arrays["classes"]() if "classes" in arrays else None
+        )
         pixels = array_images(str(path), images)
     if key == "all":
         index = default_split(str(path), labels, split)
@@ -70,9 +77,10 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
 
 
 register_format(
-    "an .npz or .npy file", lambda path: path.suffix.lower() in (".npz", ".npy"),
+    "an .npz or .npy file",
+    lambda path: path.suffix.lower() in (".npz", ".npy"),
     lambda path, split, *_: read_arrays(path, split),
-)  # fmt: skip
+)
 
 
 def _npz(path: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
@@ -80,7 +88,9 @@ def _npz(path: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], np.nd
     archive = files.enter_context(zipfile.ZipFile(source.file))
 
     def read(member: zipfile.ZipInfo) -> np.ndarray:
-        if member.compress_type not in METHODS:  # numpy writes no other, and some grow without a bound
+        if (
+            member.compress_type not in METHODS
+        ):  # numpy writes no other, and some grow without a bound
             raise ValueError(f"{member.filename}: compressed by a method that is not read here")
         source.claim(member.file_size)
         with archive.open(member) as stream:
@@ -97,7 +107,9 @@ def _npy(path: Path) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
 
     for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
         if not file.exists():
-            raise DataError(f"{path}: expected its {kind} in {file.name} beside it, which is not there")
+            raise DataError(
+                f"{path}: expected its {kind} in {file.name} beside it, which is not there"
+            )
         yield kind, partial(read, file)
 
 
@@ -112,8 +124,12 @@ def _array(name: str, data: bytearray) -> np.ndarray:
         raise ValueError(f"{name}: values of type {dtype}, which is neither a number nor text")
     count, left = math.prod(shape), len(data) - start.tell()
     if min(shape, default=0) < 0 or count * dtype.itemsize != left:
-        raise ValueError(f"{name}: the header {list(shape)} of {dtype} does not fit the {left} bytes of data")
-    return np.frombuffer(data, dtype, count, start.tell()).reshape(shape, order="F" if by_column else "C")
+        raise ValueError(
+            f"{name}: the header {list(shape)} of {dtype} does not fit the {left} bytes of data"
+        )
+    return np.frombuffer(data, dtype, count, start.tell()).reshape(
+        shape, order="F" if by_column else "C"
+    )
 
 
 def _index_labels(
@@ -131,7 +147,9 @@ def _index_labels(
         place = {name: index for index, name in enumerate(classes)}
         strange = next((name for name in labels.tolist() if name not in place), None)
         if strange is not None:
-            raise DataError(f"{path}: label {strange!r} is not among the classes {', '.join(classes)}")
+            raise DataError(
+                f"{path}: label {strange!r} is not among the classes {', '.join(classes)}"
+            )
         labels = np.array([place[name] for name in labels.tolist()])
     indices = torch.from_numpy(labels.astype(np.int64))
     check_labels(str(path), indices, classes)
@@ -141,5 +159,7 @@ def _index_labels(
 def _flat(path: Path, labels: np.ndarray) -> np.ndarray:
     flat = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "iuU":
-        raise DataError(f"{path}: expected labels [n] of integers or names, got {list(labels.shape)} of {labels.dtype}")
+        raise DataError(
+            f"{path}: expected labels [n] of integers or names, got {list(labels.shape)} of {labels.dtype}"
+        )
     return flat

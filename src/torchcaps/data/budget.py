@@ -28,7 +28,11 @@ RATIO = 32
 BLOCK = 4096  # what the smallest file takes on disk
 CHUNK = 1 << 20  # bytes decompressed, and characters of a line read, at a time
 LINE_COST = 512  # bytes of memory that is made of a line of text
-PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +62,11 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextmanager
 def reading(
-    where: Path | str, max_bytes: int | None = None, wrong: str = "cannot be read", *, fresh: bool = False
+    where: Path | str,
+    max_bytes: int | None = None,
+    wrong: str = "cannot be read",
+    *,
+    fresh: bool = False,
 ) -> Iterator[None]:
     """Count all that is read inside in one budget, and turn any exception into a DataError of one line.
 
@@ -91,7 +99,9 @@ def door(reader: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(reader)
     def read(*args: P.args, **kwargs: P.kwargs) -> T:
-        first, *_ = parameters.bind(*args, **kwargs).arguments.values()  # a wrong call is no damaged file
+        first, *_ = parameters.bind(
+            *args, **kwargs
+        ).arguments.values()  # a wrong call is no damaged file
         with reading(first):
             return reader(*args, **kwargs)
 
@@ -150,7 +160,9 @@ class Source(io.BufferedIOBase):
         if found != count or more:
             what = "truncated" if found < count else "too long"
             got = "more" if more else found
-            raise DataError(f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {got}")
+            raise DataError(
+                f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {got}"
+            )
         return data
 
     def pieces(self) -> Iterator[bytes]:
@@ -170,7 +182,9 @@ class Source(io.BufferedIOBase):
         try:
             return self._stream.read(count)
         except EOFError:
-            raise DataError(f"{self.path}: truncated gzip file, it ends before its data does") from None
+            raise DataError(
+                f"{self.path}: truncated gzip file, it ends before its data does"
+            ) from None
         except (zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise DataError(f"{self.path}: damaged gzip file ({error})") from None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.budget import Source, reading, text_lines
 from torchcaps.data.dataset import ImageSet, default_split
-from torchcaps.data.images import ImageSource, decode_image, is_grey
+from torchcaps.data.images import ImageSource, decode_image, is_gray
 from torchcaps.data.pixels import Size, to_channels
 from torchcaps.errors import DataError
 
@@ -35,8 +35,12 @@ class Entry:
 
 def natural(text: str) -> list[tuple[int, int, str]]:
     """Sorting key by which `img2` comes before `img10`: of two numbers, that with more digits is larger."""
-    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part)
-    return [(0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts]
+    parts = (
+        part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part
+    )
+    return [
+        (0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts
+    ]
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
@@ -75,9 +79,14 @@ def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str)
 
 
 def read_entries(
-    name: str, entries: Sequence[Entry], split: str, img_size: Size, in_chans: int | None,
-    contents: Callable[[str], ImageSource] = str, where: str = "",
-) -> ImageSet:  # fmt: skip
+    name: str,
+    entries: Sequence[Entry],
+    split: str,
+    img_size: Size,
+    in_chans: int | None,
+    contents: Callable[[str], ImageSource] = str,
+    where: str = "",
+) -> ImageSet:
     """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
 
     `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
@@ -85,7 +94,9 @@ def read_entries(
     ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
     classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
     if len(classes) < 2:
-        raise DataError(f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}")
+        raise DataError(
+            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
+        )
     index = {label: i for i, label in enumerate(classes)}
     if strange := next((e for e in ordered if e.label not in index), None):
         raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
@@ -95,15 +106,17 @@ def read_entries(
     wanted, channels = {entry.file for entry in chosen}, in_chans or 1
     decoded: dict[str, Tensor] = {}
     for file in dict.fromkeys(entry.file for entry in entries):
-        # One colour image decides the channels of both splits: until one is found, every header counts.
+        # One color image decides the channels of both splits: until one is found, every header counts.
         undecided = in_chans is None and channels == 1
         if file in wanted or undecided:
             data, label = contents(file), f"{where}{file}"
-            channels = 3 if undecided and not is_grey(data, label) else channels
+            channels = 3 if undecided and not is_gray(data, label) else channels
             if file in wanted:
                 decoded[file] = decode_image(data, img_size, in_chans, name=label)
     check_sizes(name, chosen[0].file, decoded)
-    images = torch.stack([to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen])
+    images = torch.stack(
+        [to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen]
+    )
     return ImageSet(images, labels, classes, name)
 
 
@@ -113,14 +126,20 @@ def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:
     for file, image in images.items():
         if image.shape[1:] != (height, width):
             both = f"{Path(first).name} is {height} × {width}, {file} is {image.shape[1]} × {image.shape[2]}"
-            raise DataError(f"{name}: images differ in size ({both}); give img_size (--img-size) to resize them all")
+            raise DataError(
+                f"{name}: images differ in size ({both}); give img_size (--img-size) to resize them all"
+            )
 
 
 class LabelTree(NamedTuple):
     """The levels of a label tree, two or more."""
 
-    levels: tuple[tuple[str, ...], ...]  # coarse to fine, the paths of their classes; the last are those of the set
-    parents: tuple[tuple[int, ...], ...]  # of each level but the first, the places of its classes' parents above
+    levels: tuple[
+        tuple[str, ...], ...
+    ]  # coarse to fine, the paths of their classes; the last are those of the set
+    parents: tuple[
+        tuple[int, ...], ...
+    ]  # of each level but the first, the places of its classes' parents above
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -164,5 +183,7 @@ def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
             before = known.setdefault((depth, name), above)
             if before != above:
                 parents = f"two parents, {before!r} and {above!r}; a label needs one"
-                raise DataError(f"{where}: label {name!r} has {parents}, so give the two different names")
+                raise DataError(
+                    f"{where}: label {name!r} has {parents}, so give the two different names"
+                )
         yield entry

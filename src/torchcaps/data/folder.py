@@ -34,13 +34,15 @@ def read_folder(
     seed 0. See `decode_image` for how pixels are read.
 
     `img_size` is (height, width) or one side of a square to resize to; None requires all to have one size. `in_chans`
-    is 1 or 3; None is 1 when every image of both splits is grey, otherwise 3.
+    is 1 or 3; None is 1 when every image of both splits is gray, otherwise 3.
 
     DataError: no class folders, one class only, an empty class, class folders at several depths or of one name with two
     parents, an unreadable image, or mixed sizes.
     """
     root = Path(root)
-    return read_entries(root.resolve().name, list(checked(root, _entries(root))), split, img_size, in_chans)
+    return read_entries(
+        root.resolve().name, list(checked(root, _entries(root))), split, img_size, in_chans
+    )
 
 
 def _entries(root: Path) -> Iterator[Entry]:
@@ -48,7 +50,9 @@ def _entries(root: Path) -> Iterator[Entry]:
     for split, folder in levels.items():
         if len(levels) == 1:
             other = "test" if split == "train" else "train"
-            raise DataError(f"{root}: {folder.name}/ has no {other}/ beside it; add it, or give {folder} to split that")
+            raise DataError(
+                f"{root}: {folder.name}/ has no {other}/ beside it; add it, or give {folder} to split that"
+            )
         yield from _class_entries(folder, split)
     if not levels:
         yield from _class_entries(root, None)
@@ -63,7 +67,9 @@ def _class_entries(folder: Path, split: str | None, above: str = "") -> Iterator
         if not files and _folders(place):
             yield from _class_entries(place, split, f"{above}{place.name}{BETWEEN}")
         elif not files:
-            raise DataError(f"{place}: class {place.name!r} is empty; expected images ({', '.join(sorted(SUFFIXES))})")
+            raise DataError(
+                f"{place}: class {place.name!r} is empty; expected images ({', '.join(sorted(SUFFIXES))})"
+            )
         yield from (Entry(str(f), above + place.name, split) for f in files)
 
 
@@ -76,7 +82,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 @door
-def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
+def read_tar(
+    path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None
+) -> ImageSet:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
 
     Folders that wrap the whole are passed over; the archive's name without the ending becomes the set's. Everything
@@ -95,13 +103,16 @@ def read_tar(path: str | Path, split: str = "train", img_size: Size = None, in_c
             stream = archive.extractfile(members[member])
             return stream.read() if stream else b""
 
-        return read_entries(name, _member_entries(path, members), split, img_size, in_chans, contents, f"{path}:")
+        return read_entries(
+            name, _member_entries(path, members), split, img_size, in_chans, contents, f"{path}:"
+        )
 
 
 register_format(
-    f"a file ending in {', '.join(ARCHIVES)}", lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
+    f"a file ending in {', '.join(ARCHIVES)}",
+    lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
     read_tar,
-)  # fmt: skip
+)
 
 
 def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -110,9 +121,13 @@ def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarIn
     for member in archive:
         source.claim(COST)
         if archive.offset <= place or member.size < 0:
-            raise DataError(f"{source.path}: damaged archive, the size of {member.name} is negative")
+            raise DataError(
+                f"{source.path}: damaged archive, the size of {member.name} is negative"
+            )
         if member.issparse():
-            raise DataError(f"{source.path}: {member.name} is a sparse file, which is not read from an archive")
+            raise DataError(
+                f"{source.path}: {member.name} is a sparse file, which is not read from an archive"
+            )
         place = archive.offset
         yield member
 
@@ -124,9 +139,19 @@ def _is_image(member: str) -> bool:
 
 def _member_entries(path: Path, members: Iterable[str]) -> list[Entry]:
     parts = [[p for p in member.split("/") if p not in ("", ".")] for member in members]
-    while parts and len({p[0] for p in parts}) == 1 and min(map(len, parts)) > 2 and parts[0][0] not in LEVELS:
+    while (
+        parts
+        and len({p[0] for p in parts}) == 1
+        and min(map(len, parts)) > 2
+        and parts[0][0] not in LEVELS
+    ):
         parts = [p[1:] for p in parts]
     depths = {len(p) for p in parts}
     if depths == {2} or (depths == {3} and {p[0] for p in parts} <= LEVELS):
-        return [Entry(m, p[-2], p[0] if len(p) == 3 else None) for m, p in zip(members, parts, strict=True)]
-    raise DataError(f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> in the archive")
+        return [
+            Entry(m, p[-2], p[0] if len(p) == 3 else None)
+            for m, p in zip(members, parts, strict=True)
+        ]
+    raise DataError(
+        f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> in the archive"
+    )

@@ -10,7 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import DatasetInfo, dataset_info, list_datasets, register_dataset, register_format
+from torchcaps.data._registry import (
+    DatasetInfo,
+    dataset_info,
+    list_datasets,
+    register_dataset,
+    register_format,
+)
 from torchcaps.data.budget import Source, door, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
 from torchcaps.data.entries import plain_or_packed
@@ -30,14 +36,18 @@ def read_idx(path: Path | str) -> Tensor:
     with Source(path) as source:
         magic = source.take(4)
         if len(magic) < 4:
-            raise DataError(f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4")
+            raise DataError(
+                f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4"
+            )
         zero, code, axes = struct.unpack(">HBB", magic)
         if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
             want = "0x000008 and 1 to 4 axes (an IDX file of bytes)"
             raise DataError(f"{path}: wrong magic number 0x{magic.hex()}, expected {want}")
         sizes = source.take(4 * axes)
         if len(sizes) < 4 * axes:
-            raise DataError(f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}")
+            raise DataError(
+                f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}"
+            )
         shape = struct.unpack(f">{axes}I", sizes)
         data = source.exactly(math.prod(shape), f"the header {list(shape)}")
     if not data:
@@ -55,7 +65,9 @@ def holds_idx(folder: Path) -> bool:
     return any(find_idx(folder, split, kind) for split in STEMS for kind in ("images", "labels"))
 
 
-def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None) -> ImageSet:
+def read_idx_set(
+    folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None
+) -> ImageSet:
     """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
     paths = [find_idx(folder, split, kind) for kind in ("images", "labels")]
     if None in paths:
@@ -68,16 +80,22 @@ def read_idx_set(folder: Path, split: str, name: str, classes: tuple[str, ...] |
     if labels.ndim != 1:
         raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
     if len(images) != len(labels):
-        raise DataError(f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}")
+        raise DataError(
+            f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}"
+        )
     if classes is None:
         training = find_idx(folder, "train", "labels")
         classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
     check_labels(str(labels_path), labels.long(), classes)
-    return ImageSet(images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name)
+    return ImageSet(
+        images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name
+    )
 
 
 register_format(
-    "a folder of IDX files", holds_idx, lambda path, split, *_: read_idx_set(path, split, path.resolve().name)
+    "a folder of IDX files",
+    holds_idx,
+    lambda path, split, *_: read_idx_set(path, split, path.resolve().name),
 )
 
 
@@ -92,6 +110,10 @@ def register_idx(info: DatasetInfo) -> None:
         if labels is not None:
             file, digest = f"{STEMS[split]}-labels-idx1-ubyte", sha256(labels)
             for other in map(dataset_info, list_datasets()):
-                if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(file):
-                    raise DataError(f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}")
+                if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(
+                    file
+                ):
+                    raise DataError(
+                        f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}"
+                    )
         return read_idx_set(folder, split, info.name, info.classes)

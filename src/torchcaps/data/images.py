@@ -18,44 +18,55 @@ from torchcaps.errors import DataError, check_regular
 
 # All that is ever opened, whatever a file is called: others run programs (EPS) or are seldom looked after.
 FORMATS = {
-    "BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".pbm", ".pgm", ".ppm"),
-    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
-}  # fmt: skip
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "PPM": (".pbm", ".pgm", ".ppm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+}
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 STRIP = 1 << 20  # pixels converted at a time
-GREY_MODES = frozenset({"1", "L", "LA", "La", "F"})
+GRAY_MODES = frozenset({"1", "L", "LA", "La", "F"})
 ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 ImageSource = str | Path | bytes | Image.Image
 
 
 def decode_image(
-    source: ImageSource, img_size: Size = None, in_chans: int | None = None, *, name: str | None = None
+    source: ImageSource,
+    img_size: Size = None,
+    in_chans: int | None = None,
+    *,
+    name: str | None = None,
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one image, upright: uint8 `[channels, height, width]`.
 
-    The EXIF orientation is applied; transparency is composited on black; palette, CMYK and other colour spaces
-    become RGB; 16-bit grey is scaled so that 65535 becomes 255; of an animation the first frame is read.
+    The EXIF orientation is applied; transparency is composited on black; palette, CMYK and other color spaces
+    become RGB; 16-bit gray is scaled so that 65535 becomes 255; of an animation the first frame is read.
 
     The source is a path, the bytes of a file, or a Pillow image. `img_size` is (height, width) or one side of a square
-    to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a grey image, else 3.
+    to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a gray image, else 3.
     Errors call it `name`; None takes the path.
 
     DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """
     with opened(source, name) as image:
-        channels = in_chans or (1 if _is_grey(image) else 3)
+        channels = in_chans or (1 if _is_gray(image) else 3)
         height, width = image.size[::-1] if img_size is None else size_pair(img_size)
         # The images of a set are kept together: those that do not fit are refused before they are decoded.
-        spend("the set", channels * height * width, source if isinstance(source, str | Path) else None)
+        spend(
+            "the set", channels * height * width, source if isinstance(source, str | Path) else None
+        )
         pixels = _pixels(image, channels, own=isinstance(source, Image.Image))
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
 
-def is_grey(source: ImageSource, name: str | None = None) -> bool:
-    """Whether an image is stored as grey, told from its header; DataError where it is absent or unreadable."""
+def is_gray(source: ImageSource, name: str | None = None) -> bool:
+    """Whether an image is stored as gray, told from its header; DataError where it is absent or unreadable."""
     with opened(source, name) as image:
-        return _is_grey(image)
+        return _is_gray(image)
 
 
 def is_image_name(name: str) -> bool:
@@ -85,11 +96,15 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
     except FileNotFoundError:
         raise DataError(f"{name}: no such image file") from None
     except Image.UnidentifiedImageError:
-        raise DataError(f"{name}: not an image, or a damaged one; expected {', '.join(FORMATS)}") from None
+        raise DataError(
+            f"{name}: not an image, or a damaged one; expected {', '.join(FORMATS)}"
+        ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused") from None
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DataError(f"{name}: unreadable image ({str(error) or type(error).__name__})") from error
+        raise DataError(
+            f"{name}: unreadable image ({str(error) or type(error).__name__})"
+        ) from error
 
 
 def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "channels height width"]:
@@ -110,14 +125,14 @@ def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "chan
 def _strip(image: Image.Image) -> np.ndarray:
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
-    plain = "L" if _is_grey(image) else "RGB"
+    plain = "L" if _is_gray(image) else "RGB"
     if image.mode in ALPHA_MODES or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
     return np.atleast_3d(np.array(image.convert(plain)))
 
 
-def _is_grey(image: Image.Image) -> bool:
+def _is_gray(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         palette = np.reshape(image.getpalette() or [], (-1, 3))
         return bool((palette == palette[:, :1]).all())
-    return image.mode in GREY_MODES or image.mode.startswith("I")
+    return image.mode in GRAY_MODES or image.mode.startswith("I")

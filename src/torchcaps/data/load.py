@@ -8,15 +8,21 @@ from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
 from torchcaps.data.pixels import Size
-from torchcaps.errors import AbsentError, DataError
+from torchcaps.errors import DataError, DatasetNotFoundError
 
 SPLITS = ("train", "test")
 
 
 def load_dataset(
-    name_or_path: str | Path, split: str = "train", root: str | Path | None = None, *, img_size: Size = None,
-    in_chans: int | None = None, cache_dir: str | Path | None = None, max_bytes: int | None = None,
-) -> ImageSet:  # fmt: skip
+    name_or_path: str | Path,
+    split: str = "train",
+    root: str | Path | None = None,
+    *,
+    img_size: Size = None,
+    in_chans: int | None = None,
+    cache_dir: str | Path | None = None,
+    max_bytes: int | None = None,
+) -> ImageSet:
     """Load one split of a data set, whole, into memory. Never downloads.
 
     Args:
@@ -25,7 +31,7 @@ def load_dataset(
         split: "train" or "test"; of a path without splits 20 % are the test split, chosen by `holdout` with seed 0.
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
         img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
-        in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are grey.
+        in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are gray.
         cache_dir: the cache folder; None is `default_cache_dir()`.
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
             where that is more.
@@ -58,7 +64,9 @@ def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> 
             return read(path, split, img_size, in_chans)
     if path.is_dir():
         return read_folder(path, split, img_size=img_size, in_chans=in_chans)
-    raise DataError(f"{path}: not a data set; expected a folder of class folders, {', '.join(_formats)}")
+    raise DataError(
+        f"{path}: not a data set; expected a folder of class folders, {', '.join(_formats)}"
+    )
 
 
 def default_cache_dir() -> Path:
@@ -66,17 +74,29 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def places(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[Path]:
+def places(
+    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
+) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = origin(name)
     if info.embedded is not None:
         return [info.embedded]
     base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
-    return [*base, Path(cache_dir or default_cache_dir()).expanduser() / info.name, *info.system_folders]
+    return [
+        *base,
+        Path(cache_dir or default_cache_dir()).expanduser() / info.name,
+        *info.system_folders,
+    ]
 
 
-def not_found(name: str, looked: list[Path]) -> AbsentError:
+def not_found(name: str, looked: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the places looked at."""
     info = origin(name)
-    how = f"get it with: torchcaps data fetch {info.name}" if info.sources else f"get it from {info.source}"
-    return AbsentError(f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}")
+    how = (
+        f"get it with: torchcaps data fetch {info.name}"
+        if info.sources
+        else f"get it from {info.source}"
+    )
+    return DatasetNotFoundError(
+        f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}"
+    )

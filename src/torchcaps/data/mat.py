@@ -21,12 +21,31 @@ from torchcaps.errors import DataError
 
 HEADER = 128
 SIZES, FLAGS, MATRIX, COMPRESSED = 5, 6, 14, 15
-PIECE = 1 << 14  # bytes of a compressed element taken at a time; they grow to a thousand times as many at most
+PIECE = (
+    1 << 14
+)  # bytes of a compressed element taken at a time; they grow to a thousand times as many at most
 COST = 512  # bytes of memory that an element, a cell or a struct takes besides its data
 CELL, STRUCT, CHARS = 1, 2, 4  # classes of arrays
-NUMBERS, TEXT = {1, 2, 3, 4, 5, 6, 7, 9, 12, 13}, {1, 2, 4, 16, 17, 18}  # types of elements that they are stored as
+NUMBERS, TEXT = (
+    {1, 2, 3, 4, 5, 6, 7, 9, 12, 13},
+    {1, 2, 4, 16, 17, 18},
+)  # types of elements that they are stored as
 # Class of an array (cell, struct, text, numbers): bytes of memory that a value takes.
-WIDTHS = {CELL: COST, STRUCT: COST, CHARS: 8, 6: 8, 7: 4, 8: 1, 9: 1, 10: 2, 11: 2, 12: 4, 13: 4, 14: 8, 15: 8}
+WIDTHS = {
+    CELL: COST,
+    STRUCT: COST,
+    CHARS: 8,
+    6: 8,
+    7: 4,
+    8: 1,
+    9: 1,
+    10: 2,
+    11: 2,
+    12: 4,
+    13: 4,
+    14: 8,
+    15: 8,
+}
 DEEPEST = 16  # structs and cells within each other
 MOST_AXES = 32
 COMPLEX = 0x800
@@ -57,7 +76,9 @@ def read_mat(path: str | Path) -> dict[str, Value]:
         if bytes(data[:10]) == b"MATLAB 7.3" or version == 0x0200:
             raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
         if order is None or version != 0x0100:
-            raise DataError(f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order")
+            raise DataError(
+                f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order"
+            )
         file, plain = _File(path, order, source.claim), io.BytesIO()
         # scipy tells versions apart by the text of the header too.
         plain.write(b"MATLAB 5.0 MAT-file".ljust(124) + data[124:HEADER])
@@ -65,7 +86,9 @@ def read_mat(path: str | Path) -> dict[str, Value]:
             file.check(body, 0)
             plain.write(struct.pack(f"{file.order}II", MATRIX, len(body)) + body)
         del data
-        with warnings.catch_warnings(action="ignore"):  # of two variables of one name the last one counts
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of two variables of one name the last one counts
             found = loadmat(plain, mat_dtype=True)
         return {name: _simple(value) for name, value in found.items() if not name.startswith("__")}
 
@@ -98,7 +121,9 @@ class _File:
             kind, size = struct.unpack_from(f"{self.order}II", data, at)
             # Compressed elements are not padded.
             start, end = at + 8, at + 8 + size + (0 if kind == COMPRESSED else -size % 8)
-            if kind >> 16:  # the small form: length and type in one word, up to 4 bytes of data in the other
+            if (
+                kind >> 16
+            ):  # the small form: length and type in one word, up to 4 bytes of data in the other
                 kind, size, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
             if start + size > min(len(data), end):
                 raise ValueError(f"an element of {size} bytes where {len(data) - start} are left")
@@ -113,7 +138,11 @@ class _File:
         parts = list(self.elements(body))
         if not parts:  # an empty array may be stored as nothing at all
             return
-        if len(parts) < 3 or [kind for kind, _ in parts[:2]] != [FLAGS, SIZES] or len(parts[0][1]) != 8:
+        if (
+            len(parts) < 3
+            or [kind for kind, _ in parts[:2]] != [FLAGS, SIZES]
+            or len(parts[0][1]) != 8
+        ):
             raise ValueError("an array without its flags, sizes and name")
         flags = struct.unpack(f"{self.order}I", parts[0][1][:4])[0]
         kind = flags & 0xFF
@@ -133,7 +162,9 @@ class _File:
         else:
             good = len(held) == 1 and held[0][0] in (TEXT if kind == CHARS else NUMBERS)
         if not good:
-            raise ValueError(f"{name} {list(shape)} of class {kind} holds other elements than it should")
+            raise ValueError(
+                f"{name} {list(shape)} of class {kind} holds other elements than it should"
+            )
         for _, part in held if kind in (CELL, STRUCT) else ():
             self.check(part, depth + 1)
 
@@ -160,7 +191,10 @@ class _File:
 
 def _simple(value: np.ndarray) -> Value:
     if value.dtype.names is not None:
-        records = [{name: _simple(record[name]) for name in value.dtype.names} for record in value.ravel("F")]
+        records = [
+            {name: _simple(record[name]) for name in value.dtype.names}
+            for record in value.ravel("F")
+        ]
         return records[0] if len(records) == 1 else records
     if value.dtype == object:
         return [_simple(one) for one in value.ravel("F")]

@@ -27,8 +27,8 @@ def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
 def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
     """Images `[n, channels, height, width]`, uint8 or float32 in [0, 1], brought to this size and number of channels.
 
-    None leaves either as it is. Sizes change by antialiased bilinear interpolation; colour becomes grey by luma
-    (0.299 R + 0.587 G + 0.114 B), grey becomes colour by repeating. DataError for another change of channels.
+    None leaves either as it is. Sizes change by antialiased bilinear interpolation; color becomes gray by luma
+    (0.299 R + 0.587 G + 0.114 B), gray becomes color by repeating. DataError for another change of channels.
     """
     if in_chans is not None:
         images = to_channels(images, in_chans)
@@ -40,9 +40,16 @@ def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
 def _resize(images: Images, size: tuple[int, int]) -> Images:
     if images[0].numel() > LARGE and (len(images) > 1 or images.shape[1] > 1):
         parts = images.flatten(0, 1).split(1)
-        return torch.cat([_resize(part.unsqueeze(1), size) for part in parts]).unflatten(0, images.shape[:2]).squeeze(2)
+        return (
+            torch.cat([_resize(part.unsqueeze(1), size) for part in parts])
+            .unflatten(0, images.shape[:2])
+            .squeeze(2)
+        )
     # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
-    return _as(images.dtype, F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False))
+    return _as(
+        images.dtype,
+        F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False),
+    )
 
 
 def _as(kind: torch.dtype, images: Tensor) -> Images:
@@ -51,7 +58,7 @@ def _as(kind: torch.dtype, images: Tensor) -> Images:
 
 
 def to_channels(images: Images, in_chans: int) -> Images:
-    """Grey to colour or colour to grey, as `fit_images` describes it."""
+    """Gray to color or color to gray, as `fit_images` describes it."""
     channels = images.shape[1]
     if channels == in_chans:
         return images
@@ -64,7 +71,7 @@ def to_channels(images: Images, in_chans: int) -> Images:
 
 
 def deep_to_bytes(array: np.ndarray) -> np.ndarray:
-    """Grey values in 0..65535, or floats in [0, 1], as uint8, rounded; DataError: out of range, NaN."""
+    """Gray values in 0..65535, or floats in [0, 1], as uint8, rounded; DataError: out of range, NaN."""
     low, high = array.min(), array.max()
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):
@@ -87,7 +94,9 @@ def array_images(where: str, images: np.ndarray) -> Images:
         raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
     elif (images.shape[1] <= MOST_CHANNELS) == (images.shape[3] <= MOST_CHANNELS):
         want = f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
-        raise DataError(f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; {want}")
+        raise DataError(
+            f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; {want}"
+        )
     elif images.shape[3] <= MOST_CHANNELS:
         images = np.moveaxis(images, 3, 1)
     if images.size == 0:
@@ -97,7 +106,9 @@ def array_images(where: str, images: np.ndarray) -> Images:
     elif images.dtype.kind == "f":
         images = images.astype(np.float32)
     elif images.dtype != np.uint8:
-        raise DataError(f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}")
+        raise DataError(
+            f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
+        )
     found = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
     check_floats(where, found)
     return found

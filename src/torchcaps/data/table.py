@@ -19,7 +19,9 @@ REQUIRED, TREE = ("file", "label"), "image,coarse,fine"
 
 
 @door
-def read_table(path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None) -> ImageSet:
+def read_table(
+    path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None
+) -> ImageSet:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     With `image` and `mask` in their place it gives a `MaskedSet`, as `read_masks` does; a table of classes may lie
@@ -43,7 +45,9 @@ def read_table(path: str | Path, split: str = "train", img_size: Size = None, in
     return read_entries(path.stem, entries, split, img_size, in_chans)
 
 
-register_format("a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table)
+register_format(
+    "a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table
+)
 
 
 def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
@@ -52,23 +56,35 @@ def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     found = ",".join(columns) or "an empty file"
     for column in wanted:
         if column not in columns:
-            raise DataError(f"{path}: no column {column!r}; expected {asked} and optionally split, got {found}")
-    levels = [column for column in columns if column not in ("image", "split")] if tree else ["label"]
+            raise DataError(
+                f"{path}: no column {column!r}; expected {asked} and optionally split, got {found}"
+            )
+    levels = (
+        [column for column in columns if column not in ("image", "split")] if tree else ["label"]
+    )
     if tree and len(levels) < 2:
-        raise DataError(f"{path}: a column of labels is missing; expected {TREE} or more levels, got {found}")
+        raise DataError(
+            f"{path}: a column of labels is missing; expected {TREE} or more levels, got {found}"
+        )
     return wanted[0], levels
 
 
-def _entries(path: Path, rows: csv.DictReader[str], files: str, levels: list[str]) -> Iterator[Entry]:
+def _entries(
+    path: Path, rows: csv.DictReader[str], files: str, levels: list[str]
+) -> Iterator[Entry]:
     for row in rows:
         line = f"{path} line {rows.line_num}"
         file, *labels = ((row[column] or "").strip() for column in (files, *levels))
         if not file or not labels[-1]:
             raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
         if not all(labels):
-            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {levels[labels.index('')]!r} is empty")
+            raise DataError(
+                f"{line}: label {labels[-1]!r} has no parent; {levels[labels.index('')]!r} is empty"
+            )
         if len(levels) > 1 and any(BETWEEN in label for label in labels):
-            raise DataError(f"{line}: expected labels without {BETWEEN!r}, which parts the levels, got {labels}")
+            raise DataError(
+                f"{line}: expected labels without {BETWEEN!r}, which parts the levels, got {labels}"
+            )
         place = os.path.join(path.parent, file)
         if not os.path.isfile(place):
             raise DataError(f"{line}: no such file {place}")

@@ -28,11 +28,15 @@ class Figures:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, with the derived figures of figures within these."""
-        parts = {name: value.to_dict() for name, value in vars(self).items() if isinstance(value, Figures)}
+        parts = {
+            name: value.to_dict()
+            for name, value in vars(self).items()
+            if isinstance(value, Figures)
+        }
         return asdict(self) | parts | {name: getattr(self, name) for name in self.derived}
 
 
-class LabelledImages(Protocol):
+class LabeledImages(Protocol):
     """What an evaluation needs of a data set."""
 
     @property
@@ -73,7 +77,9 @@ def check_indices(labels: Tensor, classes: int | None = None) -> None:
     low, high = int(labels.min()), int(labels.max())
     last = torch.iinfo(torch.int64).max if classes is None else classes - 1
     if low < 0 or high > last:
-        raise ValueError(f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}")
+        raise ValueError(
+            f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}"
+        )
 
 
 def check_lengths(activations: Tensor) -> None:
@@ -95,11 +101,13 @@ def check_images(images: Tensor) -> None:
         raise ValueError("images: expected at least one image, got none")
 
 
-def check_labelled(images: Tensor, labels: Tensor) -> None:
+def check_labeled(images: Tensor, labels: Tensor) -> None:
     """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
     check_images(images)
     check_labels(labels)
     check_shape("labels", labels, ("n",), n=len(images))
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
-        raise ValueError(f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}")
+        raise ValueError(
+            f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}"
+        )

@@ -8,9 +8,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from torchcaps.distributed import Ranks, joined
 from torchcaps.errors import check_known, check_range
-from torchcaps.evaluation.base import BATCH, Images, LabelledImages, Labels, Progress, check_images, check_labels
-from torchcaps.ranks import Ranks, joined
+from torchcaps.evaluation.base import (
+    BATCH,
+    Images,
+    LabeledImages,
+    Labels,
+    Progress,
+    check_images,
+    check_labels,
+)
 from torchcaps.types import declares, spec_of
 
 PRECISIONS = ("bf16", "fp32")
@@ -55,9 +63,14 @@ def activations_of(model: nn.Module, images: Tensor) -> Float[Tensor, "batch cla
 
 
 def class_activations(
-    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *,
-    device: torch.device | str | None = None, precision: str = "fp32", progress: Progress | None = None,
-) -> Float[Tensor, "n classes"]:  # fmt: skip
+    model: nn.Module,
+    dataset: LabeledImages,
+    batch_size: int = BATCH,
+    *,
+    device: torch.device | str | None = None,
+    precision: str = "fp32",
+    progress: Progress | None = None,
+) -> Float[Tensor, "n classes"]:
     """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`. Raises
     ValueError if the model does not give one activation per class of the data set, for an unknown precision, or a batch
     size below 1."""
@@ -65,7 +78,9 @@ def class_activations(
     place = device_of(model) if device is None else torch.device(device)
     model.to(place)
     count, classes, parts = len(dataset.labels), len(dataset.classes), []
-    ranks = joined() if count >= joined().world else Ranks()  # a few images are looked at by every process
+    ranks = (
+        joined() if count >= joined().world else Ranks()
+    )  # a few images are looked at by every process
     with evaluating(model), autocast(place, precision):
         for indices in torch.arange(count)[ranks.rows(count)].split(batch_size):
             part = activations_of(model, dataset.float_images(indices).to(place))
@@ -81,14 +96,21 @@ def class_activations(
     return ranks.cat(torch.cat(parts))
 
 
-def image_activations(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> Float[Tensor, "n classes"]:
+def image_activations(
+    model: nn.Module, images: Images, *, batch_size: int = BATCH
+) -> Float[Tensor, "n classes"]:
     """`model(images)` of images `[n, channels, height, width]` in [0, 1], a batch at a time, as float32 on the CPU.
     Raises ValueError for images that are no images, or a model that does not give `[batch, classes]`."""
     check_images(images)
     with evaluating(model):
-        parts = [activations_of(model, batch).cpu() for batch, _ in batches(model, images, batch_size=batch_size)]
+        parts = [
+            activations_of(model, batch).cpu()
+            for batch, _ in batches(model, images, batch_size=batch_size)
+        ]
     if parts[0].dim() != 2:
-        raise ValueError(f"model: expected [batch, classes] activations, got {list(parts[0].shape)}")
+        raise ValueError(
+            f"model: expected [batch, classes] activations, got {list(parts[0].shape)}"
+        )
     return torch.cat(parts)
 
 
@@ -104,7 +126,9 @@ def batches(
         yield batch.to(place), some.to(place)
 
 
-def right_answers(model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH) -> Bool[Tensor, " n"]:
+def right_answers(
+    model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH
+) -> Bool[Tensor, " n"]:
     """`[n]` booleans on the CPU: whether the largest activation is that of the label. Raises ValueError for a label
     that is no class of the model."""
     found = image_activations(model, images, batch_size=batch_size)

@@ -34,24 +34,38 @@ MOST_FILE = 8_000_000  # bytes of an image file
 MOST_FILES = 8  # in memory
 MOST_NAME = 64  # characters of a stream's name
 BODY_SECONDS = 10.0  # in which the body of a request must have come
-TYPES = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".js": "text/javascript",
+}
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
-}  # fmt: skip
+}
 MISSING = {404: "there is no such page", 405: "this address is not asked this way"}
-_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?")  # name or [IPv6 address], and a port
+_HOST = re.compile(
+    r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?"
+)  # name or [IPv6 address], and a port
 
 
 class Access(NamedTuple):
     """Who may send requests."""
 
-    hosts: frozenset[str]  # names of this server in a Host header, without port; IP addresses are names too
+    hosts: frozenset[
+        str
+    ]  # names of this server in a Host header, without port; IP addresses are names too
     any_address: bool = False  # every IP address is such a name
-    token: str = ""  # that every request must bring; empty for a server that only this machine can reach
+    token: str = (
+        ""  # that every request must bring; empty for a server that only this machine can reach
+    )
 
     def check(self, scope: Scope) -> None:
         """Raise HTTPException (403) for another host name, another page, or without the token."""
@@ -62,13 +76,22 @@ class Access(NamedTuple):
         if name not in self.hosts and not (self.any_address and _address(name)):
             raise HTTPException(403, f"this server is not called {host[:80]!r}")
         own = (f"http://{host}", f"https://{host}")
-        site = request.headers.get("sec-fetch-site", "same-origin") if path.startswith("/api/") else "none"
-        if request.headers.get("origin", own[0]).lower() not in own or site not in ("same-origin", "none"):
+        site = (
+            request.headers.get("sec-fetch-site", "same-origin")
+            if path.startswith("/api/")
+            else "none"
+        )
+        if request.headers.get("origin", own[0]).lower() not in own or site not in (
+            "same-origin",
+            "none",
+        ):
             raise HTTPException(403, "requests from other pages are not answered")
         if self.token and not path.startswith("/static/"):
             given = request.headers.get("x-token") or request.query_params.get("token", "")
             if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
-                raise HTTPException(403, "the token is missing or wrong; open the address that was printed")
+                raise HTTPException(
+                    403, "the token is missing or wrong; open the address that was printed"
+                )
 
 
 LOCAL = Access(frozenset({"127.0.0.1", "localhost", "::1"}))
@@ -90,11 +113,16 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker | None = None) -> ASGIApp:
+def make_app(
+    sessions: Sequence[Session], access: Access = LOCAL, worker: Worker | None = None
+) -> ASGIApp:
     """The application for these models, which all take pictures of the first one's size; the caller closes `worker`."""
     api = Api(list(sessions), worker or Worker())
     folder = files("torchcaps.explorer").joinpath("static")
-    found = {file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]]) for file in folder.iterdir()}
+    found = {
+        file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]])
+        for file in folder.iterdir()
+    }
     found[""] = found.pop("index.html")
 
     async def static(request: Request) -> Response:
@@ -104,12 +132,18 @@ def make_app(sessions: Sequence[Session], access: Access = LOCAL, worker: Worker
         return Response(found[name][0], media_type=found[name][1])
 
     routes = [
-        Route("/", static), Route("/static/{name}", static), Route("/api/about", api.about),
-        Route("/api/picture", api.picture, methods=["POST"]), Route("/api/{name}", api.answer, methods=["POST"]),
-    ]  # fmt: skip
+        Route("/", static),
+        Route("/static/{name}", static),
+        Route("/api/about", api.about),
+        Route("/api/picture", api.picture, methods=["POST"]),
+        Route("/api/{name}", api.answer, methods=["POST"]),
+    ]
     # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.
     others = Middleware(ExceptionMiddleware, handlers={Exception: refusal})
-    return guarded(Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}), access)
+    return guarded(
+        Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}),
+        access,
+    )
 
 
 class Api:
@@ -117,7 +151,9 @@ class Api:
 
     def __init__(self, sessions: list[Session], worker: Worker) -> None:
         self.sessions, self.worker, self.most, self.files = sessions, worker, largest(sessions), 0
-        self.functions = {name: partial(function, sessions) for name, function in {**SINGLE, **BATCHED}.items()}
+        self.functions = {
+            name: partial(function, sessions) for name, function in {**SINGLE, **BATCHED}.items()
+        }
 
     async def about(self, _: Request) -> Response:
         """The models."""
@@ -129,17 +165,23 @@ class Api:
         if name not in self.functions:
             raise HTTPException(404)
         if len(stream) > MOST_NAME:
-            raise HTTPException(400, f"x-stream: expected at most {MOST_NAME} characters, got {len(stream)}")
+            raise HTTPException(
+                400, f"x-stream: expected at most {MOST_NAME} characters, got {len(stream)}"
+            )
         body, together = parsed(await read(request, self.most)), name in BATCHED
         try:
-            return JSONResponse(await self.worker.run(self.functions[name], body, stream, together=together))
+            return JSONResponse(
+                await self.worker.run(self.functions[name], body, stream, together=together)
+            )
         except Superseded:
             return JSONResponse({"superseded": True})
 
     async def picture(self, request: Request) -> Response:
         """An image file as pixels for the page."""
         if self.files >= MOST_FILES:
-            raise HTTPException(503, "the server is busy with other image files; try again in a moment")
+            raise HTTPException(
+                503, "the server is busy with other image files; try again in a moment"
+            )
         self.files += 1
         try:
             image = await self.worker.run(self.sessions[0].picture, await read(request, MOST_FILE))

@@ -14,7 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.explorer.session import MOST_DECODED, MOST_SWEPT, Look, Motion, Routing, Session, laid_over, move
+from torchcaps.explorer.session import (
+    MOST_DECODED,
+    MOST_SWEPT,
+    Look,
+    Motion,
+    Routing,
+    Session,
+    move,
+    overlay,
+)
 
 MOST_TEXT = 4096  # bytes of a JSON body beside its pictures and poses
 MOST_EXAMPLES = 60  # of one answer
@@ -54,17 +63,26 @@ def encoded(image: Tensor) -> str:
 def largest(sessions: Sessions) -> int:
     """Bytes of the largest JSON body: two pictures of the first model, and as many poses as are decoded at once."""
     pictures = 2 * (4 * (math.prod(sessions[0].shape) + 3) // 3)
-    return MOST_TEXT + pictures + 26 * MOST_DECODED * max(session.pose_dim + 1 for session in sessions)
+    return (
+        MOST_TEXT + pictures + 26 * MOST_DECODED * max(session.pose_dim + 1 for session in sessions)
+    )
 
 
 def _examples(sessions: Sessions, body: Body) -> Answer:
     if "index" in body:
         chosen = [_integer(body, "index")]
     else:
-        count, start = _integer(body, "count", 1, MOST_EXAMPLES, 20), _integer(body, "start", default=0)
-        chosen = sessions[0].labelled(_integer(body, "label"))[start : start + count].tolist()
+        count, start = (
+            _integer(body, "count", 1, MOST_EXAMPLES, 20),
+            _integer(body, "start", default=0),
+        )
+        chosen = sessions[0].labeled(_integer(body, "label"))[start : start + count].tolist()
     found = [(index, *sessions[0].example(index)) for index in chosen]
-    return {"examples": [{"index": n, "labels": labels, "image": encoded(image)} for n, image, labels in found]}
+    return {
+        "examples": [
+            {"index": n, "labels": labels, "image": encoded(image)} for n, image, labels in found
+        ]
+    }
 
 
 def _looks(sessions: Sessions, bodies: Sequence[Body]) -> list[Answer]:
@@ -79,7 +97,9 @@ def _looks(sessions: Sessions, bodies: Sequence[Body]) -> list[Answer]:
     for (model, kind), places in alike.items():
         images = [_moved(sessions, bodies[k]) for k in places]
         found = sessions[model].looks(images, [_capsules(bodies[k]) for k in places], kind)
-        answers |= {k: _looked(one, image) for k, one, image in zip(places, found, images, strict=True)}
+        answers |= {
+            k: _looked(one, image) for k, one, image in zip(places, found, images, strict=True)
+        }
     return [answers[k] for k in range(len(bodies))]
 
 
@@ -97,7 +117,10 @@ def _steps(sessions: Sessions, body: Body) -> Answer:
     image, label = _image(sessions, body), _label(sessions, body)
     found = _session(sessions, body).routing(image, label, _routing(body))
     shown = [
-        {name: _plain(value) if isinstance(value, Tensor) else value for name, value in step._asdict().items()}
+        {
+            name: _plain(value) if isinstance(value, Tensor) else value
+            for name, value in step._asdict().items()
+        }
         for step in found.steps
     ]
     sight = None if found.sight is None else found.sight._asdict()
@@ -105,7 +128,9 @@ def _steps(sessions: Sessions, body: Body) -> Answer:
 
 
 def _sweep(sessions: Sessions, body: Body) -> Answer:
-    values = _numbers(body, "values", 1, MOST_SWEPT, max(high for _, high in Motion.LIMITS.values()))
+    values = _numbers(
+        body, "values", 1, MOST_SWEPT, max(high for _, high in Motion.LIMITS.values())
+    )
     image, label = _image(sessions, body), _label(sessions, body)
     found = _session(sessions, body).sweep(image, _motion(body), values, label, _routing(body))
     return {"values": values, "activation": _plain(found.activation), "pose": _plain(found.pose)}
@@ -115,13 +140,19 @@ def _overlap(sessions: Sessions, body: Body) -> Answer:
     session = _session(sessions, body)
     first, second = _image(sessions, body), _image(sessions, body, "second")
     limit = float(max(session.shape[1:]))
-    image = laid_over(first, second, *(_number(body, name, -limit, limit) for name in ("right", "down")))
+    image = overlay(
+        first, second, *(_number(body, name, -limit, limit) for name in ("right", "down"))
+    )
     return _looked(session.look(image, _capsules(body), _routing(body), count=2), image)
 
 
 SINGLE: dict[str, Callable[[Sessions, Any], Any]] = {
-    "examples": _examples, "decode": _decode, "routing": _steps, "sweep": _sweep, "overlap": _overlap,
-}  # fmt: skip
+    "examples": _examples,
+    "decode": _decode,
+    "routing": _steps,
+    "sweep": _sweep,
+    "overlap": _overlap,
+}
 BATCHED: dict[str, Callable[[Sessions, Any], Any]] = {"look": _looks}  # of several bodies at once
 
 
@@ -155,12 +186,16 @@ def _moved(sessions: Sessions, body: Body) -> Tensor:
 
 
 def _looked(found: Look, image: Tensor) -> Answer:
-    drawn = None if found.reconstructions is None else [encoded(one) for one in found.reconstructions]
+    drawn = (
+        None if found.reconstructions is None else [encoded(one) for one in found.reconstructions]
+    )
     answer = {"activation": _plain(found.activation), "pose": _plain(found.pose), "drawn": drawn}
     return answer | {"shown": found.shown, "image": encoded(image)}
 
 
-def _integer(body: Body, name: str, low: int = 0, high: int = 2**31, default: int | None = None) -> int:
+def _integer(
+    body: Body, name: str, low: int = 0, high: int = 2**31, default: int | None = None
+) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name}: expected a whole number from {low} to {high}")
@@ -184,11 +219,17 @@ def _listed(body: Body, name: str, least: int, most: int, what: str) -> list[Any
 
 
 def _numbers(body: Body, name: str, least: int, most: int, largest: float) -> list[float]:
-    return [_number({name: item}, name, -largest, largest) for item in _listed(body, name, least, most, "numbers")]
+    return [
+        _number({name: item}, name, -largest, largest)
+        for item in _listed(body, name, least, most, "numbers")
+    ]
 
 
 def _capsules(body: Body) -> list[int]:
-    return [_integer({"classes": item}, "classes") for item in _listed(body, "classes", 0, MOST_DECODED, "classes")]
+    return [
+        _integer({"classes": item}, "classes")
+        for item in _listed(body, "classes", 0, MOST_DECODED, "classes")
+    ]
 
 
 def _routing(body: Body) -> Routing:
@@ -205,7 +246,10 @@ def _motion(body: Body) -> Motion:
     changing = value.get("changing", Motion.changing)
     if changing not in [*Motion.LIMITS]:  # a list: not every value has a hash
         raise ValueError(f"changing: expected one of {', '.join(Motion.LIMITS)}")
-    amounts = {name: _number(value, name, *bounds, getattr(Motion, name)) for name, bounds in Motion.LIMITS.items()}
+    amounts = {
+        name: _number(value, name, *bounds, getattr(Motion, name))
+        for name, bounds in Motion.LIMITS.items()
+    }
     return Motion(**amounts, changing=changing)
 
 

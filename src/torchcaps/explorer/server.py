@@ -38,25 +38,42 @@ def bound(host: str, port: int) -> socket.socket:
     for free in range(port, min(port + (PORTS if port else 1), 65536)):
         place = (str(address[0]), free)
         try:
-            return socket.create_server(place, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both)
+            return socket.create_server(
+                place, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both
+            )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise RunError(f"{host}:{free}: cannot be listened on ({os.strerror(error.errno or 0)})") from error
+                raise RunError(
+                    f"{host}:{free}: cannot be listened on ({os.strerror(error.errno or 0)})"
+                ) from error
     raise RunError(f"--port {port}: it and the {PORTS - 1} after it are in use; name another")
 
 
 def settings(app: ASGIApp) -> uvicorn.Config:
     """How uvicorn serves it: few connections, none of which is held open for nothing."""
     return uvicorn.Config(
-        app, http=_Patient, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
-        lifespan="off", limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=2,
-    )  # fmt: skip
+        app,
+        http=_Patient,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2,
+    )
 
 
 def serve(
-    sessions: Sequence[Session], *, host: str = "127.0.0.1", port: int = 8700, open_page: bool = True,
+    sessions: Sequence[Session],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    open_page: bool = True,
     say: Callable[[str], object] = print,
-) -> None:  # fmt: skip
+) -> None:
     """Serve the page until Ctrl-C; RunError where there is no such address, or no free port.
 
     Any host but this machine's own needs a token, which the printed address has; port 0 takes any.
@@ -66,7 +83,10 @@ def serve(
         taken = listening.getsockname()[1]
         if port not in (0, taken):
             say(f"port {port} is in use; taking {taken}")
-        url, server = page_url(host, taken, access.token), _Server(settings(make_app(sessions, access, worker)))
+        url, server = (
+            page_url(host, taken, access.token),
+            _Server(settings(make_app(sessions, access, worker))),
+        )
         server.closing = worker.close
         say(url)  # the socket listens already: who comes before the server runs is answered then
         if open_page:  # a thread, as some browsers return only when they are closed

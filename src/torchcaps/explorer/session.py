@@ -25,7 +25,7 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
-from torchcaps.report import open_run
+from torchcaps.reporting import open_run
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.training import load
@@ -46,8 +46,12 @@ class Look(NamedTuple):
 
     activation: Float[Tensor, " capsules"]  # empty where the task has neither capsules nor classes
     pose: Float[Tensor, "capsules dim"] | None  # None for a model without capsules
-    reconstructions: Float[Tensor, "shown channels height width"] | None  # in [0, 1]; None without a decoder
-    shown: tuple[int, ...]  # capsules drawn: as asked for, or those with the largest activations, the largest first
+    reconstructions: (
+        Float[Tensor, "shown channels height width"] | None
+    )  # in [0, 1]; None without a decoder
+    shown: tuple[
+        int, ...
+    ]  # capsules drawn: as asked for, or those with the largest activations, the largest first
 
 
 class Sweep(NamedTuple):
@@ -59,7 +63,7 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True)
 class Motion:
-    """A change of an image about its centre: resized, then turned clockwise, then moved by pixels.
+    """A change of an image about its center: resized, then turned clockwise, then moved by pixels.
 
     `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes. ValueError for others.
     """
@@ -69,7 +73,12 @@ class Motion:
     right: float = 0.0
     down: float = 0.0
     changing: str = "degrees"
-    LIMITS: ClassVar = {"degrees": (-180, 180), "scale": (0.25, 4), "right": (-512, 512), "down": (-512, 512)}
+    LIMITS: ClassVar = {
+        "degrees": (-180, 180),
+        "scale": (0.25, 4),
+        "right": (-512, 512),
+        "down": (-512, 512),
+    }
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.LIMITS.items():
@@ -96,15 +105,23 @@ class Session:
     `routes`, `steps` and `sweeps` say what is offered: drawings, uniform couplings, routing step by step, sweeps.
     """
 
-    def __init__(self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = "") -> None:
-        self.task = task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
+    def __init__(
+        self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = ""
+    ) -> None:
+        self.task = task = (
+            model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
+        )
         self.model = cast(Any, task.model)
         try:
             classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
         except AttributeError:
-            raise ValueError("model: expected .classes and .preprocess, as torchcaps.load gives them") from None
+            raise ValueError(
+                "model: expected .classes and .preprocess, as torchcaps.load gives them"
+            ) from None
         if not self.preprocess.is_picture:
-            raise ValueError(f"{name}: the explorer shows pictures, and this model takes {self.preprocess.kind}")
+            raise ValueError(
+                f"{name}: the explorer shows pictures, and this model takes {self.preprocess.kind}"
+            )
         self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
         blank = torch.zeros(self.shape, dtype=torch.uint8)
@@ -112,9 +129,11 @@ class Session:
         numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
         self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
-        self.has_labels = task.labelled and 0 < len(classes) == len(numbered)
+        self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
         self.decodes = pose is not None and self.spec.decoder and "decode" in task.offers
-        self.routes = "routing" in task.offers and any(isinstance(one, RoutedLayer) for one in self.model.modules())
+        self.routes = "routing" in task.offers and any(
+            isinstance(one, RoutedLayer) for one in self.model.modules()
+        )
         self.steps = self.routes and can_step(self.model)
         self.sweeps = "sweep" in task.offers and bool(self.names)
         if self.steps:
@@ -132,17 +151,36 @@ class Session:
         pixels, capsules = self.spec.pixels, self.spec.pose and not self.spec.pixels
         meaning = "activation" if pixels or (capsules and not self.spec.logits) else "probability"
         meaning = "length" if self.spec.activation == "length" and not pixels else meaning
-        labels = torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
-        several, count = 1 if labels.dim() == 1 else labels.shape[1], 0 if self.examples is None else len(self.examples)
+        labels = (
+            torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
+        )
+        several, count = (
+            1 if labels.dim() == 1 else labels.shape[1],
+            0 if self.examples is None else len(self.examples),
+        )
         return {
-            "name": self.name, "title": type(self.model).__name__, "classes": list(self.names), "channels": channels,
-            "height": height, "width": width, "parameters": parameter_count(self.model),
-            "task": self.task.name, "offers": sorted(self.task.offers), "labelled": self.has_labels,
-            "capsules": capsules, "pixels": pixels, "routes": self.routes, "steps": self.steps, "decoder": self.decodes,
-            "activation": meaning, "dim": self.pose_dim,
-            "several": several, "examples": count, "data": "" if self.examples is None else self.examples.name,
+            "name": self.name,
+            "title": type(self.model).__name__,
+            "classes": list(self.names),
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "parameters": parameter_count(self.model),
+            "task": self.task.name,
+            "offers": sorted(self.task.offers),
+            "labeled": self.has_labels,
+            "capsules": capsules,
+            "pixels": pixels,
+            "routes": self.routes,
+            "steps": self.steps,
+            "decoder": self.decodes,
+            "activation": meaning,
+            "dim": self.pose_dim,
+            "several": several,
+            "examples": count,
+            "data": "" if self.examples is None else self.examples.name,
             "note": self.note,
-        }  # fmt: skip
+        }
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
         """An image to show the model, and the classes that it shows; none where labels have no part in the task."""
@@ -153,7 +191,7 @@ class Session:
         labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
         return image.cpu(), tuple(labels)
 
-    def labelled(self, label: int) -> Int64[Tensor, " n"]:
+    def labeled(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""
         self._check_class(label)
         if self.examples is None or not self.has_labels:
@@ -162,15 +200,19 @@ class Session:
         return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
 
     def picture(self, file: bytes) -> Picture:
-        """An image file as the model takes it; grey, and the same in every channel, unless the model takes 1 or 3.
+        """An image file as the model takes it; gray, and the same in every channel, unless the model takes 1 or 3.
         Raises DataError for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`."""
         with opened(file, "image") as image:  # its header alone: nothing is decoded yet
             if image.format not in FORMATS:
                 raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
             if image.width * image.height > MOST_PIXELS:
-                raise DataError(f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}")
+                raise DataError(
+                    f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}"
+                )
         channels = self.preprocess.in_chans
-        pixels = decode_image(file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image")
+        pixels = decode_image(
+            file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image"
+        )
         return self.preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
 
     def fitted(self, image: Picture) -> Picture:
@@ -179,7 +221,12 @@ class Session:
         return fit_images(image.unsqueeze(0), (height, width), channels)[0]
 
     def look(
-        self, image: Picture, classes: Sequence[int] = (), routing: Routing = "trained", *, count: int = 1
+        self,
+        image: Picture,
+        classes: Sequence[int] = (),
+        routing: Routing = "trained",
+        *,
+        count: int = 1,
     ) -> Look:
         """Activations and poses of the capsules for one image of this model's `shape`, and drawings of some of them.
 
@@ -189,21 +236,29 @@ class Session:
         return self.looks([image], [classes], routing, count=count)[0]
 
     def looks(
-        self, images: Sequence[Picture], classes: Sequence[Sequence[int]], routing: Routing = "trained", *,
+        self,
+        images: Sequence[Picture],
+        classes: Sequence[Sequence[int]],
+        routing: Routing = "trained",
+        *,
         count: int = 1,
-    ) -> list[Look]:  # fmt: skip
+    ) -> list[Look]:
         """The same for several images, each with its own capsules to decode, in one pass of the model."""
         for wanted in classes:
             check_range("classes", len(wanted), high=MOST_DECODED)
             self._check_class(*wanted)
         check_range("count", count, low=1, high=max(1, len(self.names)))
         if self.spec.pixels:
-            return [self._overlaid(image, wanted) for image, wanted in zip(images, classes, strict=True)]
+            return [
+                self._overlaid(image, wanted) for image, wanted in zip(images, classes, strict=True)
+            ]
         activations, poses = self._encoded(images, routing)
         found = []
         alike = repeat(None, len(images)) if poses is None else poses
         for activation, pose, wanted in zip(activations, alike, classes, strict=True):
-            shown = tuple(wanted) or tuple(activation.topk(min(count, len(activation))).indices.tolist())
+            shown = tuple(wanted) or tuple(
+                activation.topk(min(count, len(activation))).indices.tolist()
+            )
             drawn, n = None, len(shown)
             if pose is not None and self.decodes:
                 drawn = self._drawn(pose.expand(n, -1, -1), activation.expand(n, -1), shown)
@@ -211,7 +266,10 @@ class Session:
         return found
 
     def decode(
-        self, poses: Float[Tensor, "n dim"], label: int, activations: Float[Tensor, " n"] | None = None
+        self,
+        poses: Float[Tensor, "n dim"],
+        label: int,
+        activations: Float[Tensor, " n"] | None = None,
     ) -> Float[Tensor, "n channels height width"]:
         """What the decoder draws of these poses of the capsule `label`, with all other capsules at zero.
 
@@ -226,19 +284,28 @@ class Session:
         given = torch.ones(len(poses)) if activations is None else activations
         given = poses.norm(dim=-1) if self.spec.activation == "length" else given
         own = torch.arange(len(self.names)) == label
-        return self._drawn(own.unsqueeze(-1) * poses.unsqueeze(1), own * given.unsqueeze(1), (label,) * len(poses))
+        return self._drawn(
+            own.unsqueeze(-1) * poses.unsqueeze(1), own * given.unsqueeze(1), (label,) * len(poses)
+        )
 
     def routing(self, image: Picture, label: int, routing: Routing = "trained") -> RoutingSteps:
         """How the class capsules came about, and which places of the image voted for one of them."""
         self._check_class(label)
         if not self.steps:
-            raise ValueError("routing: the votes for this model's classes cannot be shown step by step")
+            raise ValueError(
+                "routing: the votes for this model's classes cannot be shown step by step"
+            )
         pixels = self._batch([image])
         with evaluating(self.model), self._routing(routing):
             return routing_steps(self.model, pixels, label)
 
     def sweep(
-        self, image: Picture, motion: Motion, values: Sequence[float], label: int, routing: Routing = "trained"
+        self,
+        image: Picture,
+        motion: Motion,
+        values: Sequence[float],
+        label: int,
+        routing: Routing = "trained",
     ) -> Sweep:
         """Activations, and the pose of the capsule `label`, while the input is turned, moved or resized.
 
@@ -249,7 +316,9 @@ class Session:
             raise ValueError(f"sweep: the task {self.task.name} does not offer it")
         self._check_class(label)
         check_range("values", len(values), low=1, high=MOST_SWEPT)
-        activation, pose = self._encoded([move(image, motion.at(value)) for value in values], routing)
+        activation, pose = self._encoded(
+            [move(image, motion.at(value)) for value in values], routing
+        )
         return Sweep(activation, None if pose is None else pose[:, label])
 
     def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
@@ -272,7 +341,14 @@ class Session:
     def _batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         channels, height, width = self.shape
         for image in images:
-            check_shape("image", image, ("channels", "height", "width"), channels=channels, height=height, width=width)
+            check_shape(
+                "image",
+                image,
+                ("channels", "height", "width"),
+                channels=channels,
+                height=height,
+                width=width,
+            )
         return (torch.stack([*images]).float() / 255).to(device_of(self.model))
 
     def _drawn(self, pose: Tensor, activation: Tensor, shown: Sequence[int]) -> Tensor:
@@ -302,7 +378,7 @@ def move(image: Picture, motion: Motion) -> Picture:
     return moved[0].round().clamp(0, 255).to(image.dtype)
 
 
-def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
+def overlay(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
     """Two images as one: the sum of their light, at most white; the second moved by so many pixels. Raises ValueError
     for images of unequal shapes, or a move of more than a picture."""
     axes = ("channels", "height", "width")
@@ -312,7 +388,12 @@ def laid_over(first: Picture, second: Picture, right: float = 0, down: float = 0
 
 
 def open_session(
-    run: str | Path, *, data: str | None = None, root: str | None = None, device: str = "auto", name: str | None = None
+    run: str | Path,
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    device: str = "auto",
+    name: str | None = None,
 ) -> Session:
     """A run, and its test images where they are at hand; a page without them still draws.
 

@@ -32,7 +32,12 @@ class Worker:
         self._closed = False
 
     async def run(
-        self, function: Callable[[Any], Any], argument: object, stream: str = "", *, together: bool = False
+        self,
+        function: Callable[[Any], Any],
+        argument: object,
+        stream: str = "",
+        *,
+        together: bool = False,
     ) -> Any:
         """What the function returns, run in the thread, for one argument; with `together` it is given the arguments of
         several requests, and returns a list of answers.
@@ -70,7 +75,10 @@ class Worker:
         with self._lock:
             together = [stream for stream, job in self._waiting.items() if job.together]
             first = [*self._waiting][:1]
-            jobs = [self._waiting.pop(k) for k in (together[:MOST_TOGETHER] if first == together[:1] else first)]
+            jobs = [
+                self._waiting.pop(k)
+                for k in (together[:MOST_TOGETHER] if first == together[:1] else first)
+            ]
             self._running = jobs = [job for job in jobs if not job.future.cancelled()]
         answers = _answers(jobs) if jobs else []
         with self._lock:

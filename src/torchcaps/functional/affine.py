@@ -24,7 +24,9 @@ def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
     return torch.stack(rows, dim=-1)
 
 
-def composed(outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+def composed(
+    outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]
+) -> Float[Tensor, "*batch 6"]:
     """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
     a, b = outer.unflatten(-1, (2, 3)), inner.unflatten(-1, (2, 3))
     product = a[..., :2] @ b

@@ -15,7 +15,10 @@ ROOM = 2.0**16  # sums of so many of the largest numbers stay finite
 
 def limit(dtype: torch.dtype, share: float) -> float:
     """The largest number of a type to the power of `share`; of float32 in the place of half precision."""
-    return torch.finfo(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype).max ** share
+    return (
+        torch.finfo(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype).max
+        ** share
+    )
 
 
 def bounded(x: Tensor, share: float) -> Tensor:
@@ -31,7 +34,7 @@ def summed(equation: str, small: Tensor, votes: Tensor) -> Tensor:
 
 
 def steady(logits: Tensor) -> Tensor:
-    """Logits; no gradient flows to those so large that their next neighbours are further than 1 away."""
+    """Logits; no gradient flows to those so large that their next neighbors are further than 1 away."""
     return torch.where(logits.abs() < limit(logits.dtype, STEADY), logits, logits.detach())
 
 
@@ -40,7 +43,9 @@ def multiplied(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
     check_floating(pose=pose, weight=weight)
     pose, weight = bounded(pose.to(weight.dtype), FACTOR), bounded(weight, FACTOR)
     device = weight.device.type
-    cast = device != "meta" and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    cast = (
+        device != "meta" and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    )
     if torch.float16 not in (weight.dtype, cast):
         return torch.einsum(equation, pose, weight)
     with without_autocast(weight):
@@ -49,4 +54,6 @@ def multiplied(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """A block in which operations on this tensor's device are of the type of what goes in."""
-    return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+    return (
+        nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+    )

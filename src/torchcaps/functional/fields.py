@@ -24,20 +24,24 @@ Convention = Literal["all", "type", "space", "patch"]
 CONVENTIONS = get_args(Convention)
 
 
-def places_last(x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch *rest height width"]:
+def spatial_last(
+    x: Float[Tensor, "batch height width *rest"],
+) -> Float[Tensor, "batch *rest height width"]:
     """`[batch, height, width, *rest]` -> `[batch, *rest, height, width]`, a view."""
     return x.movedim((1, 2), (-2, -1))
 
 
-def places_first(x: Float[Tensor, "batch *rest height width"]) -> Float[Tensor, "batch height width *rest"]:
-    """The inverse of `places_last`, a view."""
+def spatial_first(
+    x: Float[Tensor, "batch *rest height width"],
+) -> Float[Tensor, "batch height width *rest"]:
+    """The inverse of `spatial_last`, a view."""
     return x.movedim((-2, -1), (1, 2))
 
 
 class Field(ABC):
     """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
 
-    convention: Convention  # the name of the competition; see `Windows`
+    convention: Convention  # the name of the competition; see `ConvField`
 
     @property
     @abstractmethod
@@ -69,7 +73,9 @@ class Field(ABC):
         """`reduce` (Tensor.sum or amax) over the parents that compete for a child; axes of one where all are equal."""
         return reduce(x, dim=-1, keepdim=True)
 
-    def share(self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False) -> Tensor:
+    def share(
+        self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
+    ) -> Tensor:
         """Softmax over the parents that compete for a child; if leaky, one more competes, of logit 0."""
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
@@ -85,7 +91,7 @@ class Field(ABC):
 
 
 @dataclass(frozen=True)
-class Everything(Field):
+class DenseField(Field):
     """Every child of the map votes for every parent.
 
     Attributes:
@@ -114,7 +120,7 @@ class Everything(Field):
 
 
 @dataclass(frozen=True)
-class Windows(Field):
+class ConvField(Field):
     """Square windows that slide over a map: a convolution. ValueError for windows larger than the padded map.
 
     Attributes:
@@ -163,7 +169,9 @@ class Windows(Field):
     def count(self, types: int) -> int:
         return self.kernel**2 * types
 
-    def pad(self, x: Float[Tensor, "batch height width *rest"]) -> Float[Tensor, "batch padded1 padded2 *rest"]:
+    def pad(
+        self, x: Float[Tensor, "batch height width *rest"]
+    ) -> Float[Tensor, "batch padded1 padded2 *rest"]:
         """The map with zeros where there is no child."""
         edge, _, gap = self.slide
         if gap == 1:
@@ -172,19 +180,29 @@ class Windows(Field):
         self._inside(wide).copy_(x)
         return wide
 
-    def gather(self, x: Float[Tensor, "batch height width n *rest"]) -> Float[Tensor, "batch rows columns i *rest"]:
+    def gather(
+        self, x: Float[Tensor, "batch height width n *rest"]
+    ) -> Float[Tensor, "batch rows columns i *rest"]:
         return self._unfold(self.pad(x))
 
-    def scatter(self, x: Float[Tensor, "batch rows columns i"]) -> Float[Tensor, "batch height width n"]:
+    def scatter(
+        self, x: Float[Tensor, "batch rows columns i"]
+    ) -> Float[Tensor, "batch height width n"]:
         return self._inside(self._fold(x))
 
     def present(self, types: int) -> Tensor | None:
         if self.padded == (self.height, self.width):
             return None
-        return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(types, dim=-1)
+        return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(
+            types, dim=-1
+        )
 
-    def among(self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]) -> Tensor:
-        onto_map = self._fold if reduce is Tensor.sum else self._largest  # over the windows with a child
+    def among(
+        self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]
+    ) -> Tensor:
+        onto_map = (
+            self._fold if reduce is Tensor.sum else self._largest
+        )  # over the windows with a child
         if self.convention == "type":
             return super().among(x, reduce)
         if self.convention == "patch":
@@ -195,7 +213,9 @@ class Windows(Field):
         return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
 
     def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        if self.convention == "space":  # the authors' code starts so, although types do not compete there
+        if (
+            self.convention == "space"
+        ):  # the authors' code starts so, although types do not compete there
             return torch.full_like(like, 1.0 / like.shape[-1])
         return super().first(like)
 
@@ -209,8 +229,12 @@ class Windows(Field):
         rows, columns = self.positions
         if len(x) == 0:  # torch's own refuses it
             return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
-        by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(0, 3, 2, 1)  # [b, n, K * K, windows]
-        return F.fold(by_type.flatten(1, 2), self.padded, self.kernel, stride=self.slide[1]).permute(0, 2, 3, 1)
+        by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(
+            0, 3, 2, 1
+        )  # [b, n, K * K, windows]
+        return F.fold(
+            by_type.flatten(1, 2), self.padded, self.kernel, stride=self.slide[1]
+        ).permute(0, 2, 3, 1)
 
     def _largest(self, x: Tensor) -> Tensor:
         """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
@@ -226,17 +250,19 @@ class Windows(Field):
     def _inside(self, x: Tensor) -> Tensor:
         """The places of the map, of the padded map."""
         edge, _, gap = self.slide
-        rows, columns = (slice(edge, edge + (n - 1) * gap + 1, gap) for n in (self.height, self.width))
+        rows, columns = (
+            slice(edge, edge + (n - 1) * gap + 1, gap) for n in (self.height, self.width)
+        )
         return x[:, rows, columns]
 
 
 @dataclass(frozen=True)
-class Transposed(Windows):
+class ConvTransposeField(ConvField):
     """Windows over a map whose places stand `stride` apart, with absent children between: a transposed convolution.
 
     A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
     `torch.nn.functional.conv_transpose2d`; the matrices of the window's row ky are those of its row K - 1 - ky there.
-    Attributes and errors are those of `Windows`, but `stride` is from one child's window of parents to the next, and
+    Attributes and errors are those of `ConvField`, but `stride` is from one child's window of parents to the next, and
     `padding` counts rows and columns of parents that are left out on each side.
     """
 

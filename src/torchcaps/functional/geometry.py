@@ -14,7 +14,8 @@ from torchcaps.functional.bounds import multiplied
 
 
 def matrix_votes(
-    pose: Float[Tensor, "*batch children in_dim"], weight: Float[Tensor, "children parents inner outer"]
+    pose: Float[Tensor, "*batch children in_dim"],
+    weight: Float[Tensor, "children parents inner outer"],
 ) -> Float[Tensor, "*batch children parents dim"]:
     """`V_ij = M_i W_ij`: the child's pose on the left, its transformation to a parent on the right.
 
@@ -25,14 +26,18 @@ def matrix_votes(
     check_shape("weight", weight, ("children", "parents", "inner", "outer"))
     children, _, inner, _ = weight.shape
     rows = pose.shape[-1] // inner
-    check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner)
+    check_shape(
+        "pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner
+    )
     return multiplied("...ipr,ijrq->...ijpq", pose.unflatten(-1, (rows, inner)), weight).flatten(-2)
 
 
 def coordinate_addition(
-    votes: Float[Tensor, "*batch height width children parents dim"], rows: Float[Tensor, " height"],
-    columns: Float[Tensor, " width"], indices: tuple[int, int] = (3, 7),
-) -> Float[Tensor, "*batch height width children parents dim"]:  # fmt: skip
+    votes: Float[Tensor, "*batch height width children parents dim"],
+    rows: Float[Tensor, " height"],
+    columns: Float[Tensor, " width"],
+    indices: tuple[int, int] = (3, 7),
+) -> Float[Tensor, "*batch height width children parents dim"]:
     """Add a child's place to two elements of its votes: matrices that are shared over positions do not tell it.
 
     Source: Hinton, Sabour, Frosst, ICLR 2018, section 4. ValueError for shapes that do not fit, or other indices.
@@ -66,7 +71,7 @@ class Slide(NamedTuple):
 class ReceptiveField(NamedTuple):
     """What the positions of a map see along one axis, in pixels."""
 
-    first: float  # the centre of the first position's field; the first pixel is 0
+    first: float  # the center of the first position's field; the first pixel is 0
     step: int  # from one position to the next
     size: int  # of a field
 
@@ -82,8 +87,8 @@ def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:
     return ReceptiveField(first, step, size)
 
 
-def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
-    """Where the receptive fields of the last of these layers have their centres, in pixels from the image's centre.
+def receptive_centers(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
+    """Where the receptive fields of the last of these layers have their centers, in pixels from the image's center.
 
     Args:
         size: of the image in pixels, along one axis; the pixel with index `size / 2` is 0, as in the authors' code.
@@ -91,7 +96,7 @@ def receptive_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[floa
             the map it slides over.
 
     Example:
-        >>> receptive_centres(32, [(5, 2), (3, 2), (3, 1)])
+        >>> receptive_centers(32, [(5, 2), (3, 2), (3, 1)])
         [-8.0, -4.0, 0.0, 4.0]
     """
     positions = size

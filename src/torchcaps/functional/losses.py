@@ -9,9 +9,12 @@ from torchcaps.functional.squash import full_precision
 
 
 def margin_loss(
-    activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"] | Tensor, present: float = 0.9,
-    absent: float = 0.1, down_weight: float = 0.5,
-) -> Float[Tensor, ""]:  # fmt: skip
+    activation: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Tensor,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
+) -> Float[Tensor, ""]:
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
     Source: arXiv 1710.09829, equation 4. Summed over classes, mean over the batch. Known values with ten classes:

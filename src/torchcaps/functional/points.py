@@ -17,7 +17,7 @@ def procrustes(
     """The rotation R (determinant +1) and the translation t that make `sum_k |R source_k + t - target_k|^2` smallest.
 
     In two dimensions the angle is `atan2(M_01 - M_10, M_00 + M_11)` with `M = sum_k source_k target_k^T`, both
-    centred. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
+    centerd. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
     equal; that of R is not, and is taken from the condition that R is optimal.
 
     Sets `[batch, points, dim]`, dim 2 or 3, whose points correspond, give R `[batch, dim, dim]` and t `[batch, dim]`,
@@ -30,10 +30,10 @@ def procrustes(
     check_shape("target", target, axes, **dict(zip(axes, source.shape, strict=True)))
     with without_autocast(source):
         source, target = full_precision(source), full_precision(target)
-        centre, goal = source.mean(dim=1), target.mean(dim=1)
-        products = (target - goal.unsqueeze(1)).mT @ (source - centre.unsqueeze(1))  # M^T
+        center, goal = source.mean(dim=1), target.mean(dim=1)
+        products = (target - goal.unsqueeze(1)).mT @ (source - center.unsqueeze(1))  # M^T
         rotation = _turn(products) if source.shape[2] == 2 else _rotation(products)
-        return rotation, goal - (rotation @ centre.unsqueeze(2)).squeeze(2)
+        return rotation, goal - (rotation @ center.unsqueeze(2)).squeeze(2)
 
 
 def _turn(products: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
@@ -54,15 +54,22 @@ def _rotation(products: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"
         best = (u * sign.unsqueeze(1)) @ v
         stretch = best.mT @ products  # symmetric at the optimum
         eye = torch.eye(3, dtype=best.dtype, device=best.device)
-        stiffness = eye * stretch.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None] - (stretch + stretch.mT) / 2
+        stiffness = (
+            eye * stretch.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
+            - (stretch + stretch.mT) / 2
+        )
         values, axes = torch.linalg.eigh(stiffness)
         give = (axes / values.clamp(min=LEAST**0.5).unsqueeze(1)) @ axes.mT
     stretch = best.mT @ products
-    twist = torch.stack([stretch[:, i, j] - stretch[:, j, i] for i, j in ((2, 1), (0, 2), (1, 0))], dim=1)
+    twist = torch.stack(
+        [stretch[:, i, j] - stretch[:, j, i] for i, j in ((2, 1), (0, 2), (1, 0))], dim=1
+    )
     # Zero in value, so that R stays; its gradient is that of the optimum.
     x, y, z = (give @ (twist - twist.detach()).unsqueeze(2)).squeeze(2).unbind(dim=1)
     none = torch.zeros_like(x)
-    return best + best @ torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=1).unflatten(1, (3, 3))
+    return best + best @ torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=1).unflatten(
+        1, (3, 3)
+    )
 
 
 def chamfer_distance(
@@ -75,7 +82,10 @@ def chamfer_distance(
     check_shape("points", points, ("batch", "n", "dim"))
     check_shape("others", others, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
     points, others = full_precision(points), full_precision(others)
-    with torch.no_grad(), without_autocast(points):  # which is nearest has no gradient, and the table is large
+    with (
+        torch.no_grad(),
+        without_autocast(points),
+    ):  # which is nearest has no gradient, and the table is large
         table = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
         nearest = table.argmin(dim=2)
         back = (table + points.square().sum(dim=2).unsqueeze(2)).argmin(dim=1)

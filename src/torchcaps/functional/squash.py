@@ -15,7 +15,9 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def safe_norm(s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*kept"]:
+def safe_norm(
+    s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False
+) -> Float[Tensor, "*kept"]:
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`, at least 1e-4.
 
     Half precision is computed in float32; `dim` is the axis of a pose's dimensions.

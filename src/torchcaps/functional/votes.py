@@ -13,15 +13,16 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
-from torchcaps.functional.chance import random_logits
-from torchcaps.functional.fields import Everything, Field, places_first, places_last
+from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
+from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
 
 
 def linear_votes(
-    pose: Float[Tensor, "*batch children in_dim"], weight: Float[Tensor, "children parents dim in_dim"]
+    pose: Float[Tensor, "*batch children in_dim"],
+    weight: Float[Tensor, "children parents dim in_dim"],
 ) -> Float[Tensor, "*batch children parents dim"]:
     """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
 
@@ -59,7 +60,9 @@ class Votes(ABC):
         cast: the type of matrix products under the caller's autocast, or None; all else is in full precision.
     """
 
-    def __init__(self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None
+    ) -> None:
         self.children, self.field, self.parents, self.dim = children, field, parents, dim
         self._bias, self.bias_seen = bias, bias is None
         self.bound, self.wanted = False, True
@@ -122,7 +125,9 @@ class Votes(ABC):
         self.fixed, self.shares = None, self.shares + 1
         return True
 
-    def weighted(self, coefficients: Float[Tensor, "batch *positions i j"]) -> Float[Tensor, "batch *positions j d"]:
+    def weighted(
+        self, coefficients: Float[Tensor, "batch *positions i j"]
+    ) -> Float[Tensor, "batch *positions j d"]:
         """Each parent's sum of votes with these coefficients; without the bias."""
         return summed("...ij,...ijd->...jd", coefficients, self.dense())
 
@@ -131,14 +136,19 @@ class Votes(ABC):
         ones = torch.ones_like(self._like())
         return self.weighted(ones if self.present is None else ones * self.present.unsqueeze(-1))
 
-    def agreement(self, pose: Float[Tensor, "batch *positions j d"]) -> Float[Tensor, "batch *positions i j"]:
+    def agreement(
+        self, pose: Float[Tensor, "batch *positions j d"]
+    ) -> Float[Tensor, "batch *positions i j"]:
         """The inner product of each vote with the parent that it is for."""
         return summed("...jd,...ijd->...ij", pose, self.dense())
 
     def share(
-        self, logits: Float[Tensor, "batch *positions i j"] | None = None, *, leaky: bool = False,
+        self,
+        logits: Float[Tensor, "batch *positions i j"] | None = None,
+        *,
+        leaky: bool = False,
         over: Over = "parents",
-    ) -> Float[Tensor, "batch *positions i j"]:  # fmt: skip
+    ) -> Float[Tensor, "batch *positions i j"]:
         """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
 
         Without logits, and in an ablation whatever they are, couplings are equal, or fixed at random. A leaky share
@@ -148,7 +158,9 @@ class Votes(ABC):
         like = logits if logits is not None else self._like()
         if self.fixed is not None:
             seed, scale = self.fixed
-            logits = random_logits(like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device)
+            logits = random_logits(
+                like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device
+            )
             logits = logits.to(like).expand(like.shape) if scale else None
         if over == "children":
             coupling = (torch.zeros_like(like) if logits is None else logits).softmax(dim=-2)
@@ -169,7 +181,11 @@ class Votes(ABC):
         return self.field.count(self.children.activation.shape[-1])
 
     def _casting(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.children.pose.device.type, self.cast) if self.cast else nullcontext()
+        return (
+            torch.autocast(self.children.pose.device.type, self.cast)
+            if self.cast
+            else nullcontext()
+        )
 
     def _like(self) -> Tensor:
         """Zeros in the shape of couplings."""
@@ -181,7 +197,7 @@ class Votes(ABC):
         """`[batch, *positions, i, j, d]`."""
 
 
-class GivenVotes(Votes):
+class DenseVotes(Votes):
     """Votes that exist already, with what is known of the children; ValueError for shapes that do not fit.
 
     Args:
@@ -192,16 +208,21 @@ class GivenVotes(Votes):
     """
 
     def __init__(
-        self, votes: Float[Tensor, "*batch i j d"], activation: Float[Tensor, "*batch i"] | None = None,
-        pose: Float[Tensor, "*batch i in_dim"] | None = None, bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        votes: Float[Tensor, "*batch i j d"],
+        activation: Float[Tensor, "*batch i"] | None = None,
+        pose: Float[Tensor, "*batch i in_dim"] | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
         activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
         check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
-            raise ValueError(f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}")
+            raise ValueError(
+                f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}"
+            )
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        field = Everything(positions=tuple(votes.shape[1:-3]))
+        field = DenseField(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 
@@ -217,16 +238,16 @@ class MapVotes(Votes):
         """Every vote, stored; in full precision."""
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        return places_first((places_last(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
+        return spatial_first((spatial_last(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
 
     def agreement(self, pose: Tensor) -> Tensor:
-        return places_first((places_last(pose).unsqueeze(1) * self.maps()).sum(dim=3))
+        return spatial_first((spatial_last(pose).unsqueeze(1) * self.maps()).sum(dim=3))
 
     def _made(self) -> Tensor:
-        return places_first(self.maps())
+        return spatial_first(self.maps())
 
 
-class GivenMaps(MapVotes):
+class DenseMapVotes(MapVotes):
     """Maps of votes that exist already, of children that are there and have no pose; ValueError for other axes.
 
     Args:
@@ -234,12 +255,14 @@ class GivenMaps(MapVotes):
         bias: see `Votes`.
     """
 
-    def __init__(self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None) -> None:
+    def __init__(
+        self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None
+    ) -> None:
         check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
         check_floating(votes=votes, bias=bias)
         batch, children, parents, dim, *positions = votes.shape
         one = votes.new_ones(()).expand(batch, *positions, children, 1)
-        field = Everything(positions=tuple(positions))
+        field = DenseField(positions=tuple(positions))
         super().__init__(Capsules(one[..., :0], one[..., 0]), field, parents, dim, bias)
         self.given = votes
 
@@ -259,9 +282,13 @@ class ProductVotes(Votes):
     """
 
     def __init__(
-        self, children: Capsules, field: Field, weight: Float[Tensor, "i j inner outer"],
-        shift: Tensor | None = None, bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        children: Capsules,
+        field: Field,
+        weight: Float[Tensor, "i j inner outer"],
+        shift: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
         inner, outer = weight.shape[2:]
         self.rows = children.pose.shape[-1] // inner
         super().__init__(children, field, weight.shape[1], self.rows * outer, bias)
@@ -274,10 +301,14 @@ class ProductVotes(Votes):
 
     def total(self) -> Tensor:
         if self.shift is not None:
-            return super().total()  # else one product over all children; absent ones have poses of zeros
+            return (
+                super().total()
+            )  # else one product over all children; absent ones have poses of zeros
         with self._casting():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
-            return full_precision(multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))).flatten(-2)
+            return full_precision(
+                multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))
+            ).flatten(-2)
 
     def remade(self) -> Callable[[Capsules], Votes]:
         operands = self.field, self.weight, self.shift, self.bias
@@ -296,6 +327,8 @@ AnyVotes = Votes | Float[Tensor, "*batch children parents dim"]
 Bias = Float[Tensor, "parents dim"] | None
 
 
-def as_votes(votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None) -> Votes:
+def as_votes(
+    votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None
+) -> Votes:
     """Votes as they are, or given ones as such; ValueError where shapes do not fit."""
-    return votes if isinstance(votes, Votes) else GivenVotes(votes, activation, bias=bias)
+    return votes if isinstance(votes, Votes) else DenseVotes(votes, activation, bias=bias)

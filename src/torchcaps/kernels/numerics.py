@@ -45,7 +45,9 @@ def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Te
     n = safe_norm(s, keepdim=True)
     g = 1.0 / (1.0 / n + n)
     unit = s / n
-    along = g * (g / n - g * n) * (unit * grad_v).sum(dim=-1, keepdim=True)  # n g'(n): g^2 alone would underflow
+    along = (
+        g * (g / n - g * n) * (unit * grad_v).sum(dim=-1, keepdim=True)
+    )  # n g'(n): g^2 alone would underflow
     if grad_length is not None:
         along = along + 2.0 * g.square() / n * grad_length.unsqueeze(-1)
     return g * grad_v + along * unit

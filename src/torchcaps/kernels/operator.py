@@ -18,9 +18,16 @@ Operands = TypeVar("Operands", bound=tuple[Any, ...])
 Grads = Sequence[Tensor | None]
 
 _SCHEMA = {
-    Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float", str: "str",
-    list[int]: "SymInt[]", list[float]: "float[]", Convention: "str",
-}  # fmt: skip
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    int: "SymInt",
+    bool: "bool",
+    float: "float",
+    str: "str",
+    list[int]: "SymInt[]",
+    list[float]: "float[]",
+    Convention: "str",
+}
 
 
 class Parts(NamedTuple, Generic[Operands]):
@@ -34,7 +41,9 @@ class Parts(NamedTuple, Generic[Operands]):
     forward: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes, in memory of their own
     backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
     shapes: Callable[[Operands], tuple[Tensor, ...]]  # empty outcomes
-    kept: int = 0  # how many of the last outcomes are kept for the backward function, and have no gradient
+    kept: int = (
+        0  # how many of the last outcomes are kept for the backward function, and have no gradient
+    )
     memory_format: torch.memory_format = torch.contiguous_format  # of the gradients
 
 
@@ -59,13 +68,17 @@ def operator(
         with without_autocast(flat[0]):
             found = parts.backward(operands(*given), kept, grads, wanted)
         return tuple(
-            _like(x, grad, parts.memory_format) if grad is not None and want else flat[0].new_empty(0)
+            _like(x, grad, parts.memory_format)
+            if grad is not None and want
+            else flat[0].new_empty(0)
             for x, grad, want in zip(given, found, wanted, strict=False)
         )
 
     def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
         return tuple(
-            torch.empty_like(x, memory_format=_format(x, parts.memory_format)) if want else flat[0].new_empty(0)
+            torch.empty_like(x, memory_format=_format(x, parts.memory_format))
+            if want
+            else flat[0].new_empty(0)
             for x, want in zip(flat, flat[-1], strict=False)
         )
 
@@ -92,7 +105,9 @@ def _differentiable(forward: Any, backward: Any, tensors: int, graded: int) -> N
         given, kept = saved[:tensors], list(saved[tensors:])
         wanted = list(ctx.needs_input_grad[:tensors])
         found = backward(*given, *ctx.settings, kept, list(grads[:graded]), wanted)
-        return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(None for _ in ctx.settings)
+        return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(
+            None for _ in ctx.settings
+        )
 
     forward.register_autograd(pass_on, setup_context=remember)
     backward.register_autograd(_refuse)

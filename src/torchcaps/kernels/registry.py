@@ -30,7 +30,9 @@ class FastPath(NamedTuple):
 PATHS: dict[str, list[FastPath]] = {}  # of each operation, best first
 
 
-def fast_path(operation: str, impl: str, supports: Callable[..., Support], *, rank: int) -> Callable[[Run], Run]:
+def fast_path(
+    operation: str, impl: str, supports: Callable[..., Support], *, rank: int
+) -> Callable[[Run], Run]:
     """Decorator: makes a function known as the implementation `impl` of an operation."""
 
     def register(run: Run) -> Run:

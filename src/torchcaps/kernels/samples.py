@@ -24,14 +24,18 @@ def block_bytes(x: Tensor) -> int:
     return BLOCK_BYTES if x.device.type == "cpu" else GPU_BLOCK_BYTES
 
 
-def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None) -> tuple[Any, ...]:
+def by_samples(
+    route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
+) -> tuple[Any, ...]:
     """Route blocks of samples as `ops.in_blocks` does; nothing is kept of them for the gradient but what went in."""
     # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
     make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast
     if make is None:
         raise TypeError(f"votes: expected votes that can be made anew, got {type(votes).__name__}")
 
-    def routed(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    def routed(
+        pose: Tensor, activation: Tensor, *others: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         part = make(Capsules(pose, activation))
         part.bound, part.cast, part.wanted = bound, cast, wanted
         found = tuple(route(part, *others))
@@ -40,8 +44,15 @@ def by_samples(route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Ten
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     size = max(1, block_bytes(votes.children.pose) // max(1, 4 * links * votes.dim))
     many = [x.split(size) for x in votes.children]
-    blocks = zip(*many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True)
-    found = [checkpoint(routed, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks]
+    blocks = zip(
+        *many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True
+    )
+    found = [
+        checkpoint(routed, *block, use_reentrant=False, preserve_rng_state=False)
+        for block in blocks
+    ]
     if len(found) == 1:  # as it lies in memory
         return found[0]
-    return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True))
+    return tuple(
+        None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)
+    )

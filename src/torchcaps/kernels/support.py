@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from torchcaps.functional.fields import Field, Windows
+from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.registry import Support
 
@@ -36,14 +36,20 @@ def operands(votes: Votes) -> dict[str, Tensor | None]:
     if not isinstance(votes, ProductVotes):
         return {"votes": votes.dense(), "bias": votes.bias}
     pose, activation = votes.children
-    return {"pose": pose, "activation": activation, "weight": votes.weight, "shift": votes.shift, "bias": votes.bias}
+    return {
+        "pose": pose,
+        "activation": activation,
+        "weight": votes.weight,
+        "shift": votes.shift,
+        "bias": votes.bias,
+    }
 
 
-def padded_windows(field: Field) -> Windows | None:
+def padded_windows(field: Field) -> ConvField | None:
     """The same windows on the map that `field.pad` makes, where no child is absent; None for another field."""
-    if not isinstance(field, Windows):
+    if not isinstance(field, ConvField):
         return None
-    return Windows(*field.padded, field.kernel, field.slide[1], convention=field.convention)
+    return ConvField(*field.padded, field.kernel, field.slide[1], convention=field.convention)
 
 
 def watched(votes: Votes, equal: bool = False) -> str | None:
@@ -60,7 +66,11 @@ def unfit(votes: Votes, types: tuple[torch.dtype, ...], device: torch.device) ->
     reason, pose = elsewhere(operands(votes), device), votes.children.pose
     if not isinstance(votes, ProductVotes):
         return reason or other_type("votes", votes.dense(), types)
-    return reason or other_type("weight", votes.weight, types) or other_type("pose", pose, (votes.weight.dtype, *HALF))
+    return (
+        reason
+        or other_type("weight", votes.weight, types)
+        or other_type("pose", pose, (votes.weight.dtype, *HALF))
+    )
 
 
 def made_anew(votes: Votes) -> Support:
@@ -78,4 +88,6 @@ def in_blocks(votes: Votes, reason: str | None) -> Support:
     """That votes are routed in blocks of samples, unless a reason speaks against it, or they hold no numbers."""
     if reason is None and votes.children.pose.is_meta:
         reason = "tensors on meta hold no numbers"
-    return Support(reason is None, reason or "blocked over samples: the votes of a batch are never stored")
+    return Support(
+        reason is None, reason or "blocked over samples: the votes of a batch are never stored"
+    )

@@ -1,11 +1,11 @@
 """One file, one published system, and the registry that finds them."""
 
 from torchcaps.models._pretrained import weights_file as weights_file
-from torchcaps.models._pretrained import weights_passport as weights_passport
-from torchcaps.models._registry import Passport as Passport
+from torchcaps.models._pretrained import weights_info as weights_info
+from torchcaps.models._registry import ModelInfo as ModelInfo
 from torchcaps.models._registry import create_model as create_model
 from torchcaps.models._registry import list_models as list_models
-from torchcaps.models._registry import model_passport as model_passport
+from torchcaps.models._registry import model_info as model_info
 from torchcaps.models._registry import register_model as register_model
 from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
 from torchcaps.models.canonical_capsules import Aligned as Aligned
@@ -25,7 +25,9 @@ from torchcaps.models.scae import SCAE as SCAE
 from torchcaps.models.segcaps import SegCaps as SegCaps
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
 from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
-from torchcaps.models.transforming_autoencoder import TransformingAutoencoder as TransformingAutoencoder
+from torchcaps.models.transforming_autoencoder import (
+    TransformingAutoencoder as TransformingAutoencoder,
+)
 from torchcaps.models.tree_capsnet import TreeCapsNet as TreeCapsNet
 from torchcaps.models.unet import UNet as UNet
 from torchcaps.models.vb_caps import VBCaps as VBCaps

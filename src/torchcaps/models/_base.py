@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_positive, check_shape
-from torchcaps.functional import standardise
+from torchcaps.functional import standardize
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
 from torchcaps.nn import mask_capsules
@@ -48,17 +48,23 @@ class ImageModel(nn.Module, ABC):
     """
 
     num_classes: int
-    standardised = False  # give every image mean 0 and standard deviation 1 first, as for smallNORB
+    standardized = False  # give every image mean 0 and standard deviation 1 first, as for smallNORB
 
     def __init__(
-        self, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str] = (1, "models"), **sizes: int
+        self,
+        in_chans: int,
+        img_size: int | tuple[int, int],
+        smallest: tuple[int, str] = (1, "models"),
+        **sizes: int,
     ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         check_positive(in_chans=in_chans, **sizes)
         least, what = smallest
         if min(height, width) < least:
-            raise ValueError(f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}")
+            raise ValueError(
+                f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}"
+            )
         self.in_chans, self.img_size = in_chans, (height, width)
         if "num_classes" in sizes:
             self.num_classes = sizes["num_classes"]
@@ -84,14 +90,20 @@ class ImageModel(nn.Module, ABC):
         check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
 
     def _seen(self, images: Tensor) -> Tensor:
-        """What the first layer takes: images that are checked and, if asked, standardised."""
+        """What the first layer takes: images that are checked and, if asked, standardized."""
         self._check(images)
-        return standardise(images).to(images.dtype) if self.standardised else images
+        return standardize(images).to(images.dtype) if self.standardized else images
 
     def _repr_html_(self) -> str:
         total = Stage("total", "", "", sum(p.numel() for p in self.parameters()))
-        stages = [Stage("images", "", times(self.in_chans, *self.img_size), 0), *self.notebook_stages(), total]
-        rows = [(*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages]
+        stages = [
+            Stage("images", "", times(self.in_chans, *self.img_size), 0),
+            *self.notebook_stages(),
+            total,
+        ]
+        rows = [
+            (*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages
+        ]
         what = (type(self).__doc__ or "").strip().split("\n")[0]
         shown = table(("stage", "", "output", "parameters"), rows)
         return card(type(self).__name__, what, facts(facts_of(self)), shown)
@@ -102,12 +114,16 @@ class DrawingModel(ImageModel):
 
     decoder: nn.Module | None
 
-    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None) -> Images:
-        """Images in [0, 1], drawn from one class capsule each: the labelled one, or else the most active one.
+    def reconstruct(
+        self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None
+    ) -> Images:
+        """Images in [0, 1], drawn from one class capsule each: the labeled one, or else the most active one.
 
         ValueError if the model was built without a decoder."""
         if self.decoder is None:
-            raise ValueError("reconstruct: this model has no decoder (it was built with decoder=False)")
+            raise ValueError(
+                "reconstruct: this model has no decoder (it was built with decoder=False)"
+            )
         return self.decoder(self.masked(capsules, labels))
 
     def masked(self, capsules: Capsules, labels: Tensor | None) -> Tensor:
@@ -119,7 +135,7 @@ class LogitModel(ImageModel):
     """Base of networks whose outputs are probabilities, which sum to one unless there is a sigmoid for each: they are
     made of logits, which the cross-entropy starts from."""
 
-    several = False  # a sigmoid for each class in place of one softmax
+    multilabel = False  # a sigmoid for each class in place of one softmax
 
     def logits(self, images: Images) -> Classes:
         """What the probabilities are made of, and the cross-entropy starts from: any numbers."""
@@ -132,25 +148,33 @@ class LogitModel(ImageModel):
     def probabilities(self, logits: Classes) -> Classes:
         """Softmax over classes, or a sigmoid for each; half precision gives float32."""
         logits = full_precision(logits)
-        return logits.sigmoid() if self.several else logits.softmax(dim=1)
+        return logits.sigmoid() if self.multilabel else logits.softmax(dim=1)
 
 
 class PlainNetwork(LogitModel):
     """Base of networks without capsules: images to probabilities `[batch, num_classes]`, which sum to one unless an
-    image may show `several` classes: then there is a sigmoid for each. See `ImageModel` for other arguments, and
+    image may show `multilabel` classes: then there is a sigmoid for each. See `ImageModel` for other arguments, and
     `logits` for what probabilities are made of."""
 
     def __init__(
-        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], smallest: tuple[int, str], *,
-        several: bool, standardised: bool,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int,
+        in_chans: int,
+        img_size: int | tuple[int, int],
+        smallest: tuple[int, str],
+        *,
+        multilabel: bool,
+        standardized: bool,
+    ) -> None:
         super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
-        self.several, self.standardised = several, standardised
-        self.spec = ModelSpec(activation="probability", logits=True, several=several, smallest=smallest[0])
+        self.multilabel, self.standardized = multilabel, standardized
+        self.spec = ModelSpec(
+            activation="probability", logits=True, multilabel=multilabel, smallest=smallest[0]
+        )
 
     @abstractmethod
     def scores(self, x: Images) -> Classes:
-        """Logits of images that are checked and, if asked, standardised."""
+        """Logits of images that are checked and, if asked, standardized."""
 
     def logits(self, images: Images) -> Classes:
         return self.scores(self._seen(images))
@@ -159,4 +183,6 @@ class PlainNetwork(LogitModel):
         return self.probabilities(self.logits(images))
 
     def capsules(self, images: Tensor) -> NoReturn:
-        raise ValueError("capsules: expected a capsule network; this is a CNN, whose classes have no pose")
+        raise ValueError(
+            "capsules: expected a capsule network; this is a CNN, whose classes have no pose"
+        )

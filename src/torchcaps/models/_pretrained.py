@@ -29,8 +29,8 @@ def weights_file(name: str = SHOWN) -> Path:
     return path
 
 
-def weights_passport(name: str) -> dict[str, Any]:
-    """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "licence", "torch".
+def weights_info(name: str) -> dict[str, Any]:
+    """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "license", "torch".
     ValueError if none come with the package."""
     return dict(_described(weights_file(name))["weights"])
 
@@ -45,13 +45,19 @@ def pretrained_model(
     file = weights_file(name)
     about = _described(file)
     preprocess = Preprocess.from_dict(about["preprocess"])
-    sizes = {"num_classes": len(about["classes"]), "in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
+    sizes = {
+        "num_classes": len(about["classes"]),
+        "in_chans": preprocess.in_chans,
+        "img_size": preprocess.model_size,
+    }
     wanted = {key: size for key, size in given.items() if size is not None}
     if "img_size" in wanted:
         wanted["img_size"] = size_pair(wanted["img_size"])
     for key in ("in_chans", "img_size"):
         if wanted.get(key, sizes[key]) != sizes[key]:
-            raise ValueError(f"{key}: the weights of {name} are for {sizes[key]}, got {wanted[key]}")
+            raise ValueError(
+                f"{key}: the weights of {name} are for {sizes[key]}, got {wanted[key]}"
+            )
     options, weights = about["options"] | options, load_file(file)
     with torch.device("meta"):
         _fitting(name, build(**sizes, **options), weights, strict=True)
@@ -63,14 +69,18 @@ def pretrained_model(
     return model
 
 
-def _fitting(name: str, model: nn.Module, weights: dict[str, Tensor], strict: bool = False) -> dict[str, Tensor]:
+def _fitting(
+    name: str, model: nn.Module, weights: dict[str, Tensor], strict: bool = False
+) -> dict[str, Tensor]:
     """The weights that a model has a place for; ValueError where it must find all of its own and does not."""
     found = {}
     for key, tensor in model.state_dict().items():
         if key in weights and weights[key].shape == tensor.shape:
             found[key] = weights[key]
         elif strict:
-            raise ValueError(f"pretrained: the weights of {name} do not fit these options, such as {key}")
+            raise ValueError(
+                f"pretrained: the weights of {name} do not fit these options, such as {key}"
+            )
     return found
 
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from torchcaps import plugins
 from torchcaps.models._pretrained import FOLDER, pretrained_model
-from torchcaps.nn import drawn_from
+from torchcaps.nn import use_generator
 
 Builder = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
-class Passport:
+class ModelInfo:
     """Where a model comes from, the sizes it was published for, and what was published of it."""
 
     title: str  # of the paper
@@ -29,13 +29,15 @@ class Passport:
     num_classes: int  # 0 where labels have no part in it, and it is not told of classes
     parameters: int  # at those sizes
     published: str  # the paper's own figure, in words
-    named: bool = False  # its builder takes the names of the classes, as `classes`, for their label tree
+    named: bool = (
+        False  # its builder takes the names of the classes, as `classes`, for their label tree
+    )
 
 
-_MODELS: dict[str, tuple[Builder, Passport]] = {}
+_MODELS: dict[str, tuple[Builder, ModelInfo]] = {}
 
 
-def register_model(passport: Passport) -> Callable[[Builder], Builder]:
+def register_model(passport: ModelInfo) -> Callable[[Builder], Builder]:
     """Decorator for a builder function: its name is the model's name."""
 
     def register(builder: Builder) -> Builder:
@@ -45,7 +47,7 @@ def register_model(passport: Passport) -> Callable[[Builder], Builder]:
     return register
 
 
-def enlist(name: str, builder: Builder, passport: Passport, **options: Any) -> None:
+def enlist(name: str, builder: Builder, passport: ModelInfo, **options: Any) -> None:
     """Make a model known that is built with these options unless others are given."""
     _MODELS[name] = (partial(builder, **options), passport)
 
@@ -61,23 +63,32 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
     """Names of the models that match a wildcard such as "caps*"; with `pretrained`, of those whose weights come with
     the package."""
     names = [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
-    return [name for name in names if (FOLDER / f"{name}.safetensors").is_file()] if pretrained else names
+    return (
+        [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
+        if pretrained
+        else names
+    )
 
 
-def model_passport(name: str) -> Passport:
+def model_info(name: str) -> ModelInfo:
     """The passport of a model; ValueError for an unknown name."""
     return plugins.find("model", name, _MODELS)[1]
 
 
 def create_model(
-    name: str, pretrained: bool = False, num_classes: int | None = None, in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None, generator: torch.Generator | None = None, **options: Any,
-) -> nn.Module:  # fmt: skip
+    name: str,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> nn.Module:
     """Build a model by name (see `list_models()`). Sizes not given are those it was published for.
 
     Args:
         pretrained: take the weights that come with the package, and the options that they were trained with; see
-            `weights_passport`. With another `num_classes`, the layers that depend on it start anew.
+            `weights_info`. With another `num_classes`, the layers that depend on it start anew.
         num_classes, in_chans: at least 1.
         img_size: height and width in pixels, or one number for both.
         generator: draws the weights, the same for equal seeds whatever other threads draw; None is torch's own.
@@ -92,8 +103,14 @@ def create_model(
     """
     builder, passport = plugins.find("model", name, _MODELS)
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {key: getattr(passport, key) if value is None else value for key, value in given.items()}
+    sizes = {
+        key: getattr(passport, key) if value is None else value for key, value in given.items()
+    }
     if not passport.num_classes:
         del sizes["num_classes"]
-    with nullcontext() if generator is None else drawn_from(generator):
-        return pretrained_model(name, builder, given, options) if pretrained else builder(**sizes, **options)
+    with nullcontext() if generator is None else use_generator(generator):
+        return (
+            pretrained_model(name, builder, given, options)
+            if pretrained
+            else builder(**sizes, **options)
+        )

@@ -14,7 +14,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision, safe_norm, squash_with_length
 from torchcaps.functional.votes import Votes
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.types import Capsules
@@ -37,14 +37,26 @@ class AffineCaps(CapsuleLinear):
     """
 
     def __init__(
-        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: str = "dynamic", *,
-        own: int | None = 1, constant: Constant = "1/sqrt(N)", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_capsules: int,
+        in_dim: int,
+        out_capsules: int,
+        out_dim: int,
+        routing: str = "dynamic",
+        *,
+        own: int | None = 1,
+        constant: Constant = "1/sqrt(N)",
+        **options: Any,
+    ) -> None:
         check_known("constant", constant, get_args(Constant))
         own = in_capsules if own is None else own
-        c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[constant]
+        c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[
+            constant
+        ]
         std = 0.1 if constant == "1/K" else in_dim**-0.5
-        if own == in_capsules:  # votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1
+        if (
+            own == in_capsules
+        ):  # votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1
             std = 4 / (c * (own * out_dim) ** 0.5)
         super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
         self.in_capsules, self.constant = in_capsules, c
@@ -52,20 +64,29 @@ class AffineCaps(CapsuleLinear):
     def ask(self, children: Capsules | Tensor) -> Votes:
         if isinstance(children, Tensor):
             children = Capsules(children, safe_norm(children))
-        return super().ask(children._replace(pose=children.pose * (self.constant * self.out_capsules)))
+        return super().ask(
+            children._replace(pose=children.pose * (self.constant * self.out_capsules))
+        )
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
         router = self.router
         plain = isinstance(router, DynamicRouting) and router.over == "parents" and not router.leaky
-        if not plain or router.passes > 1 or router.fixed not in (None, (0, 0.0)) or self.recorder is not None:
+        if (
+            not plain
+            or router.passes > 1
+            or router.fixed not in (None, (0, 0.0))
+            or self.recorder is not None
+        ):
             return super().forward(children, parents)
         given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])
         self.check(given)
         with without_autocast(given.pose):
             pooled = full_precision(given.pose).unflatten(1, (-1, len(self.weight))).sum(dim=1)
             s = self.constant * torch.einsum("bgi,gkdi->bkd", pooled, full_precision(self.weight))
-            return Capsules(*squash_with_length(s if self.bias is None else s + full_precision(self.bias)))
+            return Capsules(
+                *squash_with_length(s if self.bias is None else s + full_precision(self.bias))
+            )
 
 
 class AffCapsNet(CapsNet):
@@ -84,19 +105,38 @@ class AffCapsNet(CapsNet):
     layer = AffineCaps
 
     def __init__(
-        self, *sizes: Any, primary_types: int = 32, share: Share = "all", routing_iters: int = 1,
-        constant: Constant = "1/sqrt(N)", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *sizes: Any,
+        primary_types: int = 32,
+        share: Share = "all",
+        routing_iters: int = 1,
+        constant: Constant = "1/sqrt(N)",
+        **options: Any,
+    ) -> None:
         check_known("share", share, get_args(Share))
         own = {"all": 1, "position": primary_types}.get(share)
         super().__init__(
-            *sizes, primary_types=primary_types, iterations=routing_iters, own=own, constant=constant, **options
+            *sizes,
+            primary_types=primary_types,
+            iterations=routing_iters,
+            own=own,
+            constant=constant,
+            **options,
         )
 
 
 # CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw.
-enlist("affcaps", AffCapsNet, Passport(
-    title="Improving the Robustness of Capsule Networks to Image Affine Transformations", year=2020, arxiv="1911.07968",
-    img_size=(40, 40), in_chans=1, num_classes=10, parameters=7_578_688,
-    published="affNIST accuracy 93.21 %, trained on MNIST",
-))  # fmt: skip
+enlist(
+    "affcaps",
+    AffCapsNet,
+    ModelInfo(
+        title="Improving the Robustness of Capsule Networks to Image Affine Transformations",
+        year=2020,
+        arxiv="1911.07968",
+        img_size=(40, 40),
+        in_chans=1,
+        num_classes=10,
+        parameters=7_578_688,
+        published="affNIST accuracy 93.21 %, trained on MNIST",
+    ),
+)

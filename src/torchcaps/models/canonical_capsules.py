@@ -20,7 +20,7 @@ from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -31,9 +31,13 @@ class Aligned(NamedTuple):
     """Sets of points, taken apart and put upright."""
 
     attention: Float[Tensor, "batch points capsules"]  # of sum 1 over capsules
-    keypoints: Float[Tensor, "batch capsules dim"]  # the mean place of each capsule's points, as the points are
+    keypoints: Float[
+        Tensor, "batch capsules dim"
+    ]  # the mean place of each capsule's points, as the points are
     descriptors: Float[Tensor, "batch capsules channels"]
-    canonical: Float[Tensor, "batch capsules dim"]  # where the keypoints belong in the canonical pose
+    canonical: Float[
+        Tensor, "batch capsules dim"
+    ]  # where the keypoints belong in the canonical pose
     rotation: Float[Tensor, "batch dim dim"]  # from the pose of the points to the canonical one
     translation: Float[Tensor, "batch dim"]  # after the rotation
     upright: Float[Tensor, "batch points dim"]  # the points in the canonical pose
@@ -41,7 +45,9 @@ class Aligned(NamedTuple):
 
 def attended(attention: nn.Linear, x: Tensor) -> Tensor:
     """`softmax_k(attention(x))` `[b, n, k]` of `x` `[b, n, c]`, in float32 for half precision."""
-    return full_precision(attention(x)).mT.softmax(dim=1).mT  # eight times as fast as over a short last axis
+    return (
+        full_precision(attention(x)).mT.softmax(dim=1).mT
+    )  # eight times as fast as over a short last axis
 
 
 def pooled(attention: Tensor, x: Tensor) -> Tensor:
@@ -55,7 +61,7 @@ def _shares(attention: Tensor) -> Tensor:
 
 
 class ContextNorm(nn.Module):
-    """Attentive context normalisation: each point is normalised by the mean and variance of the groups it belongs to.
+    """Attentive context normalization: each point is normalized by the mean and variance of the groups it belongs to.
 
     `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
     variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
@@ -65,7 +71,9 @@ class ContextNorm(nn.Module):
         super().__init__()
         self.attention = nn.Linear(channels, groups)
 
-    def forward(self, x: Float[Tensor, "batch points channels"]) -> Float[Tensor, "batch points channels"]:
+    def forward(
+        self, x: Float[Tensor, "batch points channels"]
+    ) -> Float[Tensor, "batch points channels"]:
         """Features of the same shape and type; computed in float32 for half precision."""
         a, kind = attended(self.attention, x), x.dtype
         with without_autocast(x):
@@ -78,14 +86,16 @@ class ContextNorm(nn.Module):
 
 
 class PointLayer(nn.Module):
-    """A linear map of each point, context normalisation, batch normalisation, ReLU; `[b, n, c]` to `[b, n, c']`."""
+    """A linear map of each point, context normalization, batch normalization, ReLU; `[b, n, c]` to `[b, n, c']`."""
 
     def __init__(self, inputs: int, channels: int, groups: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, channels)
         self.context, self.norm = ContextNorm(channels, groups), nn.BatchNorm1d(channels)
 
-    def forward(self, x: Float[Tensor, "batch points inputs"]) -> Float[Tensor, "batch points channels"]:
+    def forward(
+        self, x: Float[Tensor, "batch points inputs"]
+    ) -> Float[Tensor, "batch points channels"]:
         x = self.context(self.linear(x))
         return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
 
@@ -100,11 +110,14 @@ class PointEncoder(nn.Module):
         super().__init__()
         self.widen = PointLayer(dim, channels, capsules)
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(PointLayer(channels, channels, capsules) for _ in range(2))) for _ in range(3)
+            nn.Sequential(*(PointLayer(channels, channels, capsules) for _ in range(2)))
+            for _ in range(3)
         )
         self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
 
-    def forward(self, points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points channels"]:
+    def forward(
+        self, points: Float[Tensor, "batch points dim"]
+    ) -> Float[Tensor, "batch points channels"]:
         x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
@@ -112,7 +125,7 @@ class PointEncoder(nn.Module):
 
 
 def _decoder(inputs: int, widths: Sequence[int], dim: int) -> nn.Sequential:
-    """Linear maps with batch normalisation and ReLU between them, and a tanh at the end."""
+    """Linear maps with batch normalization and ReLU between them, and a tanh at the end."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
@@ -132,7 +145,7 @@ class CanonicalCapsules(ImageModel):
         img_size: (points, 1).
         capsules: their number; 10 in the paper.
         channels: of a descriptor; 128 in the paper.
-        grid: learnt numbers that each drawn point starts from.
+        grid: learned numbers that each drawn point starts from.
         decoder: widths of the hidden layers that draw a capsule.
         canonical: whether points are turned to the canonical pose before they are drawn; without it, the drawing has
             to follow every pose. For comparison.
@@ -141,20 +154,33 @@ class CanonicalCapsules(ImageModel):
     spec = ModelSpec(pose=True, activation="probability", task="align", loss="weighted")
 
     def __init__(
-        self, in_chans: int = 3, img_size: int | tuple[int, int] = (1024, 1), *, capsules: int = 10,
-        channels: int = 128, grid: int = 10, decoder: Sequence[int] = (1280, 640, 320), canonical: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = (1024, 1),
+        *,
+        capsules: int = 10,
+        channels: int = 128,
+        grid: int = 10,
+        decoder: Sequence[int] = (1280, 640, 320),
+        canonical: bool = True,
+    ) -> None:
         super().__init__(in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
         check_range("in_chans (coordinates of a point)", in_chans, low=2, high=3)
         if self.img_size[1] != 1 or self.img_size[0] < capsules:
-            raise ValueError(f"img_size: expected ({capsules} or more points, 1), got {self.img_size}")
+            raise ValueError(
+                f"img_size: expected ({capsules} or more points, 1), got {self.img_size}"
+            )
         self.num_capsules, self.channels, self.is_canonical = capsules, channels, canonical
         self.aligner = PointEncoder(in_chans, channels, capsules, attends=True)
         flat = capsules * channels
-        self.keypoints = nn.Sequential(nn.Linear(flat, flat), nn.ReLU(), nn.Linear(flat, capsules * in_chans))
+        self.keypoints = nn.Sequential(
+            nn.Linear(flat, flat), nn.ReLU(), nn.Linear(flat, capsules * in_chans)
+        )
         self.encoder = PointEncoder(in_chans, channels, capsules, attends=False)
         self.grid = nn.Parameter(torch.rand(capsules, self.img_size[0] // capsules, grid))
-        self.decoders = nn.ModuleList(_decoder(grid + channels, decoder, in_chans) for _ in range(capsules))
+        self.decoders = nn.ModuleList(
+            _decoder(grid + channels, decoder, in_chans) for _ in range(capsules)
+        )
 
     def align(self, points: Float[Tensor, "batch dim points 1"]) -> Aligned:
         """What the first encoder says: parts, and the canonical pose."""
@@ -173,7 +199,9 @@ class CanonicalCapsules(ImageModel):
 
     def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
         """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the upright points, by the first encoder's attention."""
-        return pooled(aligned.attention, aligned.upright), pooled(aligned.attention, self.encoder(aligned.upright))
+        return pooled(aligned.attention, aligned.upright), pooled(
+            aligned.attention, self.encoder(aligned.upright)
+        )
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
         """What each capsule draws: `MLP_k(grid_k, descriptor_k) + keypoint_k`."""
@@ -181,7 +209,9 @@ class CanonicalCapsules(ImageModel):
         drawn = []
         for k, decoder in enumerate(self.decoders):
             parts = self.grid[k].expand(count, -1, -1), descriptors[:, k, None].expand(-1, m, -1)
-            flat = decoder(torch.cat([part.to(self.grid.dtype) for part in parts], dim=2).flatten(0, 1))
+            flat = decoder(
+                torch.cat([part.to(self.grid.dtype) for part in parts], dim=2).flatten(0, 1)
+            )
             drawn.append(full_precision(flat).unflatten(0, (count, m)))
         return torch.stack(drawn, dim=1) + keypoints.unsqueeze(2)
 
@@ -198,7 +228,9 @@ class CanonicalCapsules(ImageModel):
         drawn = self.draw(*capsules.pose.split([self.in_chans, self.channels], dim=2))
         return drawn.flatten(1, 2).mT.unsqueeze(3)
 
-    def forward(self, images: Float[Tensor, "batch dim points 1"]) -> Float[Tensor, "batch dim m 1"]:
+    def forward(
+        self, images: Float[Tensor, "batch dim points 1"]
+    ) -> Float[Tensor, "batch dim m 1"]:
         """The set as its capsules draw it, in the canonical pose."""
         return self.decode(self.capsules(images))
 
@@ -210,20 +242,40 @@ class CanonicalCapsules(ImageModel):
             "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
             "decoders": ("a decoder a capsule", times(dim, k * m)),
         }
-        counts = {name: sum(p.numel() for p in module.parameters()) for name, module in self.named_children()}
+        counts = {
+            name: sum(p.numel() for p in module.parameters())
+            for name, module in self.named_children()
+        }
         found = [Stage(name, kind, output, counts[name]) for name, (kind, output) in stages.items()]
-        return [*found, Stage("grid", "learnt", times(*self.grid.shape), self.grid.numel())]
+        return [*found, Stage("grid", "learned", times(*self.grid.shape), self.grid.numel())]
 
 
 # The network of the paper.
-enlist("canonical_capsules", CanonicalCapsules, Passport(
-    title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose", year=2021, arxiv="2012.04718",
-    img_size=(1024, 1), in_chans=3, num_classes=0, parameters=13_994_932,
-    published="Chamfer distance on ShapeNet; its tables were not read here",
-))  # fmt: skip
+enlist(
+    "canonical_capsules",
+    CanonicalCapsules,
+    ModelInfo(
+        title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose",
+        year=2021,
+        arxiv="2012.04718",
+        img_size=(1024, 1),
+        in_chans=3,
+        num_classes=0,
+        parameters=13_994_932,
+        published="Chamfer distance on ShapeNet; its tables were not read here",
+    ),
+)
 
 # Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU.
 variant(
-    "canonical_capsules_small", "canonical_capsules", img_size=(256, 1), in_chans=2, parameters=68_320,
-    published="nothing of this size", capsules=5, channels=32, grid=4, decoder=(64, 32),
-)  # fmt: skip
+    "canonical_capsules_small",
+    "canonical_capsules",
+    img_size=(256, 1),
+    in_chans=2,
+    parameters=68_320,
+    published="nothing of this size",
+    capsules=5,
+    channels=32,
+    grid=4,
+    decoder=(64, 32),
+)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
@@ -45,47 +45,97 @@ class CapsNet(DrawingModel):
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 256,
-        primary_types: int = 32, primary_dim: int = 8, class_dim: int = 16, between: tuple[int, ...] = (),
-        grouping: Grouping = "position", decoder: bool | tuple[int, int] = True, **layer_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        channels: int = 256,
+        primary_types: int = 32,
+        primary_dim: int = 8,
+        class_dim: int = 16,
+        between: tuple[int, ...] = (),
+        grouping: Grouping = "position",
+        decoder: bool | tuple[int, int] = True,
+        **layer_options: Any,
+    ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        super().__init__(in_chans, img_size, (SMALLEST, NEEDY), **sizes, primary_dim=primary_dim, class_dim=class_dim)
+        super().__init__(
+            in_chans,
+            img_size,
+            (SMALLEST, NEEDY),
+            **sizes,
+            primary_dim=primary_dim,
+            class_dim=class_dim,
+        )
         children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
         kernel: dict[str, Any] = {"kernel_size": KERNEL, "stride": STRIDE}
-        self.primary = PrimaryCaps(channels, primary_types, primary_dim, grouping=grouping, **kernel)
+        self.primary = PrimaryCaps(
+            channels, primary_types, primary_dim, grouping=grouping, **kernel
+        )
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
-        layers = [(children, primary_dim), *((count, class_dim) for count in (*between, num_classes))]
-        below = [self.layer(*child, *parent, **deepcopy(layer_options)) for child, parent in pairwise(layers[:-1])]
+        layers = [
+            (children, primary_dim),
+            *((count, class_dim) for count in (*between, num_classes)),
+        ]
+        below = [
+            self.layer(*child, *parent, **deepcopy(layer_options))
+            for child, parent in pairwise(layers[:-1])
+        ]
         self.between = nn.Sequential(*below) if below else None
         self.class_capsules = self.layer(*layers[-2], *layers[-1], **layer_options)
-        shape, widths = (in_chans, *self.img_size), {} if isinstance(decoder, bool) else {"hidden": decoder}
-        self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
+        shape, widths = (
+            (in_chans, *self.img_size),
+            {} if isinstance(decoder, bool) else {"hidden": decoder},
+        )
+        self.decoder = (
+            FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
+        )
         if impl != "auto":
             set_impl(self, impl)
         self.spec = ModelSpec(
-            pose=True, activation=self.class_capsules.router.activation, decoder=bool(decoder), smallest=SMALLEST,
+            pose=True,
+            activation=self.class_capsules.router.activation,
+            decoder=bool(decoder),
+            smallest=SMALLEST,
             loss="margin",
-        )  # fmt: skip
+        )
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)
-        return self.class_capsules(children if self.between is None else self.between(children))  # 10 of dim 16
+        return self.class_capsules(
+            children if self.between is None else self.between(children)
+        )  # 10 of dim 16
 
 
 # The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
-enlist("capsnet", CapsNet, Passport(
-    title="Dynamic Routing Between Capsules", year=2017, arxiv="1710.09829", img_size=(28, 28), in_chans=1,
-    num_classes=10, parameters=8_215_568, published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
-))  # fmt: skip
+enlist(
+    "capsnet",
+    CapsNet,
+    ModelInfo(
+        title="Dynamic Routing Between Capsules",
+        year=2017,
+        arxiv="1710.09829",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=10,
+        parameters=8_215_568,
+        published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
+    ),
+)
 
 # A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder.
 variant(
-    "capsnet_small", "capsnet", parameters=1_280_720, channels=64, primary_types=8, decoder=(256, 512),
+    "capsnet_small",
+    "capsnet",
+    parameters=1_280_720,
+    channels=64,
+    primary_types=8,
+    decoder=(256, 512),
     published="none: a small form, whose weights come with the package",
-)  # fmt: skip
+)

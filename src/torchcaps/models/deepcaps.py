@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional import squash
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -38,7 +38,9 @@ class ConvCapsules(nn.Conv2d):
         self.dim = dim
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
+    def forward(
+        self, x: Float[Tensor, "batch in_channels above left"]
+    ) -> Float[Tensor, "batch channels rows columns"]:
         s = super().forward(x.to(self.weight.dtype))
         return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
 
@@ -50,7 +52,9 @@ class RoutedSkip(RoutedLayer):
         votes = KernelVotes(LayerSizes(types, dim, types, dim))
         super().__init__(votes, MapRouting(iterations, local=local), apart if local else together)
 
-    def channels(self, x: Float[Tensor, "batch channels rows columns"]) -> Float[Tensor, "batch channels rows columns"]:
+    def channels(
+        self, x: Float[Tensor, "batch channels rows columns"]
+    ) -> Float[Tensor, "batch channels rows columns"]:
         """Parents as channels."""
         sizes = self.votes.sizes
         children = x.unflatten(1, (sizes.children, sizes.in_dim)).permute(0, 3, 4, 1, 2)
@@ -60,13 +64,17 @@ class RoutedSkip(RoutedLayer):
 class CapsuleCell(nn.Module):
     """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one."""
 
-    def __init__(self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None) -> None:
+    def __init__(
+        self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None
+    ) -> None:
         super().__init__()
         self.first = ConvCapsules(in_channels, types, dim, stride=2)
         self.second, self.third = (ConvCapsules(types * dim, types, dim) for _ in range(2))
         self.skip = ConvCapsules(types * dim, types, dim) if skip is None else skip
 
-    def forward(self, x: Float[Tensor, "batch in_channels above left"]) -> Float[Tensor, "batch channels rows columns"]:
+    def forward(
+        self, x: Float[Tensor, "batch in_channels above left"]
+    ) -> Float[Tensor, "batch channels rows columns"]:
         x = self.first(x)
         skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
         return self.third(self.second(x)) + skip
@@ -78,7 +86,10 @@ class ClassIndependentDecoder(nn.Module):
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *self.size = image_shape
-        doublings = next((k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k), MOST_DOUBLINGS)
+        doublings = next(
+            (k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k),
+            MOST_DOUBLINGS,
+        )
         start = [-(-side >> doublings) for side in self.size]
         self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
         first = nn.Unflatten(1, (DRAWN[0], *start))
@@ -113,42 +124,91 @@ class DeepCaps(DrawingModel):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 64, *, channels: int = 128,
-        types: int = 32, dims: tuple[int, int, int, int] = (4, 8, 8, 8), class_dim: int = 32, iterations: int = 3,
-        local: bool = False, decoder: bool = True,
-    ) -> None:  # fmt: skip
-        sizes = {"num_classes": num_classes, "channels": channels, "types": types, "class_dim": class_dim}
-        super().__init__(in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes)
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 64,
+        *,
+        channels: int = 128,
+        types: int = 32,
+        dims: tuple[int, int, int, int] = (4, 8, 8, 8),
+        class_dim: int = 32,
+        iterations: int = 3,
+        local: bool = False,
+        decoder: bool = True,
+    ) -> None:
+        sizes = {
+            "num_classes": num_classes,
+            "channels": channels,
+            "types": types,
+            "class_dim": class_dim,
+        }
+        super().__init__(
+            in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes
+        )
         if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
-            raise ValueError(f"dims: expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}")
+            raise ValueError(
+                f"dims: expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}"
+            )
         self.dim = dims[-1]
-        self.stem = nn.Sequential(nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels))
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)
+        )
         widths = [channels, *(types * dim for dim in dims)]
         skips = [None, None, None, RoutedSkip(types, dims[-1], iterations, local)]
         self.cells = nn.ModuleList(map(CapsuleCell, widths, [types] * CELLS, dims, skips))
         maps = [[-(-side >> k) for side in self.img_size] for k in (CELLS, CELLS - 1)]
         children = (types * sum(map(prod, maps)), dims[-1])
-        self.class_capsules = CapsuleLinear(*children, num_classes, class_dim, bias=True, iterations=iterations)
-        nn.init.normal_(self.class_capsules.votes.bias, std=0.1)  # equal ones would leave poses of classes nearly equal
-        self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
-        self.spec = ModelSpec(pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin")
+        self.class_capsules = CapsuleLinear(
+            *children, num_classes, class_dim, bias=True, iterations=iterations
+        )
+        nn.init.normal_(
+            self.class_capsules.votes.bias, std=0.1
+        )  # equal ones would leave poses of classes nearly equal
+        self.decoder = (
+            ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
+        )
+        self.spec = ModelSpec(
+            pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin"
+        )
 
     def capsules(self, images: Images) -> Capsules:
         maps = [self.stem(self._seen(images))]  # [batch, 128, 64, 64], for 64x64 images
         for cell in self.cells:
-            maps.append(cell(maps[-1]))  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
-        children = [x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in maps[:-3:-1]]
-        return self.class_capsules(torch.cat(children, dim=1))  # 512 + 2048 of dim 8 vote for 10 of dim 32
+            maps.append(
+                cell(maps[-1])
+            )  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
+        children = [
+            x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in maps[:-3:-1]
+        ]
+        return self.class_capsules(
+            torch.cat(children, dim=1)
+        )  # 512 + 2048 of dim 8 vote for 10 of dim 32
 
 
 # The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28.
-enlist("deepcaps", DeepCaps, Passport(
-    title="DeepCaps: Going Deeper with Capsule Networks", year=2019, arxiv="1904.09546", img_size=(64, 64), in_chans=3,
-    num_classes=10, parameters=13_426_995, published="CIFAR-10 test error 7.26 % (7 networks)",
-))  # fmt: skip
+enlist(
+    "deepcaps",
+    DeepCaps,
+    ModelInfo(
+        title="DeepCaps: Going Deeper with Capsule Networks",
+        year=2019,
+        arxiv="1904.09546",
+        img_size=(64, 64),
+        in_chans=3,
+        num_classes=10,
+        parameters=13_426_995,
+        published="CIFAR-10 test error 7.26 % (7 networks)",
+    ),
+)
 
 # A quarter of its width, and images that are not enlarged: for two CPU cores.
 variant(
-    "deepcaps_small", "deepcaps", img_size=(32, 32), parameters=906_115, channels=32, types=8,
+    "deepcaps_small",
+    "deepcaps",
+    img_size=(32, 32),
+    parameters=906_115,
+    channels=32,
+    types=8,
     published="CIFAR-10 test error 7.26 % (7 networks of 13.4 million parameters)",
-)  # fmt: skip
+)

@@ -14,7 +14,7 @@ from torch import nn
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, Images, side_after, side_before
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
@@ -40,7 +40,7 @@ class EfficientCapsNet(DrawingModel):
         edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
             whose 5x5 kernel steps over a 6x6 map in twos.
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
-        norm_first: normalise before the activation, as a port to PyTorch does; published is the activation first.
+        norm_first: normalize before the activation, as a port to PyTorch does; published is the activation first.
         epsilon: of the norms.
         momentum: share of a batch in the running statistics of batch norm; 0.01 in the authors' code.
         slope: of the activation below zero; 0 is ReLU.
@@ -49,15 +49,29 @@ class EfficientCapsNet(DrawingModel):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
-        stem: tuple[tuple[int, ...], ...] = MNIST, edge: int = 0, norm: Literal["batch", "instance"] = "batch",
-        norm_first: bool = False, epsilon: float = EPSILON, momentum: float = MOMENTUM, slope: float = 0.0,
-        decoder: bool | str = True, **layer_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        stem: tuple[tuple[int, ...], ...] = MNIST,
+        edge: int = 0,
+        norm: Literal["batch", "instance"] = "batch",
+        norm_first: bool = False,
+        epsilon: float = EPSILON,
+        momentum: float = MOMENTUM,
+        slope: float = 0.0,
+        decoder: bool | str = True,
+        **layer_options: Any,
+    ) -> None:
         sizes = _sizes(stem)
-        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]  # as without padding
+        windows = [
+            (kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes
+        ]  # as without padding
         smallest = side_before(max(LEAST, 1 + edge), windows)
-        super().__init__(in_chans, img_size, (smallest, "the convolutions"), num_classes=num_classes)
+        super().__init__(
+            in_chans, img_size, (smallest, "the convolutions"), num_classes=num_classes
+        )
         check_range("slope", slope, low=0, high=1)
         layers, below = list[nn.Module](), in_chans
         for kernel, stride, above, padding in sizes:
@@ -74,19 +88,26 @@ class EfficientCapsNet(DrawingModel):
         children = below // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
         layer_options = {"routing": "self_attention", "init_std": std} | layer_options
-        self.class_capsules = CapsuleLinear(children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options)
+        self.class_capsules = CapsuleLinear(
+            children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options
+        )
         self.decoder = _decoder(decoder, num_classes, (in_chans, *self.img_size))
         self.spec = ModelSpec(
-            pose=True, activation=self.class_capsules.router.activation, decoder=self.decoder is not None,
-            smallest=smallest, loss="margin",
-        )  # fmt: skip
+            pose=True,
+            activation=self.class_capsules.router.activation,
+            decoder=self.decoder is not None,
+            smallest=smallest,
+            loss="margin",
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
-        primary = Capsules(*steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM))))  # 16 of dim 8
+        primary = Capsules(
+            *steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM)))
+        )  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
 
 
@@ -96,10 +117,14 @@ def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]
     for n, given in enumerate(stem):
         padding = given[3] if len(given) > 3 else 0
         if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * padding < given[0]:
-            raise ValueError(f"stem: expected (kernel, stride, channels, padding below half a kernel), got {given}")
+            raise ValueError(
+                f"stem: expected (kernel, stride, channels, padding below half a kernel), got {given}"
+            )
         sizes.append((given[0], given[1], given[2] if len(given) > 2 else CHANNELS[n], padding))
     if not sizes or sizes[-1][2] % PRIMARY_DIM:
-        raise ValueError(f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}")
+        raise ValueError(
+            f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
+        )
     return sizes
 
 
@@ -113,7 +138,9 @@ def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Modul
     return norm
 
 
-def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module | None:
+def _decoder(
+    name: bool | str, num_classes: int, image_shape: tuple[int, int, int]
+) -> nn.Module | None:
     if name is False:
         return None
     kinds = {"dense": FullyConnectedDecoder, "upsampling": UpsamplingDecoder}
@@ -123,21 +150,43 @@ def _decoder(name: bool | str, num_classes: int, image_shape: tuple[int, int, in
 
 
 # The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder.
-enlist("efficient_capsnet", EfficientCapsNet, Passport(
-    title="Efficient-CapsNet: capsule network with self-attention routing", year=2021, arxiv="2101.12491",
-    img_size=(28, 28), in_chans=1, num_classes=10, parameters=1_573_168,
-    published="MNIST test error 0.26 %; 0.16 % with an ensemble",
-))  # fmt: skip
+enlist(
+    "efficient_capsnet",
+    EfficientCapsNet,
+    ModelInfo(
+        title="Efficient-CapsNet: capsule network with self-attention routing",
+        year=2021,
+        arxiv="2101.12491",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=10,
+        parameters=1_573_168,
+        published="MNIST test error 0.26 %; 0.16 % with an ensemble",
+    ),
+)
 
 # The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder.
 variant(
-    "efficient_capsnet_smallnorb", "efficient_capsnet", img_size=(48, 48), in_chans=2, num_classes=5,
-    parameters=381_234, published="151 thousand parameters without the decoder (table 4)",
-    stem=SMALLNORB, norm="instance", slope=0.3, decoder="upsampling",
-)  # fmt: skip
+    "efficient_capsnet_smallnorb",
+    "efficient_capsnet",
+    img_size=(48, 48),
+    in_chans=2,
+    num_classes=5,
+    parameters=381_234,
+    published="151 thousand parameters without the decoder (table 4)",
+    stem=SMALLNORB,
+    norm="instance",
+    slope=0.3,
+    decoder="upsampling",
+)
 
 # The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder.
 variant(
-    "efficient_capsnet_multimnist", "efficient_capsnet", img_size=(36, 36), parameters=2_090_800, stem=MULTIMNIST,
-    edge=1, published="154 thousand parameters without the decoder; its errors count each digit for a half",
-)  # fmt: skip
+    "efficient_capsnet_multimnist",
+    "efficient_capsnet",
+    img_size=(36, 36),
+    parameters=2_090_800,
+    stem=MULTIMNIST,
+    edge=1,
+    published="154 thousand parameters without the decoder; its errors count each digit for a half",
+)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import Classes, Images, LogitModel, side_before
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -27,15 +27,25 @@ class _Convolved(LogitModel):
     """Batch norm, convolution and SiLU, several times; two channels more say where a pixel is, from -1 to 1."""
 
     def __init__(
-        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, channels: int,
-        strides: tuple[int, ...], **sizes: int,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int,
+        in_chans: int,
+        img_size: int | tuple[int, int],
+        *,
+        channels: int,
+        strides: tuple[int, ...],
+        **sizes: int,
+    ) -> None:
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         needs = (smallest, f"{len(strides)} convolutions without padding")
-        super().__init__(in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes)
+        super().__init__(
+            in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes
+        )
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         layers: list[nn.Module] = []
-        for (below, above), stride in zip(pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True):
+        for (below, above), stride in zip(
+            pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True
+        ):
             conv: Any = nn.Conv2d(below, above, KERNEL, stride)
             nn.init.kaiming_normal_(conv.weight)
             nn.init.zeros_(conv.bias)
@@ -60,15 +70,24 @@ class ConvRouting(_Convolved):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, channels: int = 64,
-        strides: tuple[int, ...] = (1, 2, 1), hidden: tuple[int, ...] = (64, 64), iterations: int = 2,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        channels: int = 64,
+        strides: tuple[int, ...] = (1, 2, 1),
+        hidden: tuple[int, ...] = (64, 64),
+        iterations: int = 2,
+    ) -> None:
         super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides)
         self.head = RoutingHead(channels, num_classes, hidden=hidden, iterations=iterations)
 
     def capsules(self, images: Images) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes."""
-        logits = self.head(self.features(images).flatten(2).transpose(1, 2))  # 100 vectors, for 28x28 images
+        logits = self.head(
+            self.features(images).flatten(2).transpose(1, 2)
+        )  # 100 vectors, for 28x28 images
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
     def logits_of(self, capsules: Capsules) -> Classes:
@@ -87,10 +106,19 @@ class MatrixRouting(_Convolved):
     """
 
     def __init__(
-        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 96, *, channels: int = 64,
-        strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2), parts: int = 64, iterations: int = 3,
-    ) -> None:  # fmt: skip
-        super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts)
+        self,
+        num_classes: int = 5,
+        in_chans: int = 2,
+        img_size: int | tuple[int, int] = 96,
+        *,
+        channels: int = 64,
+        strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2),
+        parts: int = 64,
+        iterations: int = 3,
+    ) -> None:
+        super().__init__(
+            num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts
+        )
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
         sizes = ((1, parts), (parts, num_classes))  # all children below share their matrices
@@ -101,7 +129,9 @@ class MatrixRouting(_Convolved):
         )
         router: Any = self.class_capsules.router
         for beta in (router.beta_use, router.beta_ignore):
-            nn.init.normal_(beta, std=0.01)  # from zeros, as published, the first step reaches nothing below
+            nn.init.normal_(
+                beta, std=0.01
+            )  # from zeros, as published, the first step reaches nothing below
 
     def capsules(self, images: Images) -> Capsules:
         x = self.features(images)  # 9x9, for 96x96 images
@@ -115,14 +145,33 @@ class MatrixRouting(_Convolved):
 
 
 # A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions.
-enlist("heinsen", ConvRouting, Passport(
-    title="An Algorithm for Routing Vectors in Sequences", year=2022, arxiv="2211.11754", img_size=(28, 28), in_chans=1,
-    num_classes=10, parameters=163_025,
-    published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
-))  # fmt: skip
+enlist(
+    "heinsen",
+    ConvRouting,
+    ModelInfo(
+        title="An Algorithm for Routing Vectors in Sequences",
+        year=2022,
+        arxiv="2211.11754",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=10,
+        parameters=163_025,
+        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+    ),
+)
 
 # The network of 2019 for smallNORB: 272 thousand parameters.
-enlist("heinsen_2019", MatrixRouting, Passport(
-    title="An Algorithm for Routing Capsules in All Domains", year=2019, arxiv="1911.00792", img_size=(96, 96),
-    in_chans=2, num_classes=5, parameters=271_688, published="smallNORB test accuracy 99.1 %",
-))  # fmt: skip
+enlist(
+    "heinsen_2019",
+    MatrixRouting,
+    ModelInfo(
+        title="An Algorithm for Routing Capsules in All Domains",
+        year=2019,
+        arxiv="1911.00792",
+        img_size=(96, 96),
+        in_chans=2,
+        num_classes=5,
+        parameters=271_688,
+        published="smallNORB test accuracy 99.1 %",
+    ),
+)

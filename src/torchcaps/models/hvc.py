@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import Classes, Images, LogitModel
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.types import Capsules, ModelSpec
 
 Merge = Literal["fixed", "random", "ones"]
@@ -64,20 +64,33 @@ class HVC(LogitModel):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
-        convolutions: int = 9, branches: tuple[int, ...] = (3, 6, 9), merge: Merge = "ones", momentum: float = 0.1,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        convolutions: int = 9,
+        branches: tuple[int, ...] = (3, 6, 9),
+        merge: Merge = "ones",
+        momentum: float = 0.1,
+    ) -> None:
         smallest = 2 * convolutions + 1
         sizes = {"num_classes": num_classes, "convolutions": convolutions}
-        super().__init__(in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes)
+        super().__init__(
+            in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes
+        )
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
-            raise ValueError(f"branches: expected rising numbers from 1 to {convolutions}, got {list(branches)}")
+            raise ValueError(
+                f"branches: expected rising numbers from 1 to {convolutions}, got {list(branches)}"
+            )
         check_known("merge", merge, get_args(Merge))
         check_range("momentum", momentum, low=0, high=1)
         self.branches = tuple(branches)
         channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))
         self.convolutions = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU())
+            nn.Sequential(
+                nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU()
+            )
             for below, above in pairwise(channels)
         )
         for weight in self.convolutions.parameters():
@@ -85,7 +98,9 @@ class HVC(LogitModel):
                 nn.init.normal_(weight, std=STD)
         height, width = self.img_size
         self.class_capsules = nn.ModuleList(
-            HomogeneousCaps((height - 2 * k) * (width - 2 * k), channels[k], num_classes, momentum=momentum)
+            HomogeneousCaps(
+                (height - 2 * k) * (width - 2 * k), channels[k], num_classes, momentum=momentum
+            )
             for k in branches
         )
         start = torch.ones(len(branches)) if merge != "random" else torch.randn(len(branches)) * STD
@@ -105,7 +120,9 @@ class HVC(LogitModel):
 
     def merged(self, parents: list[Float[Tensor, "batch dim classes"]]) -> Classes:
         """The sum over branches of the normed lengths: any numbers."""
-        lengths = torch.stack([safe_norm(y, dim=1) for y in parents], dim=1)  # [batch, branches, classes]
+        lengths = torch.stack(
+            [safe_norm(y, dim=1) for y in parents], dim=1
+        )  # [batch, branches, classes]
         weighted = lengths if self.weights is None else lengths * self.weights.unsqueeze(1)
         return self.norm(weighted.to(self.norm.bias.dtype)).sum(dim=1)
 
@@ -119,7 +136,17 @@ class HVC(LogitModel):
 
 
 # Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing.
-enlist("hvc", HVC, Passport(
-    title="No Routing Needed Between Capsules", year=2021, arxiv="2001.09136", img_size=(28, 28), in_chans=1,
-    num_classes=10, parameters=1_513_686, published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
-))  # fmt: skip
+enlist(
+    "hvc",
+    HVC,
+    ModelInfo(
+        title="No Routing Needed Between Capsules",
+        year=2021,
+        arxiv="2001.09136",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=10,
+        parameters=1_513_686,
+        published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
+    ),
+)

@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.functional import receptive_centres
+from torchcaps.functional import receptive_centers
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.models._base import ImageModel, Images, side_after
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
 
-LAYERS = ((5, 2), (3, 2), (3, 1))  # (kernel, stride) of the convolution and of both layers of convolutional capsules
+LAYERS = (
+    (5, 2),
+    (3, 2),
+    (3, 1),
+)  # (kernel, stride) of the convolution and of both layers of convolutional capsules
 # Of the children, and of the votes for a parent, at the start.
 CHILD_ACTIVATION, LOG_DEVIATION = 0.5, -2.0
 SMALLEST = 17  # pixels that leave one position for the last map
@@ -37,7 +41,7 @@ class MatrixCaps(ImageModel):
         types: (C, D), capsule types of the two convolutional layers.
         gain: by how much the logit of an activation rises at the start when the votes for a parent come closer by a
             factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
-        convention: which parents compete for a child in a convolution; see `Windows.share`.
+        convention: which parents compete for a child in a convolution; see `ConvField.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
         layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them: `pose_size` is 4 and
             `iterations` 3 unless given, and there may be `bias` and `impl`.
@@ -46,13 +50,25 @@ class MatrixCaps(ImageModel):
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
 
     def __init__(
-        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 32,
-        primary_types: int = 32, types: tuple[int, int] = (32, 32), gain: float = 0.5, convention: Convention = "all",
-        coordinates: bool = True, standardised: bool = False, **layer_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 5,
+        in_chans: int = 2,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        channels: int = 32,
+        primary_types: int = 32,
+        types: tuple[int, int] = (32, 32),
+        gain: float = 0.5,
+        convention: Convention = "all",
+        coordinates: bool = True,
+        standardized: bool = False,
+        **layer_options: Any,
+    ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        super().__init__(in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes)
-        self.standardised = standardised
+        super().__init__(
+            in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes
+        )
+        self.standardized = standardized
         options: dict[str, Any] = {"pose_size": 4, "iterations": 3} | layer_options
         iterations, pose_size = options["iterations"], options["pose_size"]
         check_iterations(iterations)
@@ -69,9 +85,9 @@ class MatrixCaps(ImageModel):
             ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **first),
             ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **second),
         )
-        centres = [[c / 100 for c in receptive_centres(side, LAYERS)] for side in self.img_size]
-        places = (centres[0], centres[1]) if coordinates else None
-        self.class_capsules = ClassCaps(types[1], num_classes, centres=places, **last)
+        centers = [[c / 100 for c in receptive_centers(side, LAYERS)] for side in self.img_size]
+        places = (centers[0], centers[1]) if coordinates else None
+        self.class_capsules = ClassCaps(types[1], num_classes, centers=places, **last)
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
@@ -86,17 +102,35 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
     `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2."""
     data = children * CHILD_ACTIVATION
     rise = temperatures(iterations, 1.0)[-1]
-    return {"inverse_temperature": gain / (data * pose_size**2 * rise), "beta_a": gain * LOG_DEVIATION}
+    return {
+        "inverse_temperature": gain / (data * pose_size**2 * rise),
+        "beta_a": gain * LOG_DEVIATION,
+    }
 
 
 # The network of 2018 with A = B = C = D = 32: 310 thousand parameters.
-enlist("matrix_caps", MatrixCaps, Passport(
-    title="Matrix capsules with EM routing", year=2018, arxiv="", img_size=(32, 32), in_chans=2, num_classes=5,
-    parameters=316_650, published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
-))  # fmt: skip
+enlist(
+    "matrix_caps",
+    MatrixCaps,
+    ModelInfo(
+        title="Matrix capsules with EM routing",
+        year=2018,
+        arxiv="",
+        img_size=(32, 32),
+        in_chans=2,
+        num_classes=5,
+        parameters=316_650,
+        published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
+    ),
+)
 
 # The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters.
 variant(
-    "matrix_caps_small", "matrix_caps", parameters=68_618, published="smallNORB test error 2.2 %", channels=64,
-    primary_types=8, types=(16, 16),
-)  # fmt: skip
+    "matrix_caps_small",
+    "matrix_caps",
+    parameters=68_618,
+    published="smallNORB test error 2.2 %",
+    channels=64,
+    primary_types=8,
+    types=(16, 16),
+)

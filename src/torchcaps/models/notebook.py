@@ -14,9 +14,12 @@ from torchcaps.nn.routers import Router
 from torchcaps.types import Capsules, Routed, spec_of
 
 MOST_CLASSES = 12  # names in the line on classes
-# Colours are the page's own, so that a light and a dark page are served alike.
+# Colors are the page's own, so that a light and a dark page are served alike.
 _CELL = "padding:0.15em 0.9em 0.15em 0;vertical-align:top;border:0;border-bottom:1px solid rgba(128,128,128,0.35)"
-_LEFT, _RIGHT = f"{_CELL};text-align:left", f"{_CELL};text-align:right;font-variant-numeric:tabular-nums"
+_LEFT, _RIGHT = (
+    f"{_CELL};text-align:left",
+    f"{_CELL};text-align:right;font-variant-numeric:tabular-nums",
+)
 
 
 class Stage(NamedTuple):
@@ -30,8 +33,14 @@ class Stage(NamedTuple):
 
 def card(title: str, about: str, *parts: str) -> str:
     """A title and a line, both plain text, and HTML parts under it, made by `facts`, `table` or of `plain` text."""
-    head = f"<div><strong>{plain(title)}</strong>" + (f" &middot; {plain(about)}" if about else "") + "</div>"
-    return f'<div style="max-width:60em;overflow-x:auto;line-height:1.4">{head}{"".join(parts)}</div>'
+    head = (
+        f"<div><strong>{plain(title)}</strong>"
+        + (f" &middot; {plain(about)}" if about else "")
+        + "</div>"
+    )
+    return (
+        f'<div style="max-width:60em;overflow-x:auto;line-height:1.4">{head}{"".join(parts)}</div>'
+    )
 
 
 def facts(lines: Sequence[tuple[str, str]]) -> str:
@@ -45,7 +54,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     def line(cells: Sequence[str], tags: Sequence[str]) -> str:
         styles = [*[_LEFT] * (len(cells) - 1), _RIGHT]
-        parts = (f'<{t} style="{s}">{plain(cell)}</{t[:2]}>' for cell, t, s in zip(cells, tags, styles, strict=True))
+        parts = (
+            f'<{t} style="{s}">{plain(cell)}</{t[:2]}>'
+            for cell, t, s in zip(cells, tags, styles, strict=True)
+        )
         return f'<tr style="background:none">{"".join(parts)}</tr>'
 
     top = line(heads, ['th scope="col"'] * len(heads))
@@ -77,12 +89,16 @@ def measured_stages(model: Any) -> list[Stage]:
     bare = _without_weights(model)
     shapes: dict[str, str] = {}
     for name, module in _stages(bare):
-        module.register_forward_hook(lambda *seen, name=name: shapes.update({name: _in_words(seen[2])}))
+        module.register_forward_hook(
+            lambda *seen, name=name: shapes.update({name: _in_words(seen[2])})
+        )
     images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=next(bare.parameters()).dtype)
     with torch.no_grad():
         _ = bare.reconstruct(bare.capsules(images)) if spec_of(bare).decoder else bare(images)
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in _stages(model)}
-    return [Stage(name, _kind(module), shapes[name], counts[name]) for name, module in _stages(model)]
+    return [
+        Stage(name, _kind(module), shapes[name], counts[name]) for name, module in _stages(model)
+    ]
 
 
 class _Shapes(Router):
@@ -98,7 +114,9 @@ def _without_weights(model: nn.Module) -> Any:
     """A copy on the CPU in evaluation mode, all zeros, whose routers do nothing; hooks and recordings stay behind."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        memo |= {id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)}
+        memo |= {
+            id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        }
         if isinstance(module, RoutedLayer):
             memo[id(module.router)] = _Shapes()
     for parameter in model.parameters():
@@ -125,7 +143,11 @@ def _stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _in_words(output: Tensor | Capsules) -> str:
-    return times(*output.shape[1:]) if isinstance(output, Tensor) else capsules_in_words(output.pose.shape[1:])
+    return (
+        times(*output.shape[1:])
+        if isinstance(output, Tensor)
+        else capsules_in_words(output.pose.shape[1:])
+    )
 
 
 def _kind(module: nn.Module) -> str:
@@ -133,12 +155,18 @@ def _kind(module: nn.Module) -> str:
     conv: Any = getattr(module, "conv", module)
     name = type(module).__name__
     if hasattr(conv, "kernel_size"):
-        kernel, stride = ((n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride))
+        kernel, stride = (
+            (n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride)
+        )
         name += f" {times(*kernel)}, stride {stride[0]}"
     if isinstance(module, RoutedLayer):
         name += f", {module.router.describe()} routing"
         iterations = getattr(module.router, "iterations", None)
-        name += "" if iterations is None else f", {iterations} iteration{'' if iterations == 1 else 's'}"
+        name += (
+            ""
+            if iterations is None
+            else f", {iterations} iteration{'' if iterations == 1 else 's'}"
+        )
     return name
 
 
@@ -150,7 +178,9 @@ def facts_of(model: Any) -> list[tuple[str, str]]:
     names = getattr(model, "classes", None)
     if names is not None:
         more = ", …" if len(names) > MOST_CLASSES else ""
-        lines.append(("classes", f"{len(names)} ({', '.join(map(str, names[:MOST_CLASSES]))}{more})"))
+        lines.append(
+            ("classes", f"{len(names)} ({', '.join(map(str, names[:MOST_CLASSES]))}{more})")
+        )
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))
     return lines

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.models._base import Classes, Images, PlainNetwork
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 
 Shortcut = Literal["A", "B"]
 BLOCKS = 3  # of each stage
@@ -34,9 +34,13 @@ class ResidualBlock(nn.Module):
         self.first = convolution(below, above, stride)
         self.second = convolution(above, above, relu=False)
         changes = shortcut == "B" and (stride > 1 or self.missing > 0)
-        self.projection = convolution(below, above, stride, kernel=1, relu=False) if changes else None
+        self.projection = (
+            convolution(below, above, stride, kernel=1, relu=False) if changes else None
+        )
 
-    def forward(self, x: Float[Tensor, "batch below rows columns"]) -> Float[Tensor, "batch above rows2 columns2"]:
+    def forward(
+        self, x: Float[Tensor, "batch below rows columns"]
+    ) -> Float[Tensor, "batch above rows2 columns2"]:
         if self.projection is not None:
             straight = self.projection(x)
         else:
@@ -44,7 +48,9 @@ class ResidualBlock(nn.Module):
         return torch.relu(self.second(self.first(x)) + straight)
 
 
-def convolution(below: int, above: int, stride: int = 1, *, kernel: int = 3, relu: bool = True) -> nn.Sequential:
+def convolution(
+    below: int, above: int, stride: int = 1, *, kernel: int = 3, relu: bool = True
+) -> nn.Sequential:
     """A convolution without bias that keeps the size (divided by the stride), batch norm, and ReLU if asked."""
     conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
@@ -56,7 +62,10 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_range("width", width, low=1)
     check_known("shortcut", shortcut, get_args(Shortcut))
     widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
-    blocks = [ResidualBlock(below, above, 1 if below == above else 2, shortcut) for below, above in pairwise(widths)]
+    blocks = [
+        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
+        for below, above in pairwise(widths)
+    ]
     return nn.Sequential(convolution(in_chans, width), *blocks)
 
 
@@ -64,17 +73,26 @@ class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
 
     Args:
-        several, standardised: see `PlainNetwork`.
+        several, standardized: see `PlainNetwork`.
         width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
         shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *, width: int = 16,
-        shortcut: Shortcut = "A", several: bool = False, standardised: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        width: int = 16,
+        shortcut: Shortcut = "A",
+        multilabel: bool = False,
+        standardized: bool = False,
+    ) -> None:
         needs = (SMALLEST, "residual networks")
-        super().__init__(num_classes, in_chans, img_size, needs, several=several, standardised=standardised)
+        super().__init__(
+            num_classes, in_chans, img_size, needs, multilabel=multilabel, standardized=standardized
+        )
         self.trunk = residual_trunk(in_chans, width, shortcut)
         self.classes_layer = nn.Linear(4 * width, num_classes)
         nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
@@ -84,7 +102,17 @@ class ResNet(PlainNetwork):
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.
-enlist("resnet20", ResNet, Passport(
-    title="Deep Residual Learning for Image Recognition", year=2016, arxiv="1512.03385", img_size=(32, 32), in_chans=3,
-    num_classes=10, parameters=269_722, published="CIFAR-10 test error 8.75 %",
-))  # fmt: skip
+enlist(
+    "resnet20",
+    ResNet,
+    ModelInfo(
+        title="Deep Residual Learning for Image Recognition",
+        year=2016,
+        arxiv="1512.03385",
+        img_size=(32, 32),
+        in_chans=3,
+        num_classes=10,
+        parameters=269_722,
+        published="CIFAR-10 test error 8.75 %",
+    ),
+)

@@ -24,20 +24,35 @@ from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, Images, side_after, side_before
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.types import Capsules, ModelSpec
 
-POSE, FEATURES, TEMPLATE = 6, 16, 11  # numbers of a pose, and beside it; side of a template in pixels
-GAIN, START = 10.0, 0.2  # of templates: what makes their pixels learn as fast as other weights; where they start
+POSE, FEATURES, TEMPLATE = (
+    6,
+    16,
+    11,
+)  # numbers of a pose, and beside it; side of a template in pixels
+GAIN, START = (
+    10.0,
+    0.2,
+)  # of templates: what makes their pixels learn as fast as other weights; where they start
 NOISE = 4.0  # the range of what is added to logits of presence in training
 VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
-NOBODY = -4 * math.log(10)  # log likelihood, with its mixing weight, of a part that no object explains
-# Of the parts of the loss, with MNIST; see `tasks.discover.losses`, and for `views`, not of the paper, `agreement`.
+NOBODY = -4 * math.log(
+    10
+)  # log likelihood, with its mixing weight, of a part that no object explains
+# Of the parts of the loss, with MNIST; see `tasks.unsupervised.losses`, and for `views`, not of the paper, `agreement`.
 WEIGHTS = {
-    "pixels": 1.0, "poses": 1.0, "dynamic": 10.0, "within": 0.7, "between": 0.2, "objects": 2.0, "examples": 0.35,
+    "pixels": 1.0,
+    "poses": 1.0,
+    "dynamic": 10.0,
+    "within": 0.7,
+    "between": 0.2,
+    "objects": 2.0,
+    "examples": 0.35,
     "views": 0.0,
-}  # fmt: skip
-COLOUR_UNITS, BLOCKS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 128, 32
+}
+COLOR_UNITS, BLOCKS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 128, 32
 
 
 class Noise(NamedTuple):
@@ -62,8 +77,12 @@ class Objects(NamedTuple):
     pose: Float[Tensor, "batch objects 6"]  # of the object as the viewer sees it
     vote: Float[Tensor, "batch objects parts 6"]  # the pose that the part should have
     spread: Float[Tensor, "batch objects parts"]  # standard deviation of that
-    log_weight: Float[Tensor, "batch objects parts"]  # log a_km: presence of the object, times the part's in it
-    dynamic: Float[Tensor, "batch objects parts 6"]  # by how much the part's place differs from the learned one
+    log_weight: Float[
+        Tensor, "batch objects parts"
+    ]  # log a_km: presence of the object, times the part's in it
+    dynamic: Float[
+        Tensor, "batch objects parts 6"
+    ]  # by how much the part's place differs from the learned one
 
     @property
     def presence(self) -> Float[Tensor, "batch objects"]:
@@ -77,10 +96,16 @@ class Explained(NamedTuple):
 
     parts: Parts
     objects: Objects
-    drawn: Float[Tensor, "batch parts channels height width"]  # what each part draws at each pixel, in [0, 1]
-    share: Float[Tensor, "batch parts 1 height width"]  # logits: how much each of them has to say there
+    drawn: Float[
+        Tensor, "batch parts channels height width"
+    ]  # what each part draws at each pixel, in [0, 1]
+    share: Float[
+        Tensor, "batch parts 1 height width"
+    ]  # logits: how much each of them has to say there
     log_likelihood: Float[Tensor, " batch"]  # of the pixels
-    part_log_likelihood: Float[Tensor, " batch"]  # of the poses of the parts, weighted by their presence
+    part_log_likelihood: Float[
+        Tensor, " batch"
+    ]  # of the poses of the parts, weighted by their presence
     posterior: Float[Tensor, "batch parts objects"]  # which object explains a part
 
 
@@ -88,9 +113,15 @@ class PartCapsules(nn.Module):
     """Parts of an image by attention over a convolutional map, and the image by their templates."""
 
     def __init__(
-        self, in_chans: int, img_size: tuple[int, int], parts: int, *, channels: int, strides: Sequence[int],
+        self,
+        in_chans: int,
+        img_size: tuple[int, int],
+        parts: int,
+        *,
+        channels: int,
+        strides: Sequence[int],
         pixel_scale: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.sizes, self.pixel_scale = (in_chans, *img_size), pixel_scale
         layers: list[nn.Module] = []
@@ -106,15 +137,24 @@ class PartCapsules(nn.Module):
         start = START * (2 * (start - low) / (high - low) - 1)
         self.template = nn.Parameter(start.unflatten(1, (in_chans, TEMPLATE, TEMPLATE)))
         self.alpha = nn.Parameter(torch.zeros(parts, 1, TEMPLATE, TEMPLATE))
-        self.colour = nn.Sequential(nn.Linear(FEATURES, COLOUR_UNITS), nn.ReLU(), nn.Linear(COLOUR_UNITS, in_chans))
-        self.ground, self.ground_share = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.color = nn.Sequential(
+            nn.Linear(FEATURES, COLOR_UNITS), nn.ReLU(), nn.Linear(COLOR_UNITS, in_chans)
+        )
+        self.ground, self.ground_share = (
+            nn.Parameter(torch.zeros(())),
+            nn.Parameter(torch.zeros(())),
+        )
 
     def templates(self) -> Float[Tensor, "parts channels side side"]:
         """The learned templates, in (0, 1)."""
         return (GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
-        told = self.tell(self.see(images) + self.place).flatten(2).unflatten(1, (len(self.template), -1))
+        told = (
+            self.tell(self.see(images) + self.place)
+            .flatten(2)
+            .unflatten(1, (len(self.template), -1))
+        )
         told = full_precision(told)  # [b, m, numbers, places]
         attention = told[:, :, -1:].softmax(dim=-1)
         numbers = (told[:, :, :-1] * attention).sum(dim=-1)
@@ -125,24 +165,38 @@ class PartCapsules(nn.Module):
         """What each part and the background draw at each pixel, and the logits of their shares there."""
         pose, logit, feature = parts
         (b, m), (c, h, w) = pose.shape[:2], self.sizes
-        colour = full_precision(self.colour(feature.to(self.template))).sigmoid()[..., None, None]
+        color = full_precision(self.color(feature.to(self.template))).sigmoid()[..., None, None]
         both = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
-        grid = F.affine_grid(inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True)
+        grid = F.affine_grid(
+            inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True
+        )
         # One sampling a part, of the batch beside each other: a template is not copied for each image.
         grid = grid.unflatten(0, (b, m)).transpose(0, 1).flatten(1, 2)  # [m, b * h, w, 2]
-        warped = F.grid_sample(both, grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+        warped = F.grid_sample(
+            both, grid, mode="bilinear", padding_mode="zeros", align_corners=True
+        )
         warped = warped.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
         shares = warped[:, :, c:] + F.logsigmoid(logit)[..., None, None, None]
         ground = self.ground.sigmoid().expand(b, 1, c, h, w)
         rest = F.softplus(self.ground_share).expand(b, 1, 1, h, w)
-        return torch.cat([warped[:, :, :c] * colour, ground], dim=1), torch.cat([shares, rest], dim=1)
+        return torch.cat([warped[:, :, :c] * color, ground], dim=1), torch.cat(
+            [shares, rest], dim=1
+        )
 
-    def log_likelihood(self, images: Tensor, drawn: Tensor, share: Tensor) -> Float[Tensor, " batch"]:
+    def log_likelihood(
+        self, images: Tensor, drawn: Tensor, share: Tensor
+    ) -> Float[Tensor, " batch"]:
         """`sum over pixels of log sum_m share_m N(x; drawn_m, scale)`."""
         off = full_precision(images).unsqueeze(1) - drawn
-        both = torch.addcmul(share, off, off, value=-0.5 / self.pixel_scale**2)  # one pass over the largest tensor
+        both = torch.addcmul(
+            share, off, off, value=-0.5 / self.pixel_scale**2
+        )  # one pass over the largest tensor
         pixels = both.logsumexp(dim=1) - share.logsumexp(dim=1)
-        return (pixels - math.log(self.pixel_scale) - 0.5 * math.log(2 * math.pi)).flatten(1).sum(dim=1)
+        return (
+            (pixels - math.log(self.pixel_scale) - 0.5 * math.log(2 * math.pi))
+            .flatten(1)
+            .sum(dim=1)
+        )
 
 
 class _Block(nn.Module):
@@ -172,7 +226,9 @@ def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor
 class ObjectCapsules(nn.Module):
     """Objects by a set transformer over parts; each votes for the pose of every part."""
 
-    def __init__(self, numbers: int, parts: int, objects: int, units: int, set_units: int = 16) -> None:
+    def __init__(
+        self, numbers: int, parts: int, objects: int, units: int, set_units: int = 16
+    ) -> None:
         super().__init__()
         self.parts, self.embed = parts, nn.Linear(numbers, set_units)
         self.blocks = nn.ModuleList(_Block(set_units) for _ in range(BLOCKS))
@@ -180,12 +236,21 @@ class ObjectCapsules(nn.Module):
         self.key, self.value = nn.Linear(units, units, bias=False), nn.Linear(units, units)
         self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
         out = parts * (POSE + 2) + POSE + 1
-        shapes = ((units, CAPSULE_UNITS), (CAPSULE_UNITS, CAPSULE_DIM), (CAPSULE_DIM, CAPSULE_UNITS))
-        self.weight = nn.ParameterList(
-            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in (*shapes, (CAPSULE_UNITS, out))
+        shapes = (
+            (units, CAPSULE_UNITS),
+            (CAPSULE_UNITS, CAPSULE_DIM),
+            (CAPSULE_DIM, CAPSULE_UNITS),
         )
-        self.bias = nn.ParameterList(torch.zeros(objects, n) for n in (CAPSULE_UNITS, CAPSULE_DIM, CAPSULE_UNITS))
-        self.rest = nn.Parameter(torch.zeros(objects, out - parts * POSE))  # of all but the dynamic relations
+        self.weight = nn.ParameterList(
+            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape))
+            for shape in (*shapes, (CAPSULE_UNITS, out))
+        )
+        self.bias = nn.ParameterList(
+            torch.zeros(objects, n) for n in (CAPSULE_UNITS, CAPSULE_DIM, CAPSULE_UNITS)
+        )
+        self.rest = nn.Parameter(
+            torch.zeros(objects, out - parts * POSE)
+        )  # of all but the dynamic relations
         self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
 
     def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
@@ -193,7 +258,9 @@ class ObjectCapsules(nn.Module):
         for block in self.blocks:
             x = block(x, logit)
         x = self.widen(x)
-        return self.decode(attended(self.seeds.expand(len(x), -1, -1), self.key(x), self.value(x), logit), noise)
+        return self.decode(
+            attended(self.seeds.expand(len(x), -1, -1), self.key(x), self.value(x), logit), noise
+        )
 
     def decode(self, x: Tensor, noise: Noise | None) -> Objects:
         """What capsules `[b, k, 256]` say."""
@@ -241,17 +308,27 @@ class SCAE(ImageModel):
         set_units: of the set transformer that looks at parts; 16 there.
         pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
         weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts and objects learn
-            one after the other; see `tasks.discover.Discover`. ValueError for unknown names, and for what is no number
-            of at least 0.
+            one after the other; see `tasks.unsupervised.Unsupervised`. ValueError for unknown names,
+            and for what is no number of at least 0.
     """
 
-    spec = ModelSpec(pose=True, activation="probability", task="discover", loss="likelihood")
+    spec = ModelSpec(pose=True, activation="probability", task="unsupervised", loss="likelihood")
 
     def __init__(
-        self, in_chans: int = 1, img_size: int | tuple[int, int] = 40, *, parts: int = 40, objects: int = 32,
-        clusters: int = 10, channels: int = 128, strides: Sequence[int] = (2, 2, 1, 1), units: int = 256,
-        set_units: int = 16, pixel_scale: float = 1.0, weights: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 40,
+        *,
+        parts: int = 40,
+        objects: int = 32,
+        clusters: int = 10,
+        channels: int = 128,
+        strides: Sequence[int] = (2, 2, 1, 1),
+        units: int = 256,
+        set_units: int = 16,
+        pixel_scale: float = 1.0,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels}
         sizes |= {"units": units, "set_units": set_units}
         for stride in strides:
@@ -266,13 +343,15 @@ class SCAE(ImageModel):
         numbers = POSE + 1 + FEATURES + in_chans * TEMPLATE**2
         self.object_capsules = ObjectCapsules(numbers, parts, objects, units, set_units)
         weights = {} if weights is None else weights
-        if not isinstance(weights, Mapping) or not all(isinstance(value, Real) for value in weights.values()):
+        if not isinstance(weights, Mapping) or not all(
+            isinstance(value, Real) for value in weights.values()
+        ):
             raise ValueError(f"weights: expected numbers by name, got {weights!r}")
         for name, value in weights.items():
             check_known("weight", name, WEIGHTS)
             check_range(name, value, low=0)
         self.num_clusters, self.weights = clusters, {**WEIGHTS, **weights}
-        self.register_buffer("centres", torch.zeros(2, clusters, objects))
+        self.register_buffer("centers", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
     def explain(self, images: Images, noise: Noise | None = None) -> Explained:
@@ -281,7 +360,9 @@ class SCAE(ImageModel):
         objects, told, posterior = self._told(parts, noise)
         return Explained(parts, objects, drawn, share, seen, told, posterior)
 
-    def depict(self, images: Images, noise: Tensor | None = None) -> tuple[Parts, Tensor, Tensor, Tensor]:
+    def depict(
+        self, images: Images, noise: Tensor | None = None
+    ) -> tuple[Parts, Tensor, Tensor, Tensor]:
         """Parts of the images, and of them what `Explained` has as `drawn`, `share` and `log_likelihood`."""
         self._check(images)
         parts = self.part_capsules(images, noise)
@@ -289,7 +370,7 @@ class SCAE(ImageModel):
             drawn, share = self.part_capsules.draw(parts)
             return parts, drawn, share, self.part_capsules.log_likelihood(images, drawn, share)
 
-    def recognise(self, images: Images) -> tuple[Objects, Float[Tensor, " batch"]]:
+    def recognize(self, images: Images) -> tuple[Objects, Float[Tensor, " batch"]]:
         """Objects of the images, and the log likelihood of the poses of their parts, from which nothing flows back."""
         self._check(images)
         with torch.no_grad():
@@ -306,7 +387,7 @@ class SCAE(ImageModel):
         return self.part_capsules.templates().detach()
 
     def covers(self) -> Float[Tensor, "parts 1 side side"]:
-        """How much each pixel of a template has to say, in (0, 1), beside a part of the same presence that is grey."""
+        """How much each pixel of a template has to say, in (0, 1), beside a part of the same presence that is gray."""
         return self.part_capsules.alpha.detach().sigmoid()
 
     def _told(self, parts: Parts, noise: Noise | None) -> tuple[Objects, Tensor, Tensor]:
@@ -327,7 +408,22 @@ class SCAE(ImageModel):
 
 
 # The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
-enlist("scae", SCAE, Passport(
-    title="Stacked Capsule Autoencoders", year=2019, arxiv="1906.06818", img_size=(28, 28), in_chans=1,
-    num_classes=0, parameters=746_671, published="98.7 % unsupervised accuracy on MNIST",
-), parts=16, objects=20, channels=32, units=64, pixel_scale=0.2)  # fmt: skip
+enlist(
+    "scae",
+    SCAE,
+    ModelInfo(
+        title="Stacked Capsule Autoencoders",
+        year=2019,
+        arxiv="1906.06818",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=0,
+        parameters=746_671,
+        published="98.7 % unsupervised accuracy on MNIST",
+    ),
+    parts=16,
+    objects=20,
+    channels=32,
+    units=64,
+    pixel_scale=0.2,
+)

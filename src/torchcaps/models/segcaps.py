@@ -4,7 +4,7 @@ Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv
 U-Net of capsules: child types vote by one shared kernel, and are routed among the types of each position. Differs from
 the code in: any batch (theirs mixes images and types), several classes (a capsule type for each, and only the pixels of
 a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), larger
-kernels at the start (see `KernelCaps`), windows centred on a pixel where the map is halved.
+kernels at the start (see `KernelCaps`), windows centerd on a pixel where the map is halved.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
@@ -39,9 +39,16 @@ class SegCaps(DrawingModel):
     """
 
     def __init__(
-        self, num_classes: int = 2, in_chans: int = 1, img_size: int | tuple[int, int] = 512, *, dim: int = 16,
-        iterations: int = 3, same_size: int | None = None, decoder: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 2,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 512,
+        *,
+        dim: int = 16,
+        iterations: int = 3,
+        same_size: int | None = None,
+        decoder: bool = True,
+    ) -> None:
         super().__init__(in_chans, img_size, num_classes=num_classes, dim=dim)
         check_range("num_classes", num_classes, low=2)
         a, b, c = dim, 2 * dim, 4 * dim
@@ -66,14 +73,21 @@ class SegCaps(DrawingModel):
             first, second, third = (nn.Conv2d(*pair, 1) for pair in pairwise(hidden))
             self.decoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
         self.spec = ModelSpec(
-            pose=True, activation="length", decoder=decoder, pixels=True, task="segment", loss="weighted_cross_entropy"
+            pose=True,
+            activation="length",
+            decoder=decoder,
+            pixels=True,
+            task="segment",
+            loss="weighted_cross_entropy",
         )
 
     def capsules(self, images: Images) -> Capsules:
         """Class capsules of each pixel: pose `[batch, height, width, num_classes - 1, dim]`, lengths in [0, 1)."""
         self._check(images)
         height, width = self.img_size
-        x = F.relu(self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP))))  # [batch, 16, 512, 512]
+        x = F.relu(
+            self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP)))
+        )  # [batch, 16, 512, 512]
         pose = full_precision(x).permute(0, 2, 3, 1).unsqueeze(3)
         first = Capsules(pose, safe_norm(pose))  # one capsule a pixel
         second = self.caps2_1(self.primary(first))  # 4 types at 256x256
@@ -87,7 +101,9 @@ class SegCaps(DrawingModel):
     def forward(self, images: Images) -> Float[Tensor, "batch classes height width"]:
         return self.capsules(images).activation.movedim(-1, 1)
 
-    def masked(self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None) -> Tensor:
+    def masked(
+        self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None
+    ) -> Tensor:
         """Of each pixel the capsule of its class alone, or else the longest one; background shows no capsule."""
         pose, length = capsules
         chosen = 1 + length.argmax(dim=-1) if labels is None else labels
@@ -97,19 +113,42 @@ class SegCaps(DrawingModel):
 
 def _joined(one: Capsules, other: Capsules) -> Capsules:
     """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
-    pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(0, 3, 4, 1, 2)
+    pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(
+        0, 3, 4, 1, 2
+    )
     return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
 
 
 # SegCaps R3: three iterations in every layer.
-enlist("segcaps", SegCaps, Passport(
-    title="Capsules for Object Segmentation", year=2018, arxiv="1804.04241", img_size=(512, 512), in_chans=1,
-    num_classes=2, parameters=1_425_649, published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",
-))  # fmt: skip
+enlist(
+    "segcaps",
+    SegCaps,
+    ModelInfo(
+        title="Capsules for Object Segmentation",
+        year=2018,
+        arxiv="1804.04241",
+        img_size=(512, 512),
+        in_chans=1,
+        num_classes=2,
+        parameters=1_425_649,
+        published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",
+    ),
+)
 
 # SegCaps R1: equal couplings where the size of the map stays.
-variant("segcaps_r1", "segcaps", published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)", same_size=1)
+variant(
+    "segcaps_r1",
+    "segcaps",
+    published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)",
+    same_size=1,
+)
 
 
 # Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
-variant("segcaps_small", "segcaps", parameters=363_609, published="none; a network of its own, half as wide", dim=8)
+variant(
+    "segcaps_small",
+    "segcaps",
+    parameters=363_609,
+    published="none; a network of its own, half as wide",
+    dim=8,
+)

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.functional.fields import Everything, Windows
+from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.models._base import Classes, ImageModel, Images, PlainNetwork
-from torchcaps.models._registry import Passport, register_model
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.matrix_caps import temperature
 from torchcaps.models.resnet import convolution, residual_trunk
 from torchcaps.nn import LinearVotes, MatrixVotes, PoseVotes, RoutedLayer
@@ -26,7 +26,14 @@ from torchcaps.types import Capsules, LayerSizes, ModelSpec
 Backbone = Literal["resnet20", "convnet"]
 PlainHead = Literal["average", "linear"]
 CapsuleHead = Literal["self_routing", "dynamic", "em"]
-CONVNET = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2))  # channels and stride of each 3x3 convolution
+CONVNET = (
+    (16, 1),
+    (32, 2),
+    (32, 1),
+    (64, 2),
+    (64, 1),
+    (128, 2),
+)  # channels and stride of each 3x3 convolution
 TYPES, DIM = 32, 16
 EM_GAIN, PARENT_LENGTH = 0.5, 0.4  # at the start
 
@@ -57,16 +64,30 @@ class PlainHeadNetwork(PlainNetwork):
     """The backbone with a head without capsules: the average of the map, or a convolution and all of its map.
 
     Args:
-        several, standardised, backbone: see `PlainNetwork` and `SRCapsNet`.
+        several, standardized, backbone: see `PlainNetwork` and `SRCapsNet`.
         head: "average" or "linear".
     """
 
     def __init__(
-        self, num_classes: int, in_chans: int, img_size: int | tuple[int, int], *, head: PlainHead,
-        backbone: Backbone = "resnet20", several: bool = False, standardised: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int,
+        in_chans: int,
+        img_size: int | tuple[int, int],
+        *,
+        head: PlainHead,
+        backbone: Backbone = "resnet20",
+        multilabel: bool = False,
+        standardized: bool = False,
+    ) -> None:
         layers, channels, halvings = trunk(backbone, in_chans)
-        super().__init__(num_classes, in_chans, img_size, _needs(halvings), several=several, standardised=standardised)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            _needs(halvings),
+            multilabel=multilabel,
+            standardized=standardized,
+        )
         self.trunk, self.head = layers, None
         if head == "linear":
             self.head = convolution(channels, TYPES * DIM)
@@ -75,7 +96,9 @@ class PlainHeadNetwork(PlainNetwork):
 
     def scores(self, x: Images) -> Classes:
         features = self.trunk(x)
-        return self.classes_layer(features.mean(dim=(2, 3)) if self.head is None else self.head(features).flatten(1))
+        return self.classes_layer(
+            features.mean(dim=(2, 3)) if self.head is None else self.head(features).flatten(1)
+        )
 
 
 class BranchedPrimaryCaps(nn.Module):
@@ -111,10 +134,19 @@ class SRCapsNet(ImageModel):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 3, img_size: int | tuple[int, int] = 32, *,
-        routing: CapsuleHead = "self_routing", depth: int = 1, backbone: Backbone = "resnet20", types: int = TYPES,
-        dim: int = DIM, uniform: bool = False, standardised: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        routing: CapsuleHead = "self_routing",
+        depth: int = 1,
+        backbone: Backbone = "resnet20",
+        types: int = TYPES,
+        dim: int = DIM,
+        uniform: bool = False,
+        standardized: bool = False,
+    ) -> None:
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
             why = "the couplings of self-routed classes are the answer itself"
@@ -122,43 +154,59 @@ class SRCapsNet(ImageModel):
         layers, channels, halvings = trunk(backbone, in_chans)
         needs = _needs(halvings + depth - 1)
         super().__init__(in_chans, img_size, needs, num_classes=num_classes, types=types, dim=dim)
-        self.standardised, self.trunk = standardised, layers
+        self.standardized, self.trunk = standardized, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None
         if depth == 2:
-            field = partial(Windows, kernel=3, stride=2, padding=1, convention="type")
-            self.conv_capsules = routed(routing, LayerSizes(9 * types, dim, types, dim), field, primary=True)
+            field = partial(ConvField, kernel=3, stride=2, padding=1, convention="type")
+            self.conv_capsules = routed(
+                routing, LayerSizes(9 * types, dim, types, dim), field, primary=True
+            )
             self.norm = nn.BatchNorm2d(types * dim) if routing != "dynamic" else None
         children = types * _halved(self.img_size, halvings + depth - 1)
-        self.class_capsules = routed(routing, LayerSizes(children, dim, num_classes, dim), primary=depth == 1)
+        self.class_capsules = routed(
+            routing, LayerSizes(children, dim, num_classes, dim), primary=depth == 1
+        )
         for layer in (self.conv_capsules, self.class_capsules) if uniform else ():
             if layer is not None and (routing != "self_routing" or layer is self.conv_capsules):
                 layer.router = layer.router.uniform()
         activation = self.class_capsules.router.activation
-        self.spec = ModelSpec(pose=True, activation=activation, loss="likelihood", smallest=needs[0])
+        self.spec = ModelSpec(
+            pose=True, activation=activation, loss="likelihood", smallest=needs[0]
+        )
 
     def capsules(self, images: Images) -> Capsules:
         features = self.trunk(self._seen(images))
-        capsules = self.primary(features)  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        capsules = self.primary(
+            features
+        )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
         if self.conv_capsules is not None:
             capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
             if self.norm is not None:  # each number of a pose, over the batch and the map
                 pose, kind = capsules.pose, self.norm.weight.dtype
                 normed = full_precision(self.norm(pose.flatten(3).permute(0, 3, 1, 2).to(kind)))
-                capsules = capsules._replace(pose=normed.permute(0, 2, 3, 1).unflatten(3, pose.shape[3:]))
+                capsules = capsules._replace(
+                    pose=normed.permute(0, 2, 3, 1).unflatten(3, pose.shape[3:])
+                )
         return self.class_capsules(capsules)
 
 
-def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, primary: bool) -> RoutedLayer:
+def routed(
+    routing: CapsuleHead, sizes: LayerSizes, field: Any = DenseField, *, primary: bool
+) -> RoutedLayer:
     """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices."""
     if routing == "dynamic":  # normed poses are about one long when squashed, not a tenth
-        std = PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5 if primary else None
+        std = (
+            PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5 if primary else None
+        )
         return RoutedLayer(LinearVotes(sizes, init_std=std), routing, field)
     if routing == "em":
         pose_size, share = round(sizes.dim**0.5), sizes.children / sizes.parents
-        return RoutedLayer(MatrixVotes(sizes), routing, field, **temperature(EM_GAIN, share, 3, pose_size))
+        return RoutedLayer(
+            MatrixVotes(sizes), routing, field, **temperature(EM_GAIN, share, 3, pose_size)
+        )
     check_known("routing", routing, get_args(CapsuleHead))
-    if field is not Everything:
+    if field is not DenseField:
         return RoutedLayer(LinearVotes(sizes, init_std=sizes.in_dim**-0.5), routing, field)
     layer = RoutedLayer(PoseVotes(sizes), routing)
     router: Any = layer.router
@@ -166,11 +214,21 @@ def routed(routing: CapsuleHead, sizes: LayerSizes, field: Any = Everything, *, 
     return layer
 
 
-@register_model(Passport(
-    title="Self-Routing Capsule Networks", year=2019, arxiv="", img_size=(32, 32), in_chans=3, num_classes=10,
-    parameters=931_664, published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
-))  # fmt: skip
-def sr_capsnet(*, head: PlainHead | CapsuleHead = "self_routing", **options: Any) -> SRCapsNet | PlainHeadNetwork:
+@register_model(
+    ModelInfo(
+        title="Self-Routing Capsule Networks",
+        year=2019,
+        arxiv="",
+        img_size=(32, 32),
+        in_chans=3,
+        num_classes=10,
+        parameters=931_664,
+        published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
+    )
+)
+def sr_capsnet(
+    *, head: PlainHead | CapsuleHead = "self_routing", **options: Any
+) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
     chosen: Any = head
     if head in get_args(PlainHead):

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel, Images
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
-_REACH = 4.0  # pixels from the centre over which generation units start spread out
+_REACH = 4.0  # pixels from the center over which generation units start spread out
 _SLOPE = 1 / 3  # per pixel, of their inputs
 
 
 class TransformedPairs(NamedTuple):
     """Images in [0, 1], the same transformed, and how: by shifts (to the right, downwards) in pixels `[batch, 2]`,
     or by matrices `[batch, 3, 3]` that map coordinates (x, y, 1) of the source to those of the target. Their origin is
-    the centre of the image, and their unit half of its longer side."""
+    the center of the image, and their unit half of its longer side."""
 
     source: Images
     target: Images
@@ -37,7 +37,7 @@ class TransformedPairs(NamedTuple):
 
 
 class TransformingAutoencoder(ImageModel):
-    """Capsules that recognise a pose and a presence, have a known transformation applied, and draw what they stand for.
+    """Capsules that recognize a pose and a presence, have a known transformation applied, and draw what they stand for.
 
     Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
     the transformation of the pose, `g = sigmoid(G pose)` and the contribution `p (O g)`. The image is the sum of the
@@ -45,42 +45,68 @@ class TransformingAutoencoder(ImageModel):
 
     Args:
         capsules: their number; 30 in the paper's experiment with shifted digits.
-        recognition, generation: sigmoid units that recognise and that draw, per capsule; 10 and 20 there.
+        recognition, generation: sigmoid units that recognize and that draw, per capsule; 10 and 20 there.
         pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
             which a transformation T turns into T A.
-        constrained: of affine poses six numbers are recognised, and the last row is (0, 0, 1).
+        constrained: of affine poses six numbers are recognized, and the last row is (0, 0, 1).
         bounded: the image is the sigmoid of the sum, in (0, 1); else it is around [0, 1], and nothing bounds it.
     """
 
-    spec = ModelSpec(pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction")
+    spec = ModelSpec(
+        pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction"
+    )
 
     def __init__(
-        self, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *, capsules: int = 30, recognition: int = 10,
-        generation: int = 20, pose: Pose = "translation", constrained: bool = False, bounded: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        capsules: int = 30,
+        recognition: int = 10,
+        generation: int = 20,
+        pose: Pose = "translation",
+        constrained: bool = False,
+        bounded: bool = False,
+    ) -> None:
         sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
         super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
         check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ValueError(f"constrained: expected affine poses, got {pose!r}")
-        self.num_capsules, self.pose, self.constrained, self.bounded = capsules, pose, constrained, bounded
+        self.num_capsules, self.pose, self.constrained, self.bounded = (
+            capsules,
+            pose,
+            constrained,
+            bounded,
+        )
         pixels = in_chans * math.prod(self.img_size)
-        recognised = 2 if pose == "translation" else 6 if constrained else 9
+        recognized = 2 if pose == "translation" else 6 if constrained else 9
         self.pose_dim = 2 if pose == "translation" else 9
         shapes = {
-            "recognise": (pixels, recognition), "place": (recognition, recognised), "gate": (recognition, 1),
-            "generate": (self.pose_dim, generation), "draw": (generation, pixels),
-        }  # fmt: skip
-        self.weight = nn.ParameterDict({n: torch.empty(capsules, *shape) for n, shape in shapes.items()})
-        self.bias = nn.ParameterDict({n: torch.empty(capsules, shape[1]) for n, shape in shapes.items()})
+            "recognize": (pixels, recognition),
+            "place": (recognition, recognized),
+            "gate": (recognition, 1),
+            "generate": (self.pose_dim, generation),
+            "draw": (generation, pixels),
+        }
+        self.weight = nn.ParameterDict(
+            {n: torch.empty(capsules, *shape) for n, shape in shapes.items()}
+        )
+        self.bias = nn.ParameterDict(
+            {n: torch.empty(capsules, shape[1]) for n, shape in shapes.items()}
+        )
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the weights anew: presences start near 1/2, and generation units tile the middle of the canvas."""
-        pixel = 1.0 if self.pose == "translation" else 2 / max(self.img_size)  # in units of the pose
-        for name in ("recognise", "gate", "draw"):
-            bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(self.weight[name].shape[1:]))  # Glorot's, of each matrix
+        pixel = (
+            1.0 if self.pose == "translation" else 2 / max(self.img_size)
+        )  # in units of the pose
+        for name in ("recognize", "gate", "draw"):
+            bound = math.sqrt(3.0) * math.sqrt(
+                2.0 / sum(self.weight[name].shape[1:])
+            )  # Glorot's, of each matrix
             nn.init.uniform_(self.weight[name], -bound, bound)
             nn.init.zeros_(self.bias[name])
         self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
@@ -89,70 +115,132 @@ class TransformingAutoencoder(ImageModel):
         rest = torch.zeros(2) if self.pose == "translation" else torch.eye(3).flatten()
         self.bias["place"].copy_(rest[: self.bias["place"].shape[1]].expand_as(self.bias["place"]))
         weight = self.weight["generate"]  # [k, d, g]
-        centres = rest.to(weight).view(1, -1, 1) + torch.empty_like(weight).uniform_(-_REACH * pixel, _REACH * pixel)
-        self.bias["generate"].copy_(-(weight * centres).sum(dim=1))
+        centers = rest.to(weight).view(1, -1, 1) + torch.empty_like(weight).uniform_(
+            -_REACH * pixel, _REACH * pixel
+        )
+        self.bias["generate"].copy_(-(weight * centers).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
-        count, image, units = self.num_capsules, times(self.in_chans, *self.img_size), "sigmoid units"
-        words = {n: capsules_in_words((count, w.shape[2])).replace("dims", "units") for n, w in self.weight.items()}
+        count, image, units = (
+            self.num_capsules,
+            times(self.in_chans, *self.img_size),
+            "sigmoid units",
+        )
+        words = {
+            n: capsules_in_words((count, w.shape[2])).replace("dims", "units")
+            for n, w in self.weight.items()
+        }
         stages = {
-            "recognise": (units, words["recognise"]), "gate": (units, f"{count} presences"),
+            "recognize": (units, words["recognize"]),
+            "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
             "generate": (units, words["generate"]),
             "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
-        }  # fmt: skip
-        return [Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight]
+        }
+        return [
+            Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight
+        ]
 
     def capsules(self, images: Images) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
         self._check(images)
         x = images.flatten(1)
-        h = (torch.einsum("bp,kpr->bkr", x, self.weight["recognise"]) + self.bias["recognise"]).sigmoid()
-        with without_autocast(x):  # places are stages by small differences, which half precision would round away
+        h = (
+            torch.einsum("bp,kpr->bkr", x, self.weight["recognize"]) + self.bias["recognize"]
+        ).sigmoid()
+        with without_autocast(
+            x
+        ):  # places are stages by small differences, which half precision would round away
             h = h.to(self.weight["place"].dtype)
             pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
-            presence = (torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]).sigmoid()
+            presence = (
+                torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]
+            ).sigmoid()
         if self.constrained:
-            pose = torch.cat([pose, pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)], dim=-1)
+            pose = torch.cat(
+                [pose, pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)], dim=-1
+            )
         return Capsules(pose, presence.squeeze(-1))
 
-    def move(self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]) -> Capsules:
+    def move(
+        self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]
+    ) -> Capsules:
         """The same capsules with their poses transformed: `pose + shift`, or `T A`; see `TransformedPairs`."""
         pose, presence = capsules
         if self.pose == "translation":
-            check_shape("transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2)
+            check_shape(
+                "transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2
+            )
             return Capsules(pose + transformation.unsqueeze(1), presence)
-        check_shape("transformation", transformation, ("batch", "rows", "columns"), batch=len(pose), rows=3, columns=3)
+        check_shape(
+            "transformation",
+            transformation,
+            ("batch", "rows", "columns"),
+            batch=len(pose),
+            rows=3,
+            columns=3,
+        )
         with without_autocast(pose):
             matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)
 
-    def reconstruct(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
+    def reconstruct(
+        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
+    ) -> Images:
         """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`. With
         `labels` `[batch]`, numbers of capsules, only what that one of each image draws."""
         pose, presence = capsules
-        check_shape("capsules", pose, ("batch", "capsules", "dim"), capsules=self.num_capsules, dim=self.pose_dim)
+        check_shape(
+            "capsules",
+            pose,
+            ("batch", "capsules", "dim"),
+            capsules=self.num_capsules,
+            dim=self.pose_dim,
+        )
         if labels is not None:
             check_shape("labels", labels, ("batch",), batch=len(pose))
-            presence = torch.zeros_like(presence).scatter(1, labels[:, None], presence.gather(1, labels[:, None]))
+            presence = torch.zeros_like(presence).scatter(
+                1, labels[:, None], presence.gather(1, labels[:, None])
+            )
         with without_autocast(pose):
-            g = (torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]).sigmoid()
+            g = (
+                torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]
+            ).sigmoid()
             base = presence @ self.bias["draw"]
         drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
-        return (drawn.sigmoid() if self.bounded else drawn).unflatten(1, (self.in_chans, *self.img_size))
+        return (drawn.sigmoid() if self.bounded else drawn).unflatten(
+            1, (self.in_chans, *self.img_size)
+        )
 
-    def forward(self, images: Images, transformation: Float[Tensor, " batch *numbers"] | None = None) -> Images:
+    def forward(
+        self, images: Images, transformation: Float[Tensor, " batch *numbers"] | None = None
+    ) -> Images:
         """What the images look like after the transformation (None: as they are), as drawn by the capsules."""
         capsules = self.capsules(images)
-        return self.reconstruct(capsules if transformation is None else self.move(capsules, transformation))
+        return self.reconstruct(
+            capsules if transformation is None else self.move(capsules, transformation)
+        )
 
     def strokes(self) -> Float[Tensor, "capsules units height width"]:
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
-        return self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
+        return (
+            self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
+        )
 
 
 # The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
-enlist("transforming_autoencoder", TransformingAutoencoder, Passport(
-    title="Transforming Auto-encoders", year=2011, arxiv="", img_size=(28, 28), in_chans=1, num_classes=0,
-    parameters=1_914_210, published="pictures only",
-), recognition=60)  # fmt: skip
+enlist(
+    "transforming_autoencoder",
+    TransformingAutoencoder,
+    ModelInfo(
+        title="Transforming Auto-encoders",
+        year=2011,
+        arxiv="",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=0,
+        parameters=1_914_210,
+        published="pictures only",
+    ),
+    recognition=60,
+)

@@ -19,7 +19,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel, Images
-from torchcaps.models._registry import Passport, enlist
+from torchcaps.models._registry import ModelInfo, enlist
 from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
 from torchcaps.nn.routers import check_iterations
@@ -40,7 +40,7 @@ def tree_prior(parents: Sequence[int], above: int, free: int) -> Float[Tensor, "
 class PriorRouting(Router):
     """`functional.dynamic_routing` from log priors, `[children, parents]`, kept with the weights where `drawn`."""
 
-    exchangeable, any_size = False, True
+    permutation_equivariant, handles_extreme_votes = False, True
     prior: Tensor
 
     def __init__(self, prior: Tensor, iterations: int = 2, *, drawn: bool = False) -> None:
@@ -69,33 +69,58 @@ class TreeCapsNet(ImageModel):
     """
 
     def __init__(
-        self, num_classes: int = 10, in_chans: int = 1, img_size: int | tuple[int, int] = 28, *,
-        classes: Sequence[str] = (), tree: Taxonomy = "labels", channels: tuple[int, int, int] = (32, 64, 128),
-        class_dim: int = 16, iterations: int = 2,
-    ) -> None:  # fmt: skip
-        super().__init__(in_chans, img_size, (SMALLEST, "label trees"), num_classes=num_classes, class_dim=class_dim)
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        classes: Sequence[str] = (),
+        tree: Taxonomy = "labels",
+        channels: tuple[int, int, int] = (32, 64, 128),
+        class_dim: int = 16,
+        iterations: int = 2,
+    ) -> None:
+        super().__init__(
+            in_chans,
+            img_size,
+            (SMALLEST, "label trees"),
+            num_classes=num_classes,
+            class_dim=class_dim,
+        )
         check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
-            raise ValueError(f"channels: expected three numbers, the last a multiple of {2 * DIM}, got {channels}")
+            raise ValueError(
+                f"channels: expected three numbers, the last a multiple of {2 * DIM}, got {channels}"
+            )
         if classes and len(classes) != num_classes:
-            raise ValueError(f"classes: expected a name for each of {num_classes}, got {len(classes)}")
+            raise ValueError(
+                f"classes: expected a name for each of {num_classes}, got {len(classes)}"
+            )
         self.tree = None if tree == "flat" else label_tree(classes)
         self.sizes = (num_classes,) if self.tree is None else self.tree.sizes
         if len(self.sizes) > 1 and class_dim != 2 * DIM:
-            raise ValueError(f"class_dim: expected {2 * DIM}, as two primary capsules have, got {class_dim}")
+            raise ValueError(
+                f"class_dim: expected {2 * DIM}, as two primary capsules have, got {class_dim}"
+            )
         widths = [in_chans, *channels]
         self.convolutions = nn.Sequential(*(nn.Conv2d(*pair, 3, 2, 1) for pair in pairwise(widths)))
         first: Any = self.convolutions[0]
-        nn.init.kaiming_normal_(first.weight)  # primary capsules then begin near 0.1, as `CapsuleLinear` supposes
+        nn.init.kaiming_normal_(
+            first.weight
+        )  # primary capsules then begin near 0.1, as `CapsuleLinear` supposes
         places = ceil(self.img_size[0] / 8) * ceil(self.img_size[1] / 8)
         self.level_capsules = nn.ModuleList(
             self._layer(level, places * channels[-1] // DIM, class_dim, tree, iterations)
             for level in range(len(self.sizes))
         )
         task = "classify" if len(self.sizes) == 1 else "tree"
-        self.spec = ModelSpec(pose=True, activation="length", smallest=SMALLEST, task=task, loss="margin")
+        self.spec = ModelSpec(
+            pose=True, activation="length", smallest=SMALLEST, task=task, loss="margin"
+        )
 
-    def _layer(self, level: int, primary: int, dim: int, kind: Taxonomy, iterations: int) -> CapsuleLinear:
+    def _layer(
+        self, level: int, primary: int, dim: int, kind: Taxonomy, iterations: int
+    ) -> CapsuleLinear:
         """The capsules of the classes of a level."""
         count = self.sizes[level]
         bias = count > MOST_WITHOUT_BIAS
@@ -116,11 +141,15 @@ class TreeCapsNet(ImageModel):
         x = self._seen(images)
         for index, convolution in enumerate(self.convolutions):
             x = convolution(torch.relu(x) if index else x)
-        primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(1, 3)  # 256 of 8, for 28x28 images
+        primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(
+            1, 3
+        )  # 256 of 8, for 28x28 images
         first, *others = self.level_capsules
         found = [first(primary)]
         for layer in others:  # 128 of 16, and those above
-            found.append(layer(torch.cat([primary.unflatten(1, (-1, 2)).flatten(2), found[-1].pose], dim=1)))
+            found.append(
+                layer(torch.cat([primary.unflatten(1, (-1, 2)).flatten(2), found[-1].pose], dim=1))
+            )
         return found
 
     def capsules(self, images: Images) -> Capsules:
@@ -128,7 +157,18 @@ class TreeCapsNet(ImageModel):
 
 
 # A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes.
-enlist("tree_capsnet", TreeCapsNet, Passport(
-    title="HT-CapsNet", year=2025, arxiv="", img_size=(28, 28), in_chans=1, num_classes=10, parameters=420_352,
-    published="none for this small form, which the authors' results do not bear on", named=True,
-))  # fmt: skip
+enlist(
+    "tree_capsnet",
+    TreeCapsNet,
+    ModelInfo(
+        title="HT-CapsNet",
+        year=2025,
+        arxiv="",
+        img_size=(28, 28),
+        in_chans=1,
+        num_classes=10,
+        parameters=420_352,
+        published="none for this small form, which the authors' results do not bear on",
+        named=True,
+    ),
+)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, PlainNetwork
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 
 Scores = Float[Tensor, "batch classes height width"]
 
@@ -32,14 +32,23 @@ class UNet(PlainNetwork):
     """
 
     def __init__(
-        self, num_classes: int = 2, in_chans: int = 1, img_size: int | tuple[int, int] = 512, *, channels: int = 64,
+        self,
+        num_classes: int = 2,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 512,
+        *,
+        channels: int = 64,
         levels: int = 5,
-    ) -> None:  # fmt: skip
-        super().__init__(num_classes, in_chans, img_size, (1, "U-Nets"), several=True, standardised=False)
+    ) -> None:
+        super().__init__(
+            num_classes, in_chans, img_size, (1, "U-Nets"), multilabel=True, standardized=False
+        )
         check_positive(channels=channels, levels=levels)
         check_range("num_classes", num_classes, low=2)
         self.step = 2 ** (levels - 1)
-        self.spec = replace(self.spec, pixels=True, several=False, task="segment", loss="weighted_cross_entropy")
+        self.spec = replace(
+            self.spec, pixels=True, multilabel=False, task="segment", loss="weighted_cross_entropy"
+        )
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))
         upwards = list(pairwise(widths[::-1]))
@@ -69,14 +78,27 @@ def _two(channels: int, width: int) -> nn.Sequential:
 
 
 # The network that SegCaps was compared with.
-enlist("unet", UNet, Passport(
-    title="U-Net: Convolutional Networks for Biomedical Image Segmentation", year=2015, arxiv="1505.04597",
-    img_size=(512, 512), in_chans=1, num_classes=2, parameters=31_030_593,
-    published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
-))  # fmt: skip
+enlist(
+    "unet",
+    UNet,
+    ModelInfo(
+        title="U-Net: Convolutional Networks for Biomedical Image Segmentation",
+        year=2015,
+        arxiv="1505.04597",
+        img_size=(512, 512),
+        in_chans=1,
+        num_classes=2,
+        parameters=31_030_593,
+        published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
+    ),
+)
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
 variant(
-    "unet_matched", "unet", parameters=1_474_061, published="none; it has as many parameters as SegCaps", channels=28,
+    "unet_matched",
+    "unet",
+    parameters=1_474_061,
+    published="none; it has as many parameters as SegCaps",
+    channels=28,
     levels=4,
-)  # fmt: skip
+)

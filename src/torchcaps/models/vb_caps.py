@@ -13,20 +13,23 @@ import torch
 from torch import nn
 
 from torchcaps.errors import check_range
-from torchcaps.functional.fields import Convention, Everything
+from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, Images, side_after
-from torchcaps.models._registry import Passport, enlist, variant
+from torchcaps.models._registry import ModelInfo, enlist, variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 POSE = 4  # poses are 4 x 4 matrices
 STEM = (5, 2)  # (kernel, stride) of the convolution
-LAYERS = ((3, 2), (3, 1))  # of the layers of convolutional capsules; of the first, where they are primary ones
+LAYERS = (
+    (3, 2),
+    (3, 1),
+)  # of the layers of convolutional capsules; of the first, where they are primary ones
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
-class NormalisedPrimaryCaps(nn.Module):
+class NormalizedPrimaryCaps(nn.Module):
     """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over their activations."""
 
     def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
@@ -47,7 +50,7 @@ class NormalisedPrimaryCaps(nn.Module):
 class VBCaps(ImageModel):
     """Convolution -> primary capsules -> layers of convolutional capsules, or none -> class capsules.
 
-    In training, outputs depend on the other images of the batch: every layer is batch-normalised.
+    In training, outputs depend on the other images of the batch: every layer is batch-normalized.
 
     Args:
         num_classes, channels, primary_types, types, convention: see `MatrixCaps`. `types=()` leaves both
@@ -55,30 +58,45 @@ class VBCaps(ImageModel):
             own for every class.
         convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
             sizes of the paper's networks are those of 3.
-        routing_options: of `nn.VariationalBayes`, in every layer, such as `iterations=1`, which is equal couplings.
+        routing_options: of `nn.VBRouting`, in every layer, such as `iterations=1`, which is equal couplings.
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
 
     def __init__(
-        self, num_classes: int = 5, in_chans: int = 2, img_size: int | tuple[int, int] = 32, *, channels: int = 64,
-        primary_types: int = 8, types: tuple[int, ...] = (16, 16), convolutions: int = 1,
-        convention: Convention = "all", standardised: bool = False, **routing_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 5,
+        in_chans: int = 2,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        channels: int = 64,
+        primary_types: int = 8,
+        types: tuple[int, ...] = (16, 16),
+        convolutions: int = 1,
+        convention: Convention = "all",
+        standardized: bool = False,
+        **routing_options: Any,
+    ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         what = "a convolution and the layers of capsules"
         super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
         if len(types) not in (0, len(LAYERS)):
             raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
-        self.standardised = standardised
-        routing: dict[str, Any] = {"routing": "vb", "normalised": True} | routing_options
+        self.standardized = standardized
+        routing: dict[str, Any] = {"routing": "vb", "normalized": True} | routing_options
         self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
-        self.primary = NormalisedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
+        self.primary = NormalizedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
         self.conv_capsules = nn.Sequential()
-        rows, columns = (side_after(side, (STEM, *LAYERS[: len(types) or 1])) for side in self.img_size)
+        rows, columns = (
+            side_after(side, (STEM, *LAYERS[: len(types) or 1])) for side in self.img_size
+        )
         if not types:
-            votes = MatrixVotes(LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2))
-            self.class_capsules = _drawn(RoutedLayer(votes, field=Everything, **routing), rows * columns)
+            votes = MatrixVotes(
+                LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2)
+            )
+            self.class_capsules = _drawn(
+                RoutedLayer(votes, field=DenseField, **routing), rows * columns
+            )
             return
         below = primary_types
         for above, slide in zip(types, LAYERS, strict=True):
@@ -86,13 +104,15 @@ class VBCaps(ImageModel):
             layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
             self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
             below = above
-        centres = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
-        routing |= {"centres": centres, "pose_size": POSE}
+        centers = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
+        routing |= {"centers": centers, "pose_size": POSE}
         self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
     def capsules(self, images: Images) -> Capsules:
         x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
-        above = self.conv_capsules(self.primary(x))  # B types at 14x14 positions, C at 6x6, D at 4x4
+        above = self.conv_capsules(
+            self.primary(x)
+        )  # B types at 14x14 positions, C at 6x6, D at 4x4
         return self.class_capsules(above)
 
 
@@ -115,13 +135,27 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
 
 
 # Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters.
-enlist("vb_caps", VBCaps, Passport(
-    title="Capsule Routing via Variational Bayes", year=2020, arxiv="1905.11455", img_size=(32, 32), in_chans=2,
-    num_classes=5, parameters=68_640, published="smallNORB test accuracy 98.7 %",
-))  # fmt: skip
+enlist(
+    "vb_caps",
+    VBCaps,
+    ModelInfo(
+        title="Capsule Routing via Variational Bayes",
+        year=2020,
+        arxiv="1905.11455",
+        img_size=(32, 32),
+        in_chans=2,
+        num_classes=5,
+        parameters=68_640,
+        published="smallNORB test accuracy 98.7 %",
+    ),
+)
 
 # Two layers of capsules, primary ones and classes, in the authors' code "tiny".
 variant(
-    "vb_caps_small", "vb_caps", parameters=206_144, published="smallNORB test accuracy 97.1 %", primary_types=16,
+    "vb_caps_small",
+    "vb_caps",
+    parameters=206_144,
+    published="smallNORB test accuracy 97.1 %",
+    primary_types=16,
     types=(),
-)  # fmt: skip
+)

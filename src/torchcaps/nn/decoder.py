@@ -14,7 +14,7 @@ from torchcaps.types import Capsules
 def mask_capsules(
     capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
 ) -> Float[Tensor, "batch capsules dim"]:
-    """Poses with all but one capsule set to zero: the labelled one, or without labels the most active one.
+    """Poses with all but one capsule set to zero: the labeled one, or without labels the most active one.
 
     Source: arXiv 1710.09829, section 4.1. All inputs of the decoder are kept, so that it knows which class it draws.
     """
@@ -32,18 +32,27 @@ class FullyConnectedDecoder(nn.Module):
     """
 
     def __init__(
-        self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int], *,
+        self,
+        num_capsules: int,
+        pose_dim: int,
+        image_shape: tuple[int, int, int],
+        *,
         hidden: tuple[int, int] = (512, 1024),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.image_shape = image_shape
         self.layers = nn.Sequential(
-            nn.Linear(num_capsules * pose_dim, hidden[0]), nn.ReLU(),
-            nn.Linear(hidden[0], hidden[1]), nn.ReLU(),
-            nn.Linear(hidden[1], math.prod(image_shape)), nn.Sigmoid(),
-        )  # fmt: skip
+            nn.Linear(num_capsules * pose_dim, hidden[0]),
+            nn.ReLU(),
+            nn.Linear(hidden[0], hidden[1]),
+            nn.ReLU(),
+            nn.Linear(hidden[1], math.prod(image_shape)),
+            nn.Sigmoid(),
+        )
 
-    def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
+    def forward(
+        self, masked: Float[Tensor, "batch capsules dim"]
+    ) -> Float[Tensor, "batch channels height width"]:
         first = next(self.parameters())
         return self.layers(masked.flatten(1).to(first.dtype)).unflatten(1, self.image_shape)
 
@@ -62,11 +71,15 @@ class UpsamplingDecoder(nn.Module):
         widths = (1, 64, 128, 128, channels)
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(widths))
 
-    def forward(self, masked: Float[Tensor, "batch capsules dim"]) -> Float[Tensor, "batch channels height width"]:
+    def forward(
+        self, masked: Float[Tensor, "batch capsules dim"]
+    ) -> Float[Tensor, "batch channels height width"]:
         x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
         *growing, last = self.convolutions
         for convolution in growing:
             x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
         drawn = last(x).sigmoid()
-        top, left = ((have - want) // 2 for have, want in zip(drawn.shape[2:], self.size, strict=True))
+        top, left = (
+            (have - want) // 2 for have, want in zip(drawn.shape[2:], self.size, strict=True)
+        )
         return drawn[:, :, top : top + self.size[0], left : left + self.size[1]]

@@ -19,7 +19,7 @@ class EMRouting(Router):
     """`functional.em_routing` with learned `beta_u` and `beta_a` (Hinton, Sabour, Frosst, ICLR 2018).
 
     Each parent of a layer has costs of its own, as in the authors' code; a router without a layer has one pair.
-    `beta_a` is kept multiplied by lambda, so that a step of the optimiser moves the argument of the sigmoid by as much:
+    `beta_a` is kept multiplied by lambda, so that a step of the optimizer moves the argument of the sigmoid by as much:
     the published values are in the thousands, out of the reach of steps of 0.001.
 
     Args:
@@ -32,16 +32,23 @@ class EMRouting(Router):
 
     operators = ("em_routing",)
     activation = "probability"
-    any_size = True
+    handles_extreme_votes = True
 
     def __init__(
-        self, iterations: int = 3, *, inverse_temperature: float | Sequence[float] = 0.01, beta_u: float = 0.0,
-        beta_a: float = 0.0, impl: ops.Impl = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        iterations: int = 3,
+        *,
+        inverse_temperature: float | Sequence[float] = 0.01,
+        beta_u: float = 0.0,
+        beta_a: float = 0.0,
+        impl: ops.Impl = "auto",
+    ) -> None:
         super().__init__()
         self.iterations, self.impl = check_iterations(iterations), impl
         self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
-        self.beta_u, self.beta_a = (nn.Parameter(torch.full((1,), float(value))) for value in (beta_u, beta_a))
+        self.beta_u, self.beta_a = (
+            nn.Parameter(torch.full((1,), float(value))) for value in (beta_u, beta_a)
+        )
 
     def build(self, sizes: LayerSizes) -> None:
         if self.sizes is None:

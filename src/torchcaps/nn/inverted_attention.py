@@ -38,9 +38,13 @@ class InvertedAttention(Router):
         return Routed(v, torch.ones_like(v[..., 0]), r)
 
     def _attend(self, votes: Votes, v: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = None if v is None else votes.agreement(v) * votes.dim**-0.5  # <vote_ij, v_j> / sqrt(d)
+        logits = (
+            None if v is None else votes.agreement(v) * votes.dim**-0.5
+        )  # <vote_ij, v_j> / sqrt(d)
         r = votes.share(logits)  # over j
-        equal = v is None and votes.field.local and votes.fixed is None  # then no vote is made alone
+        equal = (
+            v is None and votes.field.local and votes.fixed is None
+        )  # then no vote is made alone
         s = votes.total() / votes.parents if equal else votes.weighted(r)  # sum_i r_ij vote_ij
         s = s if votes.bias is None else s + votes.bias
         if isinstance(self.norm, nn.LayerNorm):

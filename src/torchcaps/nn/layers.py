@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from torchcaps.errors import check_known, check_positive, check_range, check_shape
-from torchcaps.functional.fields import CONVENTIONS, Convention, Everything, Transposed, Windows
+from torchcaps.functional.fields import (
+    CONVENTIONS,
+    Convention,
+    ConvField,
+    ConvTransposeField,
+    DenseField,
+)
 from torchcaps.functional.geometry import coordinate_addition
 from torchcaps.nn.routed import MAP, RoutedLayer
 from torchcaps.nn.routers import Routing, create_router
@@ -36,10 +42,23 @@ class CapsuleLinear(RoutedLayer):
     """
 
     def __init__(
-        self, in_capsules: int, in_dim: int, out_capsules: int, out_dim: int, routing: Routing = "dynamic", *,
-        bias: bool = False, init_std: float | None = None, **routing_options: Any,
-    ) -> None:  # fmt: skip
-        sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
+        self,
+        in_capsules: int,
+        in_dim: int,
+        out_capsules: int,
+        out_dim: int,
+        routing: Routing = "dynamic",
+        *,
+        bias: bool = False,
+        init_std: float | None = None,
+        **routing_options: Any,
+    ) -> None:
+        sizes = {
+            "in_capsules": in_capsules,
+            "in_dim": in_dim,
+            "out_capsules": out_capsules,
+            "out_dim": out_dim,
+        }
         check_positive(**sizes)
         votes = LinearVotes(LayerSizes(*sizes.values()), bias=bias, init_std=init_std)
         super().__init__(votes, routing, **routing_options)
@@ -62,7 +81,7 @@ class ConvCaps(RoutedLayer):
         stride: positions from one window to the next.
         padding: rows and columns of absent children on each side of the map, below K.
         pose_size: P, where poses are P x P matrices; or (in_dim, out_dim), where they are vectors.
-        convention: which parents compete for a child: "all", "type", "space" or "patch"; see `functional.Windows`. By
+        convention: which parents compete for a child: "all", "type", "space" or "patch"; see `functional.ConvField`. By
             default as the routing was published: over all windows with a child for "em" and "dynamic".
 
     Shapes:
@@ -74,23 +93,49 @@ class ConvCaps(RoutedLayer):
     """
 
     axes = MAP
-    _Field: type[Windows | Transposed] = Windows
+    _Field: type[ConvField | ConvTransposeField] = ConvField
 
     def __init__(
-        self, in_types: int, out_types: int, kernel_size: int = 3, stride: int = 1, *, padding: int = 0,
-        routing: Routing = "em", pose_size: PoseSize = 4, convention: Convention | None = None, bias: bool = False,
-        init_std: float | None = None, **routing_options: Any,
-    ) -> None:  # fmt: skip
-        check_positive(in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride)
+        self,
+        in_types: int,
+        out_types: int,
+        kernel_size: int = 3,
+        stride: int = 1,
+        *,
+        padding: int = 0,
+        routing: Routing = "em",
+        pose_size: PoseSize = 4,
+        convention: Convention | None = None,
+        bias: bool = False,
+        init_std: float | None = None,
+        **routing_options: Any,
+    ) -> None:
+        check_positive(
+            in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride
+        )
         check_range("padding", padding, low=0, high=kernel_size - 1)
         router = create_router(routing, **routing_options)
         chosen = router.convention if convention is None else convention
         check_known("convention", chosen, CONVENTIONS)
         windows = self._windows(kernel_size, stride, chosen == "type")
-        votes = _votes(in_types * kernel_size**2, out_types, pose_size, bias=bias, init_std=init_std, windows=windows)
-        field = partial(self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen)
+        votes = _votes(
+            in_types * kernel_size**2,
+            out_types,
+            pose_size,
+            bias=bias,
+            init_std=init_std,
+            windows=windows,
+        )
+        field = partial(
+            self._Field, kernel=kernel_size, stride=stride, padding=padding, convention=chosen
+        )
         super().__init__(votes, router, field)
-        self.in_types, self.kernel_size, self.stride, self.padding = in_types, kernel_size, stride, padding
+        self.in_types, self.kernel_size, self.stride, self.padding = (
+            in_types,
+            kernel_size,
+            stride,
+            padding,
+        )
         self.convention, self.expected = chosen, {"types": in_types}
 
     @staticmethod
@@ -111,7 +156,7 @@ class TransposedConvCaps(ConvCaps):
     parents that are left out, as in `torch.nn.ConvTranspose2d`: `rows = (height - 1) stride - 2 padding + K`.
     """
 
-    _Field = Transposed
+    _Field = ConvTransposeField
 
     @staticmethod
     def _windows(kernel: int, stride: int, local: bool) -> float:
@@ -127,8 +172,8 @@ class ClassCaps(RoutedLayer):
 
     Args:
         in_types, classes: D, capsule types of the map, and E.
-        centres: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
-            leaves coordinate addition out. See `functional.receptive_centres`.
+        centers: (rows, columns): the coordinate of each position of the map, added to two elements of the votes; None
+            leaves coordinate addition out. See `functional.receptive_centers`.
         indices: which two elements of the flat vote; by default the first two of the right-hand column of a matrix, as
             in the paper: (3, 7) of 16; of a vector the first two.
 
@@ -141,25 +186,33 @@ class ClassCaps(RoutedLayer):
     axes = MAP
 
     def __init__(
-        self, in_types: int, classes: int, *, routing: Routing = "em", pose_size: PoseSize = 4,
-        centres: tuple[Sequence[float], Sequence[float]] | None = None, indices: tuple[int, int] | None = None,
-        bias: bool = False, init_std: float | None = None, **routing_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_types: int,
+        classes: int,
+        *,
+        routing: Routing = "em",
+        pose_size: PoseSize = 4,
+        centers: tuple[Sequence[float], Sequence[float]] | None = None,
+        indices: tuple[int, int] | None = None,
+        bias: bool = False,
+        init_std: float | None = None,
+        **routing_options: Any,
+    ) -> None:
         check_positive(in_types=in_types, classes=classes)
         places, expected = None, {"types": in_types}
-        if centres is not None:
+        if centers is not None:
             size = pose_size if isinstance(pose_size, int) else None
             indices = indices or ((0, 1) if size is None else (size - 1, 2 * size - 1))
-            rows, columns = (torch.tensor([float(c) for c in side]) for side in centres)
+            rows, columns = (torch.tensor([float(c) for c in side]) for side in centers)
             blank = torch.zeros(len(rows), len(columns), 1, 1, _sizes(1, 1, pose_size).dim)
             places = coordinate_addition(blank, rows, columns, indices)
             expected |= {"height": len(rows), "width": len(columns)}
         votes = _votes(in_types, classes, pose_size, bias=bias, init_std=init_std, places=places)
-        super().__init__(votes, routing, Everything, **routing_options)
+        super().__init__(votes, routing, DenseField, **routing_options)
         self.in_types, self.expected = in_types, expected
 
     @property
-    def centres(self) -> torch.Tensor | None:
+    def centers(self) -> torch.Tensor | None:
         """What coordinate addition adds to the votes, `[height, width, 1, 1, out_dim]`."""
         return self.votes.places
 
@@ -173,7 +226,13 @@ def _sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
 
 
 def _votes(
-    children: int, parents: int, pose_size: PoseSize, *, init_std: float | None, windows: float = 1.0, **options: Any
+    children: int,
+    parents: int,
+    pose_size: PoseSize,
+    *,
+    init_std: float | None,
+    windows: float = 1.0,
+    **options: Any,
 ) -> LinearVotes:
     """P x P matrices, or vectors of these dimensions."""
     sizes = _sizes(children, parents, pose_size)

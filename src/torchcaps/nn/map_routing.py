@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchcaps import ops
 from torchcaps.errors import check_range
 from torchcaps.functional.bounds import FACTOR, bounded
-from torchcaps.functional.fields import Convention, Everything, Field, places_first, places_last
+from torchcaps.functional.fields import Convention, DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
@@ -41,7 +41,9 @@ class MapRouting(Router):
         impl: of local routing, "auto", "reference" or "numba"; see `torchcaps.ops`.
     """
 
-    def __init__(self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto") -> None:
+    def __init__(
+        self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto"
+    ) -> None:
         super().__init__()
         self.iterations, self.local, self.impl = check_iterations(iterations), local, impl
         self.operators = ("map_routing",) if local else ()
@@ -69,7 +71,7 @@ class MapRouting(Router):
 
 
 @dataclass(frozen=True)
-class Together(Everything):
+class Together(DenseField):
     """Children stand at their parents' positions, and the parents of ALL positions compete for a child type."""
 
     convention: Convention = field(default="patch", init=False)
@@ -84,16 +86,20 @@ def together(height: int, width: int) -> Together:
 
 
 @dataclass(frozen=True)
-class Places(Everything):
+class Places(DenseField):
     """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
 
     def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
-        return super().share(log_weight, leaky) if leaky else places_first(places_last(log_weight).softmax(dim=2))
+        return (
+            super().share(log_weight, leaky)
+            if leaky
+            else spatial_first(spatial_last(log_weight).softmax(dim=2))
+        )
 
 
-def apart(height: int, width: int) -> Everything:
+def apart(height: int, width: int) -> DenseField:
     """Of a map on which only the parents of one position compete."""
-    return Everything(positions=(height, width))
+    return DenseField(positions=(height, width))
 
 
 class KernelVotes(nn.Module):
@@ -101,21 +107,36 @@ class KernelVotes(nn.Module):
 
     The map keeps its size, or is `stride` times smaller (rounded up). `transposed` makes it `stride` times larger; K is
     then as even or odd as the stride, and at least as large. `gain` is that of the kernel at the start, times what He's
-    rule gives for the numbers that a vote is made of. ValueError for a kernel that cannot be centred.
+    rule gives for the numbers that a vote is made of. ValueError for a kernel that cannot be centerd.
     """
 
     def __init__(
-        self, sizes: LayerSizes, kernel_size: int = 3, stride: int = 1, *, transposed: bool = False, gain: float = 1.0
+        self,
+        sizes: LayerSizes,
+        kernel_size: int = 3,
+        stride: int = 1,
+        *,
+        transposed: bool = False,
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
         check_range("stride", stride, low=1)
         check_range("kernel_size", kernel_size, low=stride if transposed else 1)
         if (kernel_size - stride if transposed else kernel_size - 1) % 2:
-            raise ValueError(f"kernel_size: expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
-                             f"got {kernel_size}")  # fmt: skip
-        self.sizes, self.stride, self.transposed, self.gain = checked(sizes), stride, transposed, gain
+            raise ValueError(
+                f"kernel_size: expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
+                f"got {kernel_size}"
+            )
+        self.sizes, self.stride, self.transposed, self.gain = (
+            checked(sizes),
+            stride,
+            transposed,
+            gain,
+        )
         channels = (sizes.in_dim, sizes.parents * sizes.dim)
-        self.weight = nn.Parameter(torch.empty(*(channels if transposed else channels[::-1]), kernel_size, kernel_size))
+        self.weight = nn.Parameter(
+            torch.empty(*(channels if transposed else channels[::-1]), kernel_size, kernel_size)
+        )
         self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
         self.reset_parameters()
 
@@ -125,19 +146,23 @@ class KernelVotes(nn.Module):
         nn.init.normal_(self.weight, std=self.gain * (2.0 / (self.sizes.in_dim * taps)) ** 0.5)
         nn.init.constant_(self.bias, 0.1)
 
-    def positions(self, height: int, width: int) -> Everything:
+    def positions(self, height: int, width: int) -> DenseField:
         """The field of the parents of a map of this size."""
-        down, across = (n * self.stride if self.transposed else -(-n // self.stride) for n in (height, width))
+        down, across = (
+            n * self.stride if self.transposed else -(-n // self.stride) for n in (height, width)
+        )
         return Places(positions=(down, across))
 
     def convolved(self, maps: Tensor) -> Tensor:
         """`[n, in_dim, height, width]` -> `[n, parents * dim, rows, columns]`."""
         kernel = self.weight.shape[-1]
         if self.transposed:
-            return F.conv_transpose2d(maps, self.weight, stride=self.stride, padding=(kernel - self.stride) // 2)
+            return F.conv_transpose2d(
+                maps, self.weight, stride=self.stride, padding=(kernel - self.stride) // 2
+            )
         return F.conv2d(maps, self.weight, stride=self.stride, padding=kernel // 2)
 
-    def forward(self, children: Capsules, field: Everything) -> Votes:
+    def forward(self, children: Capsules, field: DenseField) -> Votes:
         return _Convolved(children, field, self)
 
 
@@ -160,7 +185,9 @@ class _Convolved(MapVotes):
 
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
         if self._maps is None:
-            given = bounded(places_last(self.pose).to(self.of.weight.dtype), FACTOR)  # [batch, i, in_dim, *space]
+            given = bounded(
+                spatial_last(self.pose).to(self.of.weight.dtype), FACTOR
+            )  # [batch, i, in_dim, *space]
             with self._casting():
                 votes = full_precision(self.of.convolved(given.flatten(0, 1)))
             votes = votes.view(*given.shape[:2], self.parents, self.dim, *votes.shape[2:])
@@ -184,9 +211,17 @@ class KernelCaps(RoutedLayer):
     axes = MAP
 
     def __init__(
-        self, in_types: int, in_dim: int, out_types: int, out_dim: int, kernel_size: int = 5, stride: int = 1, *,
-        transposed: bool = False, iterations: int = 3,
-    ) -> None:  # fmt: skip
+        self,
+        in_types: int,
+        in_dim: int,
+        out_types: int,
+        out_dim: int,
+        kernel_size: int = 5,
+        stride: int = 1,
+        *,
+        transposed: bool = False,
+        iterations: int = 3,
+    ) -> None:
         sizes = LayerSizes(in_types, in_dim, out_types, out_dim)
         gain = 2 * out_types / (2 * in_types) ** 0.5  # of in_types votes, each counts 1 / out_types
         votes = KernelVotes(sizes, kernel_size, stride, transposed=transposed, gain=gain)

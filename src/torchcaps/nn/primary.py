@@ -20,9 +20,15 @@ class LargeKernelConv2d(nn.Conv2d):
     operators = ("conv2d",)
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, *, bias: bool = True,
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        *,
+        bias: bool = True,
         impl: ops.Impl = "auto",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias)
         self.impl = impl
 
@@ -35,7 +41,7 @@ class PrimaryCaps(nn.Module):
     """Convolution, then squash over the dimensions of each capsule; no ReLU between (arXiv 1710.09829, section 4).
 
     A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's capsule. The paper
-    has 32 types of 8 dimensions, kernels of 9 and a stride of 2. Grouping "flat" makes capsules of `dim` neighbours in
+    has 32 types of 8 dimensions, kernels of 9 and a stride of 2. Grouping "flat" makes capsules of `dim` neighbors in
     a row of one channel's map after another's, as one public code does: `[batch, children, dim]`, without places.
 
     Shapes:
@@ -45,9 +51,15 @@ class PrimaryCaps(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, types: int = 32, dim: int = 8, *, kernel_size: int = 9, stride: int = 2,
+        self,
+        in_channels: int,
+        types: int = 32,
+        dim: int = 8,
+        *,
+        kernel_size: int = 9,
+        stride: int = 2,
         grouping: Grouping = "position",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_known("grouping", grouping, get_args(Grouping))
         self.grouping, self.types, self.dim = grouping, types, dim
@@ -55,7 +67,9 @@ class PrimaryCaps(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels in_height in_width"]) -> Capsules:
         if self.grouping == "flat":
-            return Capsules(*squash_with_length(self.conv(x).flatten(1).unflatten(1, (-1, self.dim))))
+            return Capsules(
+                *squash_with_length(self.conv(x).flatten(1).unflatten(1, (-1, self.dim)))
+            )
         features = self.conv(x).permute(0, 2, 3, 1)  # [batch, height, width, types * dim]
         return Capsules(*squash_with_length(features.unflatten(-1, (self.types, self.dim))))
 
@@ -72,7 +86,9 @@ class WholeMapConv2d(nn.Conv2d):
         super().__init__(channels, channels, kernel_size, groups=channels)
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels"]:
         height, width = self.kernel_size
         seen = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
         features = (seen * full_precision(self.weight).flatten(1).T).sum(dim=1)
@@ -102,7 +118,10 @@ class MatrixPrimaryCaps(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
         pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
-        return Capsules(full_precision(pose), torch.sigmoid(full_precision(self.activation(x))).permute(0, 2, 3, 1))
+        return Capsules(
+            full_precision(pose),
+            torch.sigmoid(full_precision(self.activation(x))).permute(0, 2, 3, 1),
+        )
 
 
 def flatten_space(capsules: Capsules) -> Capsules:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_floating, check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded
-from torchcaps.functional.fields import Everything, Field
+from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, Routing, create_router
@@ -22,7 +22,7 @@ MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
 _MOVED = ("weight", "bias")  # names in a layer's state until its votes were a module of their own
 
 
-class Recorded(NamedTuple):
+class RoutingTrace(NamedTuple):
     """What one routed layer did in one forward pass.
 
     Attributes:
@@ -40,14 +40,16 @@ class Recorded(NamedTuple):
     iterations: tuple[Tensor, ...] = ()
     more: Mapping[str, Tensor] = MappingProxyType({})
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Recorded:
+    def map(self, change: Callable[[Tensor], Tensor]) -> RoutingTrace:
         """The same with every tensor changed."""
         coupling, activation, child_activation, pose = map(change, self[:4])
         more = {name: change(x) for name, x in self.more.items()}
-        return Recorded(coupling, activation, child_activation, pose, tuple(map(change, self.iterations)), more)
+        return RoutingTrace(
+            coupling, activation, child_activation, pose, tuple(map(change, self.iterations)), more
+        )
 
 
-class _Recorder(list[Recorded]):
+class _Recorder(list[RoutingTrace]):
     """Takes what a layer did; says whether gradients and iterations are wanted."""
 
     def __init__(self, detach: bool, iterations: bool) -> None:
@@ -62,7 +64,7 @@ class RoutedLayer(nn.Module):
         votes: a module `(children, field) -> Votes` with the `sizes` of the layer, such as `LinearVotes`.
         routing: a name of `list_routers()`, a router module, or a function `(votes, activation) -> Routed`.
         field: makes the field of a map from its height and width (of children without places: from nothing), such as
-            `partial(Windows, kernel=3, stride=2)`.
+            `partial(ConvField, kernel=3, stride=2)`.
         routing_options: passed to the router of that name, e.g. `iterations=2`.
 
     Shapes:
@@ -84,11 +86,18 @@ class RoutedLayer(nn.Module):
     router: Router
 
     def __init__(
-        self, votes: nn.Module, routing: Routing = "dynamic", field: Callable[..., Field] = Everything,
+        self,
+        votes: nn.Module,
+        routing: Routing = "dynamic",
+        field: Callable[..., Field] = DenseField,
         **routing_options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self.votes, self.router, self.field = votes, create_router(routing, **routing_options), field
+        self.votes, self.router, self.field = (
+            votes,
+            create_router(routing, **routing_options),
+            field,
+        )
         self.router.build(self.votes.sizes)
 
     @property
@@ -123,7 +132,11 @@ class RoutedLayer(nn.Module):
             check_floating(children=children)
             children = Capsules(children, safe_norm(bounded(children, FACTOR)))
         self.check(children)
-        field, pose, expected = self.field(*children.pose.shape[1:-2]), children.pose.shape, self.votes.sizes.children
+        field, pose, expected = (
+            self.field(*children.pose.shape[1:-2]),
+            children.pose.shape,
+            self.votes.sizes.children,
+        )
         if field.count(pose[-2]) % expected:
             raise ValueError(
                 f"children: expected {expected} at each position of the parents (or a multiple, position after "
@@ -133,7 +146,9 @@ class RoutedLayer(nn.Module):
 
     def check(self, children: Capsules) -> None:
         """Raise ValueError unless the children fit this layer, before anything else is tried."""
-        check_shape("children", children.pose, self.axes, dim=self.votes.sizes.in_dim, **self.expected)
+        check_shape(
+            "children", children.pose, self.axes, dim=self.votes.sizes.in_dim, **self.expected
+        )
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())
@@ -170,27 +185,35 @@ class RoutedStack(nn.Module):
             found.append(layer(found[-1] if found else children))
         for _ in range(1, self.passes):
             below = [children, *found[:-1]]
-            found = [layer(x, parents=y) for layer, x, y in zip(self.layers, below, found, strict=True)]
+            found = [
+                layer(x, parents=y) for layer, x, y in zip(self.layers, below, found, strict=True)
+            ]
         return found[-1]
 
 
-class RoutingRecord(dict[str, list[Recorded]]):
+class RoutingTraces(dict[str, list[RoutingTrace]]):
     """Recordings by layer name; `record["class_capsules"]` is a list with one entry per forward pass."""
 
-    def last(self) -> dict[str, Recorded]:
+    def last(self) -> dict[str, RoutingTrace]:
         """The newest recording of each layer that ran."""
         return {name: recordings[-1] for name, recordings in self.items() if recordings}
 
 
 def names_now(state: Iterable[str], model: nn.Module) -> dict[str, str]:
     """Names of tensors in a file -> names in the state of this model: those of earlier versions are other ones."""
-    places = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, RoutedLayer)]
+    places = [
+        f"{name}." if name else ""
+        for name, module in model.named_modules()
+        if isinstance(module, RoutedLayer)
+    ]
     moved = {f"{place}{name}": f"{place}votes.{name}" for place in places for name in _MOVED}
     return {name: moved.get(name, name) for name in state}
 
 
 @contextmanager
-def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = False) -> Iterator[RoutingRecord]:
+def record_routing(
+    model: nn.Module, *, detach: bool = True, iterations: bool = False
+) -> Iterator[RoutingTraces]:
     """Collect what every routed layer of `model` does while the block runs: layer name -> list of Recorded, one a pass.
 
     Args:
@@ -203,7 +226,9 @@ def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = 
         ...     activation = model(images)
         >>> record["class_capsules"][-1].coupling.shape  # [batch, children, parents]
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
+    }
     if not layers:
         raise ValueError(f"record_routing: {type(model).__name__} has no routed layer")
     before = {name: layer.recorder for name, layer in layers.items()}
@@ -211,17 +236,21 @@ def record_routing(model: nn.Module, *, detach: bool = True, iterations: bool = 
     for name, layer in layers.items():
         layer.recorder = recorders[name]
     try:
-        yield RoutingRecord(recorders)
+        yield RoutingTraces(recorders)
     finally:
         for name, layer in layers.items():
             layer.recorder = before[name]
 
 
-def _recorded(votes: Votes, routed: Routed, detach: bool) -> Recorded:
+def _recorded(votes: Votes, routed: Routed, detach: bool) -> RoutingTrace:
     if routed.coupling is None:
         raise ValueError("record_routing: this router returned no coupling")
-    found = Recorded(
-        routed.coupling, full_precision(routed.activation), votes.activation, routed.pose, tuple(votes.trace or ()),
+    found = RoutingTrace(
+        routed.coupling,
+        full_precision(routed.activation),
+        votes.activation,
+        routed.pose,
+        tuple(votes.trace or ()),
         routed.more,
-    )  # fmt: skip
+    )
     return found.map(Tensor.detach) if detach else found

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops, plugins
-from torchcaps.errors import NoAblationError, check_known, check_range
+from torchcaps.errors import AblationUnsupportedError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import AnyVotes, Over, ProductVotes, Votes, as_votes
@@ -48,15 +48,21 @@ def create_router(routing: Routing, **options: Any) -> Router:
         kind = plugins.find("routing", routing, _ROUTERS)
         known = list(inspect.signature(kind).parameters)
         for option in (name for name in options if name not in known):
-            raise TypeError(f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}")
+            raise TypeError(
+                f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}"
+            )
         return kind(**options)
     if options:
-        raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}")
+        raise TypeError(
+            f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}"
+        )
     if isinstance(routing, Router):
         return routing
     if callable(routing):
         return FunctionRouter(routing)
-    raise TypeError(f"routing: expected a name, a module or a function, got {type(routing).__name__}")
+    raise TypeError(
+        f"routing: expected a name, a module or a function, got {type(routing).__name__}"
+    )
 
 
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
@@ -67,9 +73,15 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     """
     check_known("impl", impl, ops.IMPLS)
     modules: list[Any] = list(model.modules())
-    layers = [m for m in modules if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))]
+    layers = [
+        m
+        for m in modules
+        if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))
+    ]
     if not layers:
-        raise ValueError(f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}")
+        raise ValueError(
+            f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}"
+        )
     for layer in layers:
         layer.impl = impl
 
@@ -94,19 +106,19 @@ class Router(nn.Module):
             "none", where nothing tells whether a parent is present.
         coupling: "shares" sum to one over the parents that compete for a child (to less with an option `leaky`);
             "free" couplings are any numbers.
-        exchangeable: children and parents may be numbered in any order: the outcome moves with them. Not so where
-            couplings or parameters belong to their places, as fixed random ones do.
-        convention: which parents compete in a convolution unless its layer says otherwise; see `functional.Windows`.
-        any_size: finite for votes of any size. Others see votes beyond 2^32 (2^256 in float64) as that, so that squares
-            of them stay finite.
+        permutation_equivariant: children and parents may be numbered in any order: the outcome moves with them.
+            Not so where couplings or parameters belong to their places, as fixed random ones do.
+        convention: which parents compete in a convolution unless its layer says otherwise; see `functional.ConvField`.
+        handles_extreme_votes: finite for votes of any size. Others see votes beyond 2^32 (2^256 in float64) as that,
+            so that squares of them stay finite.
         sizes: of the layer, once it has built the router.
     """
 
     activation: Literal["length", "probability", "none"] = "length"
     coupling: Literal["shares", "free"] = "shares"
-    exchangeable: bool = True
+    permutation_equivariant: bool = True
     convention: Convention = "all"
-    any_size: bool = False
+    handles_extreme_votes: bool = False
     sizes: LayerSizes | None = None
     fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
 
@@ -117,19 +129,23 @@ class Router(nn.Module):
             self.learn(sizes)
         elif self.sizes != sizes:
             name = type(self).__name__
-            raise ValueError(f"routing: this {name} was built for a layer of {self.sizes}, not of {sizes}")
+            raise ValueError(
+                f"routing: this {name} was built for a layer of {self.sizes}, not of {sizes}"
+            )
 
     def learn(self, sizes: LayerSizes) -> None:
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
-        self, votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None = None,
+        self,
+        votes: AnyVotes,
+        activation: Float[Tensor, "*batch children"] | None = None,
         parents: Capsules | None = None,
-    ) -> Routed:  # fmt: skip
+    ) -> Routed:
         """Route, in full precision under any autocast.
 
-        ValueError for votes that do not fit, or a layer with a bias that this router does not add; NoAblationError for
-        an ablation of a router that does not take its couplings from the votes; RuntimeError for a router with
+        ValueError for votes that do not fit, or a layer with a bias that this router does not add;
+        AblationUnsupportedError for an ablation of a router that does not take its couplings from the votes; RuntimeError for a router with
         parameters that no layer has built.
 
         Args:
@@ -139,17 +155,21 @@ class Router(nn.Module):
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).learn is not Router.learn:
-            raise RuntimeError(f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)")
-        votes.fixed, votes.bound = self.fixed, not self.any_size
+            raise RuntimeError(
+                f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)"
+            )
+        votes.fixed, votes.bound = self.fixed, not self.handles_extreme_votes
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         if self.fixed is not None and votes.shares == 0:
-            raise NoAblationError(
+            raise AblationUnsupportedError(
                 f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
                 "let it take them from votes.share(logits)"
             )
         if not votes.bias_seen:
-            raise ValueError(f"bias: expected False for a layer routed by {self.describe()}, which adds none")
+            raise ValueError(
+                f"bias: expected False for a layer routed by {self.describe()}, which adds none"
+            )
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -183,11 +203,17 @@ class Router(nn.Module):
 
     def describe(self) -> str:
         """Name in words."""
-        return next((name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__)
+        return next(
+            (name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__
+        )
 
     def extra_repr(self) -> str:
-        options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
-        return ", ".join(f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float))
+        options = {
+            name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters
+        }
+        return ", ".join(
+            f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float)
+        )
 
 
 @register_router("dynamic")
@@ -198,12 +224,17 @@ class DynamicRouting(Router):
     """
 
     operators = ("dynamic_routing",)
-    any_size = True
+    handles_extreme_votes = True
 
     def __init__(
-        self, iterations: int = 3, *, leaky: bool = False, detach: bool = False, over: Over = "parents",
+        self,
+        iterations: int = 3,
+        *,
+        leaky: bool = False,
+        detach: bool = False,
+        over: Over = "parents",
         impl: ops.Impl = "auto",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_known("over", over, get_args(Over))
         self.iterations, self.leaky, self.detach = check_iterations(iterations), leaky, detach
@@ -213,8 +244,12 @@ class DynamicRouting(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
         if self.over == "children":
-            return functional.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over)
-        return ops.dynamic_routing(votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl)
+            return functional.dynamic_routing(
+                votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over
+            )
+        return ops.dynamic_routing(
+            votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl
+        )
 
 
 @register_router("uniform")
@@ -233,8 +268,8 @@ class RandomRouting(Router):
     """
 
     operators = ("dynamic_routing",)
-    any_size = True
-    exchangeable = False
+    handles_extreme_votes = True
+    permutation_equivariant = False
 
     def __init__(self, seed: int = 0, *, scale: float = 1.0, impl: ops.Impl = "auto") -> None:
         super().__init__()
@@ -244,11 +279,17 @@ class RandomRouting(Router):
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         # Weighted sums of votes; in one operator where only the parents of one position compete for a child.
         plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
-        if not (plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None):
+        if not (
+            plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None
+        ):
             return functional.random_routing(votes, self.seed, scale=self.scale)
         weight, count, many = votes.matrices, votes.count, votes.parents
-        c = functional.random_coupling(count, many, self.seed, scale=self.scale, device=weight.device)
-        scaled = weight * (many * c).to(weight.dtype)[:, :, None, None]  # then couplings may be equal
+        c = functional.random_coupling(
+            count, many, self.seed, scale=self.scale, device=weight.device
+        )
+        scaled = (
+            weight * (many * c).to(weight.dtype)[:, :, None, None]
+        )  # then couplings may be equal
         given = ProductVotes(votes.children, votes.field, scaled, bias=votes.bias)
         routed = ops.dynamic_routing(given, 1, impl=self.impl)
         shape = (*routed.activation.shape[:-1], *c.shape)
@@ -266,7 +307,9 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        return self.function(votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,)))
+        return self.function(
+            votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,))
+        )
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))

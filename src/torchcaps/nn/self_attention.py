@@ -15,7 +15,7 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("self_attention")
-class SelfAttention(Router):
+class SelfAttentionRouting(Router):
     """A child belongs to the parents for which it votes as all children do together.
 
         a_nk = sum_m <u_nk, u_mk> / scale;  c_n = softmax(a_n) over parents;  s_k = sum_n (c_nk + B_nk) u_nk;
@@ -32,7 +32,7 @@ class SelfAttention(Router):
         equal: couple every child equally to all parents, which leaves the prior: the ablation that can be trained.
     """
 
-    exchangeable = False  # the prior belongs to places
+    permutation_equivariant = False  # the prior belongs to places
 
     def __init__(self, scale: float | None = None, *, equal: bool = False) -> None:
         super().__init__()
@@ -45,12 +45,18 @@ class SelfAttention(Router):
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         u, B = votes.dense(), votes.per_child(full_precision(self.prior))
-        here = None if votes.present is None else votes.present.to(B).unsqueeze(-1)  # padding has no part in a sum
+        here = (
+            None if votes.present is None else votes.present.to(B).unsqueeze(-1)
+        )  # padding has no part in a sum
         # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.
-        whole = (u if here is None else u * here.unsqueeze(-1)).sum(dim=-3, keepdim=True)  # sum_m u_mk
+        whole = (u if here is None else u * here.unsqueeze(-1)).sum(
+            dim=-3, keepdim=True
+        )  # sum_m u_mk
         a = (u * whole).sum(dim=-1) / (votes.dim**0.5 if self.scale is None else self.scale)
         c = votes.share(None if self.equal else a)
         weights = c + (B if here is None else B * here)
         s = (weights.unsqueeze(-1) * u).sum(dim=-3)
-        v, length = steep_squash_with_length(s if votes.bias is None else s + full_precision(votes.bias))
+        v, length = steep_squash_with_length(
+            s if votes.bias is None else s + full_precision(votes.bias)
+        )
         return Routed(v, length, c)

@@ -24,7 +24,7 @@ class SelfRouting(Router):
     `[children, parents, in_dim]` and `lean` `[children, parents]` start at zero, which is uniform coupling.
     """
 
-    activation, exchangeable, convention = "probability", False, "type"
+    activation, permutation_equivariant, convention = "probability", False, "type"
 
     def learn(self, sizes: LayerSizes) -> None:
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
@@ -55,7 +55,10 @@ def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
         return votes.weighted(phi)
     W = bounded(votes.matrices.to(u), FACTOR)
-    poses = [(phi[..., j].unsqueeze(-1) * u).flatten(-2) @ W[:, j].flatten(0, 1) for j in range(votes.parents)]
+    poses = [
+        (phi[..., j].unsqueeze(-1) * u).flatten(-2) @ W[:, j].flatten(0, 1)
+        for j in range(votes.parents)
+    ]
     return bounded(torch.stack(poses, dim=-2), FACTOR)
 
 
@@ -71,7 +74,9 @@ class PoseVotes(nn.Module):
         super().__init__()
         self.sizes = checked(sizes)
         if sizes.dim != sizes.in_dim:
-            raise ValueError(f"sizes: expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}")
+            raise ValueError(
+                f"sizes: expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}"
+            )
 
     def reset_parameters(self) -> None:
         """There are none."""
@@ -84,7 +89,13 @@ class _Poses(Votes):
     """Sums of poses need no votes."""
 
     def _made(self) -> Tensor:
-        return full_precision(self.pose).unsqueeze(-2).expand(*self.pose.shape[:-1], self.parents, self.dim)
+        return (
+            full_precision(self.pose)
+            .unsqueeze(-2)
+            .expand(*self.pose.shape[:-1], self.parents, self.dim)
+        )
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        return torch.einsum("...ij,...id->...jd", coefficients, bounded(full_precision(self.pose), FACTOR))
+        return torch.einsum(
+            "...ij,...id->...jd", coefficients, bounded(full_precision(self.pose), FACTOR)
+        )

@@ -21,7 +21,7 @@ Covariance = Literal["diagonal", "full"]
 
 
 @register_router("vb")
-class VariationalBayes(Router):
+class VBRouting(Router):
     """A mixture of Gaussians with priors on all of its parameters: a parent with few votes keeps its variance.
 
         R_ij equal shares;  repeat:  parameters;  couplings, except after the last parameters
@@ -36,7 +36,7 @@ class VariationalBayes(Router):
     Args:
         iterations: from 1 to 100; the paper uses 3.
         covariance: "diagonal" keeps the diagonal of Psi_j^-1 alone; "full" needs the time of D x D matrices.
-        normalised: batch-normalise poses and the logits of activations, per parent and without parameters, as in the
+        normalized: batch-normalize poses and the logits of activations, per parent and without parameters, as in the
             authors' code. There is no beta_j then: the mean takes its place.
         weighted: multiply H_j by N_j, as a comment of that code has it.
         outlier: log density of one more parent, "none of the above"; None is without. ln 1e-11 = -25.33 does what that
@@ -46,16 +46,25 @@ class VariationalBayes(Router):
     activation = "probability"
 
     def __init__(
-        self, iterations: int = 3, *, covariance: Covariance = "diagonal", normalised: bool = False,
-        weighted: bool = False, outlier: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        iterations: int = 3,
+        *,
+        covariance: Covariance = "diagonal",
+        normalized: bool = False,
+        weighted: bool = False,
+        outlier: float | None = None,
+    ) -> None:
         super().__init__()
         check_known("covariance", covariance, get_args(Covariance))
-        self.iterations, self.covariance, self.weighted = check_iterations(iterations), covariance, weighted
-        self.normalised, self.outlier, self.leaky = normalised, outlier, outlier is not None
+        self.iterations, self.covariance, self.weighted = (
+            check_iterations(iterations),
+            covariance,
+            weighted,
+        )
+        self.normalized, self.outlier, self.leaky = normalized, outlier, outlier is not None
 
     def learn(self, sizes: LayerSizes) -> None:
-        if self.normalised:
+        if self.normalized:
             self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
@@ -66,7 +75,9 @@ class VariationalBayes(Router):
         V, a, D = V.transpose(-3, -2), votes.activation.unsqueeze(-1), votes.dim
         if self.covariance == "diagonal":
             V = torch.cat([V, V.square()], dim=-1)
-        fit, distance = (_fit, _distance) if self.covariance == "diagonal" else (_fit_full, _distance_full)
+        fit, distance = (
+            (_fit, _distance) if self.covariance == "diagonal" else (_fit_full, _distance_full)
+        )
         steps, R = torch.arange(D, device=V.device, dtype=V.dtype), self._share(votes, None)
         for left in reversed(range(self.passes)):
             r = (R * a).mT
@@ -74,16 +85,23 @@ class VariationalBayes(Router):
             alpha, kappa, nu = 1 + N, 1 + N, D + 1 + N
             m, inverse, log_psi = fit(V, r, kappa)
             log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True))
-            log_det = torch.digamma((nu.unsqueeze(-1) - steps) / 2).sum(dim=-1) + D * math.log(2) + log_psi
+            log_det = (
+                torch.digamma((nu.unsqueeze(-1) - steps) / 2).sum(dim=-1)
+                + D * math.log(2)
+                + log_psi
+            )
             if left:
                 Q = (D / kappa).unsqueeze(-1) + nu.unsqueeze(-1) * distance(V, m, inverse)
                 constant = log_pi + 0.5 * (log_det - D * math.log(2 * math.pi))
                 R = self._share(votes, (constant.unsqueeze(-1) - 0.5 * Q).mT)
         H = 0.5 * (D * math.log(2 * math.pi * math.e) - log_det)
         logit = -log_pi.exp() * (H * N if self.weighted else H)
-        if not self.normalised:
+        if not self.normalized:
             return Routed(m, torch.sigmoid(full_precision(self.beta) + logit), R)
-        pose, logit = (_normalised(x, y, axes) for x, y, axes in zip(self.norms, (m, logit), (2, 1), strict=True))
+        pose, logit = (
+            _normalized(x, y, axes)
+            for x, y, axes in zip(self.norms, (m, logit), (2, 1), strict=True)
+        )
         return Routed(pose, torch.sigmoid(logit), R)
 
     def _share(self, votes: Votes, log_p: Tensor | None) -> Tensor:
@@ -116,16 +134,22 @@ def _fit_full(V: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tens
     m = (r.unsqueeze(-2) @ V).squeeze(-2) / kappa.unsqueeze(-1)
     second = (r.unsqueeze(-1) * V).mT @ V
     # Rounding may leave a matrix of large votes with an eigenvalue below zero, by so much of their squares.
-    slack = 4 * V.shape[-1] * torch.finfo(V.dtype).eps * second.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    slack = (
+        4 * V.shape[-1] * torch.finfo(V.dtype).eps * second.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    )
     inverse = second - kappa[..., None, None] * m.unsqueeze(-1) * m.unsqueeze(-2)
     eye = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
-    triangle = torch.linalg.cholesky(0.5 * (inverse + inverse.mT) + (1 + slack)[..., None, None] * eye)
+    triangle = torch.linalg.cholesky(
+        0.5 * (inverse + inverse.mT) + (1 + slack)[..., None, None] * eye
+    )
     return m, triangle, -2 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
 
 def _distance_full(V: Tensor, m: Tensor, triangle: Tensor) -> Tensor:
     """`|V_ij - m_j|^2` in the metric of Psi_j, `[..., j, i]`."""
-    white = torch.linalg.solve_triangular(triangle, (V - m.unsqueeze(-2)).mT, upper=False)  # [..., j, h, i]
+    white = torch.linalg.solve_triangular(
+        triangle, (V - m.unsqueeze(-2)).mT, upper=False
+    )  # [..., j, h, i]
     return white.square().sum(dim=-2)
 
 
@@ -138,7 +162,7 @@ class _Norm(nn.BatchNorm1d):
         return super().forward(input)
 
 
-def _normalised(norm: nn.Module, x: Tensor, axes: int) -> Tensor:
+def _normalized(norm: nn.Module, x: Tensor, axes: int) -> Tensor:
     """Over all but the parents, whose axis is the first of the last `axes`."""
     flat = x.flatten(0, -axes - 1).to(next(norm.buffers()).dtype)
     return norm(flat).to(x).view_as(x)

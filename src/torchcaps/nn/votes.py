@@ -32,9 +32,14 @@ class LinearVotes(nn.Module):
     places: Tensor | None
 
     def __init__(
-        self, sizes: LayerSizes, *, bias: bool = False, init_std: float | None = None, places: Tensor | None = None,
+        self,
+        sizes: LayerSizes,
+        *,
+        bias: bool = False,
+        init_std: float | None = None,
+        places: Tensor | None = None,
         windows: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.sizes, self.init_std, self.windows = checked(sizes), init_std, windows
         self.weight = nn.Parameter(torch.empty(self.shape))
@@ -55,7 +60,9 @@ class LinearVotes(nn.Module):
             std = 0.1
         elif std is None:
             children, _, parents, dim = self.sizes
-            std = _PARENT_LENGTH * parents * self.windows / (_CHILD_LENGTH * (children * dim) ** 0.5)
+            std = (
+                _PARENT_LENGTH * parents * self.windows / (_CHILD_LENGTH * (children * dim) ** 0.5)
+            )
         nn.init.normal_(self.weight, std=std)
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1)
@@ -80,16 +87,23 @@ class MatrixVotes(LinearVotes):
         bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start). A stack of layers
             without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
-        identity: start from identity matrices; False is from noise alone, which suits routings that normalise poses.
+        identity: start from identity matrices; False is from noise alone, which suits routings that normalize poses.
             Of noise alone votes of many children cancel, and poses fade from layer to layer.
     """
 
     def __init__(
-        self, sizes: LayerSizes, *, bias: bool = False, init_std: float = 0.1, places: Tensor | None = None,
+        self,
+        sizes: LayerSizes,
+        *,
+        bias: bool = False,
+        init_std: float = 0.1,
+        places: Tensor | None = None,
         identity: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
-            raise ValueError(f"sizes: expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers")
+            raise ValueError(
+                f"sizes: expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers"
+            )
         self.identity = identity
         super().__init__(sizes, bias=bias, init_std=init_std, places=places)
 
@@ -108,7 +122,7 @@ class MatrixVotes(LinearVotes):
         return ProductVotes(children, field, self.weight, self.shift(), self.bias)
 
 
-class FactorisedVotes(nn.Module):
+class FactorizedVotes(nn.Module):
     """`V_ij = (pose_i * factor_j) @ mix + offset_j`: sums over children need no votes (Heinsen 2022, 2211.11754).
 
     `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`. Poses are first multiplied by
@@ -118,7 +132,11 @@ class FactorisedVotes(nn.Module):
     def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
         super().__init__()
         self.sizes, self.scale = checked(sizes), scale
-        shapes = (sizes.parents, sizes.in_dim), (sizes.in_dim, sizes.dim), (sizes.parents, sizes.dim)
+        shapes = (
+            (sizes.parents, sizes.in_dim),
+            (sizes.in_dim, sizes.dim),
+            (sizes.parents, sizes.dim),
+        )
         self.factor, self.mix, self.offset = (nn.Parameter(torch.empty(shape)) for shape in shapes)
         self.reset_parameters()
 
@@ -129,15 +147,17 @@ class FactorisedVotes(nn.Module):
         nn.init.zeros_(self.offset)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        return _Factorised(children, field, self)
+        return _Factorized(children, field, self)
 
 
-class _Factorised(Votes):
+class _Factorized(Votes):
     """Sums of children come before their transformation."""
 
-    def __init__(self, children: Capsules, field: Field, of: FactorisedVotes) -> None:
+    def __init__(self, children: Capsules, field: Field, of: FactorizedVotes) -> None:
         super().__init__(children, field, of.sizes.parents, of.sizes.dim)
-        self.factor, self.mix, self.offset = (full_precision(x) for x in (of.factor, of.mix, of.offset))
+        self.factor, self.mix, self.offset = (
+            full_precision(x) for x in (of.factor, of.mix, of.offset)
+        )
         self.scale = self.count**-0.5 if of.scale is None else of.scale
 
     def _made(self) -> Tensor:
@@ -145,13 +165,19 @@ class _Factorised(Votes):
         return (poses * self.factor) @ self.mix + self.offset
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        poses = torch.einsum("...ij,...id->...jd", coefficients, full_precision(self.pose) * self.scale)
-        return (poses * self.factor) @ self.mix + coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
+        poses = torch.einsum(
+            "...ij,...id->...jd", coefficients, full_precision(self.pose) * self.scale
+        )
+        return (poses * self.factor) @ self.mix + coefficients.sum(dim=-2).unsqueeze(
+            -1
+        ) * self.offset
 
 
 def checked(sizes: LayerSizes) -> LayerSizes:
     """The sizes; TypeError for anything else, ValueError for one below 1."""
     if not isinstance(sizes, LayerSizes):
-        raise TypeError(f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}")
+        raise TypeError(
+            f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}"
+        )
     check_positive(**sizes._asdict())
     return sizes

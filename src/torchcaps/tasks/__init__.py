@@ -1,8 +1,8 @@
 """What a system is trained for: one file a task, and the registry that finds them."""
 
-from torchcaps.tasks._base import Exhibit as Exhibit
 from torchcaps.tasks._base import Found as Found
 from torchcaps.tasks._base import Measured as Measured
+from torchcaps.tasks._base import ReportItem as ReportItem
 from torchcaps.tasks._base import Task as Task
 from torchcaps.tasks._base import create_task as create_task
 from torchcaps.tasks._base import list_tasks as list_tasks
@@ -14,12 +14,12 @@ from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify
 from torchcaps.tasks.classify import Scores as Scores
 from torchcaps.tasks.classify import register_loss as register_loss
-from torchcaps.tasks.discover import Discover as Discover
+from torchcaps.tasks.multilabel import Several as Several
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming
 from torchcaps.tasks.segment import Segment as Segment
-from torchcaps.tasks.several import Several as Several
 from torchcaps.tasks.transform import Transform as Transform
 from torchcaps.tasks.transform import transformed_pairs as transformed_pairs
 from torchcaps.tasks.tree import Tree as Tree
 from torchcaps.tasks.tree import TreeEvaluation as TreeEvaluation
+from torchcaps.tasks.unsupervised import Unsupervised as Unsupervised

@@ -17,10 +17,20 @@ import torch
 from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
-from torchcaps.data import ImageSet, Preprocess, affine, erase, flip, random_crop, relight, shift, thicken
+from torchcaps.data import (
+    ImageSet,
+    Preprocess,
+    affine,
+    color_jitter,
+    random_crop,
+    random_erasing,
+    random_horizontal_flip,
+    random_morphology,
+    shift,
+)
+from torchcaps.distributed import Ranks, joined
 from torchcaps.errors import UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
-from torchcaps.ranks import Ranks, joined
 from torchcaps.settings import TrainConfig
 from torchcaps.types import ModelSpec, declares, spec_of
 
@@ -28,7 +38,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 256
-DEFAULTS = {"lr": 1e-3, "schedule": "short", "degrees": 0.0, "zoom": 0.0, "shear": 0.0, "reconstruction": 0.0}
+DEFAULTS = {
+    "lr": 1e-3,
+    "schedule": "warmup_cosine",
+    "degrees": 0.0,
+    "zoom": 0.0,
+    "shear": 0.0,
+    "reconstruction": 0.0,
+}
 Outcomes = dict[str, Tensor]
 Batch = tuple[Tensor | None, ...]
 B = TypeVar("B", bound=Batch)
@@ -36,7 +53,7 @@ T = TypeVar("T", bound="type[Task]")
 _TASKS: dict[str, type[Task]] = {}
 
 
-class Exhibit(NamedTuple):
+class ReportItem(NamedTuple):
     """Something to show of a trained model: a file of its plots, and a section of its report."""
 
     key: str  # letters and hyphens: its name as a file, and its address within a report
@@ -77,7 +94,10 @@ class Measured:
 
     def table(self) -> list[tuple[str, ...]]:
         """A line for each figure."""
-        return [("figure", "value"), *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items())]
+        return [
+            ("figure", "value"),
+            *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items()),
+        ]
 
 
 class Task(nn.Module):
@@ -90,28 +110,40 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]  # set when it is registered
-    score: ClassVar[str] = "accuracy"  # the figure on held-out images by which the epoch is chosen; more is better
+    score: ClassVar[str] = (
+        "accuracy"  # the figure on held-out images by which the epoch is chosen; more is better
+    )
     # Names that the setting `loss` may have; the first one is taken where neither run nor model says. A task of one
     # loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of settings that a run leaves open, beside those of every task
-    offers: ClassVar[frozenset[str]] = frozenset()  # to ask of it: "classes", "decode", "routing", "sweep"
-    labelled: ClassVar[bool] = True  # whether labels have a part in it
+    defaults: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # of settings that a run leaves open, beside those of every task
+    offers: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # to ask of it: "classes", "decode", "routing", "sweep"
+    labeled: ClassVar[bool] = True  # whether labels have a part in it
     pixels: ClassVar[bool] = False  # whether its models say something of each pixel
     at_once: int = BATCH  # images in a pass of the model that are not trained with
     clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
-    stages: tuple[float, ...] = (0.0,)  # shares of a training at which the learning rate starts anew
-    made_for: ClassVar[str] = ""  # in words, the models it takes, if they are only those that declare it
+    stages: tuple[float, ...] = (
+        0.0,
+    )  # shares of a training at which the learning rate starts anew
+    requires: ClassVar[str] = (
+        ""  # in words, the models it takes, if they are only those that declare it
+    )
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
-        if self.made_for and spec_of(model).task != self.name:
-            raise ValueError(f"task: {self.name} takes {self.made_for}, got {type(model).__name__}")
+        if self.requires and spec_of(model).task != self.name:
+            raise ValueError(f"task: {self.name} takes {self.requires}, got {type(model).__name__}")
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
         if declares(model) and self.spec.pixels != self.pixels:
             what, kind = "pixels" if self.pixels else "images", type(model).__name__
-            raise ValueError(f"task: {self.name} takes a model whose outputs are of {what}, which {kind} is not")
+            raise ValueError(
+                f"task: {self.name} takes a model whose outputs are of {what}, which {kind} is not"
+            )
         if not declares(model):
             model.spec = self.spec  # what it is taken for from here on
         known = self.losses or ("loss",)
@@ -169,11 +201,18 @@ class Task(nn.Module):
         return None
 
     def outcomes(
-        self, images: ImageSet, *, precision: str = "fp32", progress: Progress | None = None, alone: bool = False
+        self,
+        images: ImageSet,
+        *,
+        precision: str = "fp32",
+        progress: Progress | None = None,
+        alone: bool = False,
     ) -> Outcomes:
         """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
-        ranks = Ranks() if alone or total < joined().world else joined()  # a few are looked at by every process
+        ranks = (
+            Ranks() if alone or total < joined().world else joined()
+        )  # a few are looked at by every process
         rows = torch.arange(total)[ranks.rows(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
@@ -183,7 +222,9 @@ class Task(nn.Module):
                 parts.append(self.outcome(mapped(batch, lambda x: x.to(place))))
                 if progress is not None:
                     progress(int(indices[-1]) + 1, total)
-        return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
+        return {
+            name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]
+        }
 
     def changed(self, images: Tensor, generator: Generator) -> Tensor:
         """Images `[batch, channels, height, width]` changed at random: moved, mirrored, thickened, turned, resized,
@@ -192,21 +233,25 @@ class Task(nn.Module):
         if how.shift:
             images = shift(images, how.shift, generator=generator)
         if how.flip:
-            images = flip(images, generator=generator)
-        if how.thicken:
-            images = thicken(images, how.thicken, generator=generator)
-        if how.degrees or how.zoom or how.shear or how.squish:
+            images = random_horizontal_flip(images, generator=generator)
+        if how.morphology:
+            images = random_morphology(images, how.morphology, generator=generator)
+        if how.degrees or how.zoom or how.shear or how.aspect:
             zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
             images = affine(
-                images, degrees=how.degrees or 0.0, scale=(1 - zoom, 1 + zoom), shear=slant, squish=how.squish,
+                images,
+                degrees=how.degrees or 0.0,
+                scale=(1 - zoom, 1 + zoom),
+                shear=slant,
+                aspect=how.aspect,
                 generator=generator,
-            )  # fmt: skip
+            )
         images = images if crop is None else random_crop(images, crop, generator=generator)
-        return erase(images, how.erase, generator=generator) if how.erase else images
+        return random_erasing(images, how.erase, generator=generator) if how.erase else images
 
     def lit(self, images: Tensor, generator: Generator) -> Tensor:
         """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
-        images = relight(images, generator=generator) if self.how.relight else images
+        images = color_jitter(images, generator=generator) if self.how.color_jitter else images
         return images.contiguous(memory_format=torch.channels_last)
 
     def first(self, images: ImageSet, most: int) -> Any:
@@ -223,7 +268,7 @@ class Task(nn.Module):
         outcomes = self.outcomes(images, progress=progress)
         return Measured(self.figures(outcomes), len(images), self.score)
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def report_items(self, found: Found, images: ImageSet) -> list[ReportItem]:
         """What to show of the model beside its figures, on these images; needs matplotlib."""
         return []
 
@@ -238,13 +283,19 @@ class Task(nn.Module):
         raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
 
     def predict_files(
-        self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
+        self,
+        files: Sequence[Path],
+        names: Sequence[str],
+        preprocess: Preprocess,
+        output: Path | None,
     ) -> list[dict[str, Any]]:
         """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
         ValueError: there is nothing to draw, and `output` is no None."""
         if output is not None:
             raise ValueError(f"output: the task {self.name} draws nothing of single pictures")
-        return self.predict(torch.stack([preprocess(file) for file in files]).to(device_of(self.model)))
+        return self.predict(
+            torch.stack([preprocess(file) for file in files]).to(device_of(self.model))
+        )
 
 
 def register_task(name: str) -> Callable[[T], T]:
@@ -269,7 +320,9 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
         return plugins.find("task", name, _TASKS)
     spec = spec_of(model)
     plugins.find("task", spec.task, _TASKS)  # loads the plug-in that registers it
-    kinds = reversed(_TASKS.values())  # of two that suit, the one registered last is the more special one
+    kinds = reversed(
+        _TASKS.values()
+    )  # of two that suit, the one registered last is the more special one
     suiting = (kind for kind in kinds if images is not None and kind.suits(spec, images))
     return next(suiting, _TASKS[spec.task])
 
@@ -289,7 +342,11 @@ def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
 
 
 def predict(
-    model: nn.Module, paths: Iterable[str | Path], *, batch_size: int = BATCH, output: str | Path | None = None
+    model: nn.Module,
+    paths: Iterable[str | Path],
+    *,
+    batch_size: int = BATCH,
+    output: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """What a trained model says of image files, and of all images in folders: a dictionary each, ready for JSON, of its
     "path" and what `Task.predict` gives. Several processes share the work.
@@ -319,7 +376,9 @@ def predict(
         for start in range(0, len(files), batch_size):
             some = slice(start, start + batch_size)
             found = task.predict_files(files[some], names[some], preprocess, folder)
-            rows += [{"path": str(file), **row} for file, row in zip(files[some], found, strict=True)]
+            rows += [
+                {"path": str(file), **row} for file, row in zip(files[some], found, strict=True)
+            ]
     return [row for part in ranks.gather(rows) for row in part]
 
 
@@ -327,7 +386,9 @@ def unlike(names: Iterable[str]) -> list[str]:
     """Names, with a number after one that was there before; some file systems do not tell capitals."""
     found: dict[str, str] = {}
     for name in names:
-        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}").lower() not in found)
+        number = next(
+            n for n in count(1) if (name if n == 1 else f"{name}-{n}").lower() not in found
+        )
         unique = name if number == 1 else f"{name}-{number}"
         found[unique.lower()] = unique
     return list(found.values())

@@ -17,11 +17,16 @@ from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import Aligned
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
+from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
 
 WEIGHTS = {
-    "equivariance": 5.0, "localisation": 1.0, "equilibrium": 1e-3, "invariance": 1.0, "canonical": 1.0, "chamfer": 1.0,
-}  # fmt: skip
+    "equivariance": 5.0,
+    "localization": 1.0,
+    "equilibrium": 1e-3,
+    "invariance": 1.0,
+    "canonical": 1.0,
+    "chamfer": 1.0,
+}
 LOSSES = {"weighted": WEIGHTS, "without_equivariance": WEIGHTS | {"equivariance": 0.0}}
 SHIFT = 0.2  # largest translation either way along each axis
 VIEWS, SEED = 8, 99  # motions of each set that is measured
@@ -29,7 +34,7 @@ SHAPES, SHOWN_VIEWS = 4, 3  # drawn
 NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
 LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
 PIECE = 32  # sets measured at a time
-UNUSED = ("flip", "squish", "thicken", "erase", "relight")  # changes of images
+UNUSED = ("flip", "aspect", "morphology", "erase", "color_jitter")  # changes of images
 
 
 class Motions(NamedTuple):
@@ -42,7 +47,9 @@ class Motions(NamedTuple):
     def view(self, index: int) -> Float[Tensor, "batch dim points 1"]:
         """The sets after one of their motions."""
         with without_autocast(self.points):
-            moved = self.rotation[:, index] @ self.points.squeeze(3) + self.shift[:, index].unsqueeze(2)
+            moved = self.rotation[:, index] @ self.points.squeeze(3) + self.shift[
+                :, index
+            ].unsqueeze(2)
         return moved.unsqueeze(3)
 
 
@@ -52,15 +59,19 @@ class Align(Task):
 
     score = "steadiness"  # a drawing may be good in any pose
     losses = tuple(LOSSES)
-    labelled = False
+    labeled = False
     clip = 0.0  # as in the authors' code
     at_once = PIECE
-    made_for = "a model of sets of points"
+    requires = "a model of sets of points"
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
         super().__init__(model, config, images)
         if images is not None and not self.takes(images):
-            raise ValueError(f"data: expected sets of points for {type(model).__name__}, got {images!r}")
+            raise ValueError(
+                f"data: expected sets of points for {type(model).__name__}, got {images!r}"
+            )
         given = [name for name in UNUSED if getattr(config.augmentation, name)]
         if given:
             raise ValueError(f"{given[0]}: expected no change of images for sets of points")
@@ -75,7 +86,9 @@ class Align(Task):
         if self.training:
             drawn = random_motions(len(indices), 2, images.in_chans, generator)
         else:
-            every = random_motions(len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED))
+            every = random_motions(
+                len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED)
+            )
             drawn = (every[0][indices.cpu()], every[1][indices.cpu()])
         return Motions(points, *(each.to(points) for each in drawn))
 
@@ -88,7 +101,12 @@ class Align(Task):
         first = Aligned(*(part[:count] for part in both))
         parts = capsule_losses(both, batch) | {"chamfer": self._chamfer(first)}
         weights = LOSSES[self.loss]
-        return {"loss": torch.stack([weights[name] * value for name, value in parts.items()]).sum(dim=0), **parts}
+        return {
+            "loss": torch.stack([weights[name] * value for name, value in parts.items()]).sum(
+                dim=0
+            ),
+            **parts,
+        }
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
         """The distance of each set and its drawing, in the canonical pose."""
@@ -104,37 +122,52 @@ class Align(Task):
             turns.append(aligned.rotation @ rotation)
             axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
             homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
-        centred = batch.points.squeeze(3) - batch.points.mean(dim=2)
+        centerd = batch.points.squeeze(3) - batch.points.mean(dim=2)
         home = torch.stack(homes, dim=1)
         return {
-            "loss": self._losses(batch)["loss"], "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
-            "size": centred.square().sum(dim=1).mean(dim=1),
-            "turn": torch.stack(turns, dim=1).mean(dim=1), "axes": torch.stack(axes, dim=1).mean(dim=1),
-            "equivariance": (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3).mean(dim=(1, 2)),
-        }  # fmt: skip
+            "loss": self._losses(batch)["loss"],
+            "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
+            "size": centerd.square().sum(dim=1).mean(dim=1),
+            "turn": torch.stack(turns, dim=1).mean(dim=1),
+            "axes": torch.stack(axes, dim=1).mean(dim=1),
+            "equivariance": (home - home.mean(dim=1, keepdim=True))
+            .square()
+            .sum(dim=3)
+            .mean(dim=(1, 2)),
+        }
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         """Figures of sets under eight fixed motions each.
 
         `chamfer` is the distance of set and drawing in the canonical pose, `explained` 1 minus its share of twice the
-        mean squared distance from the centre; `steadiness` is the resultant length, in [0, 1], of the canonical
+        mean squared distance from the center; `steadiness` is the resultant length, in [0, 1], of the canonical
         rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
         174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
         the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
         mean. `axes_` are the same of alignment by principal axes."""
-        mean = {name: values.double().mean().item() for name, values in outcomes.items() if values.dim() == 1}
+        mean = {
+            name: values.double().mean().item()
+            for name, values in outcomes.items()
+            if values.dim() == 1
+        }
         found = {
-            "loss": mean["loss"], "explained": 1 - mean["chamfer"] / (2 * mean["size"]), "chamfer": mean["chamfer"],
+            "loss": mean["loss"],
+            "explained": 1 - mean["chamfer"] / (2 * mean["size"]),
+            "chamfer": mean["chamfer"],
             "equivariance": math.sqrt(mean["equivariance"]),
-        }  # fmt: skip
+        }
         for name, key in (("", "turn"), ("axes_", "axes")):
             lengths, agreement = resultant_lengths(outcomes[key])
             spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
             steady = lengths.mean().item()
-            found |= {f"{name}steadiness": steady, f"{name}spread": spread, f"{name}agreement": agreement}
+            found |= {
+                f"{name}steadiness": steady,
+                f"{name}spread": spread,
+                f"{name}agreement": agreement,
+            }
         return found
 
-    def exhibits(self, found: Found, images: ImageSet) -> list[Exhibit]:
+    def report_items(self, found: Found, images: ImageSet) -> list[ReportItem]:
         from torchcaps import viz
 
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
@@ -151,11 +184,19 @@ class Align(Task):
                     rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
                     rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
         about = (
-            f"{len(points)} test sets, after each of {SHOWN_VIEWS} motions; a colour is a capsule. The canonical pose "
-            "should be the same for all motions, and parts should keep their colours. Of three coordinates two show."
+            f"{len(points)} test sets, after each of {SHOWN_VIEWS} motions; a color is a capsule. The canonical pose "
+            "should be the same for all motions, and parts should keep their colors. Of three coordinates two show."
         )
-        alt = "Sets of points coloured by capsule, as they are moved, in the canonical pose, and as they are drawn."
-        return [Exhibit("capsules", "The capsules", about, viz.point_sets(dict(zip(NAMES, rows, strict=True))), alt)]
+        alt = "Sets of points colored by capsule, as they are moved, in the canonical pose, and as they are drawn."
+        return [
+            ReportItem(
+                "capsules",
+                "The capsules",
+                about,
+                viz.point_sets(dict(zip(NAMES, rows, strict=True))),
+                alt,
+            )
+        ]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
@@ -163,12 +204,22 @@ class Align(Task):
         distance, found = self._chamfer(aligned), []
         for i in range(len(pictures)):
             turn = aligned.rotation[i].double()
-            plane = {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))} if len(turn) == 2 else {}
-            found.append({
-                **plane, "chamfer": distance[i].item(), "rotation": turn.tolist(),
-                "translation": aligned.translation[i].tolist(), "keypoints": aligned.keypoints[i].tolist(),
-                "capsule": aligned.attention[i].argmax(dim=1).tolist(), "points": aligned.upright[i].tolist(),
-            })  # fmt: skip
+            plane = (
+                {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))}
+                if len(turn) == 2
+                else {}
+            )
+            found.append(
+                {
+                    **plane,
+                    "chamfer": distance[i].item(),
+                    "rotation": turn.tolist(),
+                    "translation": aligned.translation[i].tolist(),
+                    "keypoints": aligned.keypoints[i].tolist(),
+                    "capsule": aligned.attention[i].argmax(dim=1).tolist(),
+                    "points": aligned.upright[i].tolist(),
+                }
+            )
         return found
 
 
@@ -177,9 +228,9 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
     their first motions, then after their second ones.
 
     "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
-    capsules; "localisation": variance of a capsule's points, summed over capsules; "equilibrium": variance over
+    capsules; "localization": variance of a capsule's points, summed over capsules; "equilibrium": variance over
     capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
-    distance of aligned keypoints from canonical ones, a mean over capsules. Localisation, equilibrium and canonical
+    distance of aligned keypoints from canonical ones, a mean over capsules. Localization, equilibrium and canonical
     are of one view, and means of both."""
     count = len(batch.points)
     a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
@@ -190,13 +241,16 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
         points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
         held = both.attention.sum(dim=1)
         # One table [batch, points, capsules] of squared distances, whatever the number of coordinates.
-        apart = points.square().sum(dim=2, keepdim=True) + both.keypoints.square().sum(dim=2).unsqueeze(1)
+        apart = points.square().sum(dim=2, keepdim=True) + both.keypoints.square().sum(
+            dim=2
+        ).unsqueeze(1)
         apart = (apart - 2 * points @ both.keypoints.mT).clamp(min=0)
         variance = (both.attention * apart).sum(dim=1) / held.clamp(min=1e-3)
     single = {
-        "localisation": variance.sum(dim=1), "equilibrium": held.var(dim=1),
+        "localization": variance.sum(dim=1),
+        "equilibrium": held.var(dim=1),
         "canonical": (fitted - both.canonical).square().sum(dim=2).mean(dim=1),
-    }  # fmt: skip
+    }
     return {
         "equivariance": (moved - b.keypoints).square().sum(dim=2).mean(dim=1),
         "invariance": (a.descriptors - b.descriptors).square().mean(dim=(1, 2)),
@@ -218,8 +272,8 @@ def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tenso
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
     """Rotations that bring the longest axis of each set to the first coordinate; the first axis points either way."""
-    centred = points - points.mean(dim=1, keepdim=True)
-    axes = torch.linalg.eigh(centred.mT @ centred)[1].flip(2).mT
+    centerd = points - points.mean(dim=1, keepdim=True)
+    axes = torch.linalg.eigh(centerd.mT @ centerd)[1].flip(2).mT
     return torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
 
 
@@ -228,9 +282,13 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
     place = generator.device
     if dim == 2:
         turn = 2 * math.pi * torch.rand(count, views, generator=generator, device=place)
-        rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], dim=2).unflatten(2, (2, 2))
+        rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], dim=2).unflatten(
+            2, (2, 2)
+        )
     else:
-        q = torch.nn.functional.normalize(torch.randn(count, views, 4, generator=generator, device=place), dim=2)
+        q = torch.nn.functional.normalize(
+            torch.randn(count, views, 4, generator=generator, device=place), dim=2
+        )
         (w, x, y, z), none = q.unbind(dim=2), torch.zeros_like(q[..., 0])
         cross = torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=2).unflatten(2, (3, 3))
         rotation = torch.eye(3, device=place) + 2 * (w[..., None, None] * cross + cross @ cross)

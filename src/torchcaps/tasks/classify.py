@@ -16,30 +16,37 @@ from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TaskSettings, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
+from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
 from torchcaps.tasks.collapse import collapse_warnings, stuck
-from torchcaps.tasks.exhibits import classified
+from torchcaps.tasks.report_items import classified
 from torchcaps.types import Capsules, ModelSpec
 
 # The paper's weight belongs to images of this many values; per value it is then the same for every image size.
 PAPER_PIXELS, PAPER_WEIGHT = 784, 0.0005
 MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
 HARD = {"present": 0.95, "absent": 0.05, "down_weight": 0.8}  # of the margin loss
-SPREAD = (0.2, 0.9)  # margin at the start and at the end; a large one from the start leaves many capsules dead
+SPREAD = (
+    0.2,
+    0.9,
+)  # margin at the start and at the end; a large one from the start leaves many capsules dead
 
 
 class Scores(NamedTuple):
     """What a model says of a batch."""
 
     activation: Float[Tensor, "batch classes"]  # lengths or probabilities in [0, 1]
-    logits: Float[Tensor, "batch classes"] | None  # what probabilities are made of; None for a model without
+    logits: (
+        Float[Tensor, "batch classes"] | None
+    )  # what probabilities are made of; None for a model without
     capsules: Capsules | None  # of the classes; None for a model without poses
 
 
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: dict[str, Loss] = {}
-register_loss = plugins.by_its_name("loss", LOSSES)  # its name is one that the setting `loss` may have
+register_loss = plugins.by_its_name(
+    "loss", LOSSES
+)  # its name is one that the setting `loss` may have
 
 
 @register_loss
@@ -70,7 +77,9 @@ def two_margins(scores: Scores, wanted: Tensor, share: float, _settings: TaskSet
 def spread(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     if wanted.dim() == 2:
-        raise ValueError("loss: the spread loss has no form for images that show several classes; take margin")
+        raise ValueError(
+            "loss: the spread loss has no form for images that show several classes; take margin"
+        )
     low, high = SPREAD
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
@@ -79,7 +88,9 @@ def spread(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings
 def likelihood(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
     if wanted.dim() == 2:
-        raise ValueError("loss: the likelihood has no form for images that show several classes; take margin")
+        raise ValueError(
+            "loss: the likelihood has no form for images that show several classes; take margin"
+        )
     activation = full_precision(scores.activation)
     log = activation.clamp(min=torch.finfo(activation.dtype).tiny).log()
     return F.cross_entropy(log, wanted, label_smoothing=settings.label_smoothing)
@@ -96,20 +107,28 @@ class Classify(Task):
     offers = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
         super().__init__(model, config, images)
         if images is not None and not self.takes(images):
             axes = images.labels.dim()
-            raise ValueError(f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes")
+            raise ValueError(
+                f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes"
+            )
         weight = self.config.task.reconstruction or 0.0
         if weight and not self.spec.decoder and self.loss in MARGINS:
-            raise ValueError(f"reconstruction: expected 0 for a model without a decoder, got {weight}")
+            raise ValueError(
+                f"reconstruction: expected 0 for a model without a decoder, got {weight}"
+            )
         self.weight = weight if self.spec.decoder else 0.0
         # Losses but this one start with gradients that Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     def settings(self) -> dict[str, Any]:
-        return {"reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0}
+        return {
+            "reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0
+        }
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
@@ -122,7 +141,9 @@ class Classify(Task):
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
-            return Batch(images.float_images(indices), images.labels[indices.to(images.labels.device)])
+            return Batch(
+                images.float_images(indices), images.labels[indices.to(images.labels.device)]
+            )
         drawn = images.draw(indices, generator=generator)
         layers = drawn.images
         if drawn.singles is not None:
@@ -152,7 +173,7 @@ class Classify(Task):
 
     def wanted(self, labels: Tensor, classes: int) -> Tensor:
         """What a loss is given for labels: themselves, or 1 for theirs where each class is judged by itself."""
-        by_itself = self.spec.several and self.loss == "cross_entropy"
+        by_itself = self.spec.multilabel and self.loss == "cross_entropy"
         return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
@@ -162,12 +183,15 @@ class Classify(Task):
         found = {"loss": loss, self.loss: loss}
         if self.weight and scores.capsules is not None:
             found["reconstruction"] = self.drawn(scores.capsules, batch)
-            found["loss"] = loss + self.weight * PAPER_PIXELS / batch.images[0].numel() * found["reconstruction"]
+            found["loss"] = (
+                loss
+                + self.weight * PAPER_PIXELS / batch.images[0].numel() * found["reconstruction"]
+            )
         found["accuracy"] = right(scores.activation, batch.labels).double().mean()
         return found | {"activation": scores.activation.detach()}
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
-        """Summed squared error of what the labelled capsules draw, mean over the batch."""
+        """Summed squared error of what the labeled capsules draw, mean over the batch."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
     def outcome(self, batch: Batch) -> Outcomes:
@@ -178,7 +202,9 @@ class Classify(Task):
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         activation, labels = outcomes["activation"], outcomes["labels"]
         scores = Scores(activation, outcomes.get("logits"), None)
-        loss = self.losses[self.loss](scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task)
+        loss = self.losses[self.loss](
+            scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task
+        )
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
     def warnings(self, outcomes: Outcomes) -> list[str]:
@@ -194,13 +220,15 @@ class Classify(Task):
         found = super().check(images)
         outputs = found["activation"].shape[1]
         if outputs < images.num_classes:
-            raise ValueError(f"model: expected an output for each of {images.num_classes} classes, got {outputs}")
+            raise ValueError(
+                f"model: expected an output for each of {images.num_classes} classes, got {outputs}"
+            )
         return found
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         return evaluate(self.model, images, progress=progress)
 
-    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
+    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
         return classified(self.model, found, images)
 
     @torch.inference_mode()
@@ -210,11 +238,19 @@ class Classify(Task):
         for values in activations_of(self.model, pictures):
             order = values.argsort(descending=True).tolist()
             ranked = {classes[k]: float(values[k]) for k in order}
-            rows.append({"label": classes[order[0]], "activation": float(values[order[0]]), "activations": ranked})
+            rows.append(
+                {
+                    "label": classes[order[0]],
+                    "activation": float(values[order[0]]),
+                    "activations": ranked,
+                }
+            )
         return rows
 
 
-def right(activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]) -> Bool[Tensor, " n"]:
+def right(
+    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+) -> Bool[Tensor, " n"]:
     """Whether the most active class is the label; of k labels, whether the k most active classes are exactly those."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels

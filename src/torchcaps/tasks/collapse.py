@@ -1,10 +1,14 @@
-"""Recognise a capsule network that does not learn, and say what to change."""
+"""Recognize a capsule network that does not learn, and say what to change."""
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-DEAD, SATURATED, CONSTANT = 0.05, 0.9, 0.01  # the largest length, the mean length, the range of a length
+DEAD, SATURATED, CONSTANT = (
+    0.05,
+    0.9,
+    0.01,
+)  # the largest length, the mean length, the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
 ADVICE = {
     "dead": "train longer, or switch the bias on (option bias=true)",
@@ -13,7 +17,9 @@ ADVICE = {
 NAMED = 5  # silent classes that a warning names
 
 
-def plateau(classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5) -> float:
+def plateau(
+    classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
+) -> float:
     """Margin loss of the best constant length: no class information. 0.5236 for ten classes, 0.213 for two."""
     a = down_weight * (classes - 1)
     return (present - absent) ** 2 * a / (1 + a)
@@ -38,7 +44,11 @@ def collapse_warnings(
     state = stuck(activation)
     if state is not None:
         return [f"every class capsule is {state}: {ADVICE[state]}"]
-    if labels.dim() == 1 and abs(margin - plateau(classes)) < 0.03 * plateau(classes) and _blind(activation, labels):
+    if (
+        labels.dim() == 1
+        and abs(margin - plateau(classes)) < 0.03 * plateau(classes)
+        and _blind(activation, labels)
+    ):
         return [
             f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
             f"constant length): check that labels fit the images, then {ADVICE['saturated']}"
@@ -60,5 +70,9 @@ def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:
     if not still.any():
         return []
     which = [str(k) for k in still.nonzero().flatten().tolist()]
-    named = ", ".join(which[:NAMED]) + (f" and {len(which) - NAMED} more" if len(which) > NAMED else "")
-    return [f"class capsules {named} never change (dead or saturated): train longer, or {ADVICE['saturated']}"]
+    named = ", ".join(which[:NAMED]) + (
+        f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
+    )
+    return [
+        f"class capsules {named} never change (dead or saturated): train longer, or {ADVICE['saturated']}"
+    ]

@@ -29,10 +29,16 @@ class TransformingEvaluation:
 
     Means over capsules are weighted by their presence; errors are mean squared ones per pixel."""
 
-    names: tuple[str, ...]  # of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a matrix
+    names: tuple[
+        str, ...
+    ]  # of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a matrix
     true: Float[Tensor, "n m"]  # what was done
-    predicted: Float[Tensor, "n m"]  # what all capsules say was done, each weighted by its presence in both images
-    correlation: dict[str, float]  # of the two by name, in [-1, 1]; NaN where one of them does not vary
+    predicted: Float[
+        Tensor, "n m"
+    ]  # what all capsules say was done, each weighted by its presence in both images
+    correlation: dict[
+        str, float
+    ]  # of the two by name, in [-1, 1]; NaN where one of them does not vary
     slope: dict[str, float]  # of the line of `predicted` over `true`; 1 would be right
     # Largest |correlation| of a predicted number with one of the others that were done, beyond what those have with
     # each other; 0 would be right.
@@ -40,10 +46,14 @@ class TransformingEvaluation:
     # Of the change of a capsule's pose with the change that the transformation should make to it; images weighted by
     # the capsule's presence in both.
     capsule_correlation: Float[Tensor, "capsules m"]
-    capsule_slope: Float[Tensor, "capsules m"]  # of the line through the same points; 1 for a capsule that is right
+    capsule_slope: Float[
+        Tensor, "capsules m"
+    ]  # of the line through the same points; 1 for a capsule that is right
     presence: Float[Tensor, " capsules"]  # mean over images, in [0, 1]
     mean_correlation: float  # of `capsule_correlation` over capsules and over the m numbers
-    mean_r2: dict[str, float]  # by name: squares of `capsule_correlation`, mean over capsules, in [0, 1]
+    mean_r2: dict[
+        str, float
+    ]  # by name: squares of `capsule_correlation`, mean over capsules, in [0, 1]
     slope_spread: dict[str, float]  # by name: standard deviation of `capsule_slope` over capsules
     presence_change: float  # mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay
     error: float  # of the drawn targets
@@ -65,15 +75,27 @@ class TransformingEvaluation:
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number, as for a correlation with what never varies."""
         of_each = {
-            "correlation": self.correlation, "r2": {name: value**2 for name, value in self.correlation.items()},
-            "slope": self.slope, "mean_capsule_r2": self.mean_r2, "capsule_slope_spread": self.slope_spread,
-        }  # fmt: skip
-        figures = {f"{what}_{name}": value for what, values in of_each.items() for name, value in values.items()}
+            "correlation": self.correlation,
+            "r2": {name: value**2 for name, value in self.correlation.items()},
+            "slope": self.slope,
+            "mean_capsule_r2": self.mean_r2,
+            "capsule_slope_spread": self.slope_spread,
+        }
+        figures = {
+            f"{what}_{name}": value
+            for what, values in of_each.items()
+            for name, value in values.items()
+        }
         figures |= {
-            "mean_capsule_correlation": self.mean_correlation, "cross_correlation": self.cross_correlation,
-            "presence_change": self.presence_change, "capsules_alive": self.alive, "pixel_mse": self.error,
-            "copy_mse": self.copy_error, "moved_mse": self.moved_error, "mean_mse": self.mean_error,
-        }  # fmt: skip
+            "mean_capsule_correlation": self.mean_correlation,
+            "cross_correlation": self.cross_correlation,
+            "presence_change": self.presence_change,
+            "capsules_alive": self.alive,
+            "pixel_mse": self.error,
+            "copy_mse": self.copy_error,
+            "moved_mse": self.moved_error,
+            "mean_mse": self.mean_error,
+        }
         known = {name: value if isfinite(value) else None for name, value in figures.items()}
         return {**known, "num_samples": len(self.true)}
 
@@ -99,12 +121,20 @@ def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     shifts = done.dim() == 2
     matrices = shift_matrices(done, (source.shape[2], source.shape[3])) if shifts else done
     images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}
-    errors = {name: (image.float() - target).square().flatten(1).sum(dim=1) for name, image in images.items()}
+    errors = {
+        name: (image.float() - target).square().flatten(1).sum(dim=1)
+        for name, image in images.items()
+    }
     return {
-        "before": before.pose, "before_presence": before.activation, "after": after.pose,
-        "after_presence": after.activation, "expected": moved.pose, "target": target,
-        "true": done if shifts else done[:, :2].flatten(1), **errors,
-    }  # fmt: skip
+        "before": before.pose,
+        "before_presence": before.activation,
+        "after": after.pose,
+        "after_presence": after.activation,
+        "expected": moved.pose,
+        "target": target,
+        "true": done if shifts else done[:, :2].flatten(1),
+        **errors,
+    }
 
 
 def predicted(outcomes: dict[str, Tensor]) -> Float[Tensor, "n m"]:
@@ -113,7 +143,9 @@ def predicted(outcomes: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     after = Capsules(outcomes["after"].double(), outcomes["after_presence"].double())
     weight = before.activation * after.activation
     if outcomes["true"].shape[1] == len(SHIFT):  # the mean change of position
-        return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(dim=1, keepdim=True)
+        return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(
+            dim=1, keepdim=True
+        )
     return _matrix(before, after, weight)
 
 
@@ -145,24 +177,40 @@ def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
     count = true.shape[1]
     names, estimated = SHIFT if count == len(SHIFT) else AFFINE, predicted(known)
     share = (known["before_presence"] * known["after_presence"]).unsqueeze(-1)
-    of_each, slopes = _line((known["expected"] - before)[..., :count], (after - before)[..., :count], share)
+    of_each, slopes = _line(
+        (known["expected"] - before)[..., :count], (after - before)[..., :count], share
+    )
     presence = (known["before_presence"].mean(dim=0) + known["after_presence"].mean(dim=0)) / 2
     moving = of_each.isfinite().all(dim=1)
     part = (presence * moving / presence[moving].sum()).unsqueeze(-1)
-    r, b = of_each.nan_to_num(), slopes.nan_to_num()  # of capsules that do not move: their part is 0
+    r, b = (
+        of_each.nan_to_num(),
+        slopes.nan_to_num(),
+    )  # of capsules that do not move: their part is 0
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
     together, line = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
     r2 = (part * r.square()).sum(dim=0)
     by_name = {"correlation": together, "slope": line, "mean_r2": r2, "slope_spread": spread}
-    named: dict[str, Any] = {key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()}
-    named |= {name: float(known[name].mean() / target[0].numel()) for name in ("error", "copy_error", "moved_error")}
+    named: dict[str, Any] = {
+        key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()
+    }
+    named |= {
+        name: float(known[name].mean() / target[0].numel())
+        for name in ("error", "copy_error", "moved_error")
+    }
     return TransformingEvaluation(
-        names=names, true=true.float(), predicted=estimated.float(), cross_correlation=_crossing(true, estimated),
-        capsule_correlation=of_each.float(), capsule_slope=slopes.float(), presence=presence.float(), **named,
+        names=names,
+        true=true.float(),
+        predicted=estimated.float(),
+        cross_correlation=_crossing(true, estimated),
+        capsule_correlation=of_each.float(),
+        capsule_slope=slopes.float(),
+        presence=presence.float(),
+        **named,
         mean_correlation=float((part * r).sum(dim=0).mean()),
         presence_change=float((known["after_presence"] - known["before_presence"]).abs().mean()),
         mean_error=float((target - target.mean(dim=0)).square().mean()),
-    )  # fmt: skip
+    )
 
 
 def _crossing(true: Tensor, predicted: Tensor) -> float:

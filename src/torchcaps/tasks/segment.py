@@ -20,12 +20,17 @@ from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, MaskedSet, Preprocess, decode_image
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
-from torchcaps.evaluation.accuracy.pixels import MaskFigures, PixelCounts, mask_figures, pixel_counts
+from torchcaps.distributed import summed
+from torchcaps.evaluation.accuracy.pixels import (
+    MaskFigures,
+    PixelCounts,
+    mask_figures,
+    pixel_counts,
+)
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.squash import full_precision
-from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import BATCH, Exhibit, Found, Outcomes, Task, register_task
+from torchcaps.tasks._base import BATCH, Found, Outcomes, ReportItem, Task, register_task
 from torchcaps.types import declares
 
 PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -60,7 +65,10 @@ def cross_entropy(said: Said, target: Scores, weight: Tensor) -> Tensor:
 
 def margin(said: Said, target: Scores, weight: Tensor) -> Tensor:
     """`w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`, summed over classes."""
-    short, long = (PRESENT - said.share).clamp(min=0).square(), (said.share - ABSENT).clamp(min=0).square()
+    short, long = (
+        (PRESENT - said.share).clamp(min=0).square(),
+        (said.share - ABSENT).clamp(min=0).square(),
+    )
     return (0.5 * weight * target * short + 0.25 * (1 - target) * long).sum(dim=1).mean()
 
 
@@ -68,7 +76,9 @@ def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
 
     In training the batch is that of all processes; else each of them has batches of its own."""
-    sums = torch.stack([each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)])
+    sums = torch.stack(
+        [each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)]
+    )
     both, found, true = summed(sums) if sums.requires_grad else sums
     lost = 1 - (2 * both + SMOOTH) / (found + true + SMOOTH)
     shown = true > 0
@@ -77,9 +87,12 @@ def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
 
 # Name -> loss, and whether pixels of a class weigh by how rare they are.
 LOSSES: dict[str, tuple[Callable[[Said, Tensor, Tensor], Tensor], bool]] = {
-    "weighted_cross_entropy": (cross_entropy, True), "cross_entropy": (cross_entropy, False), "dice": (dice, False),
-    "margin": (margin, False), "weighted_margin": (margin, True),
-}  # fmt: skip
+    "weighted_cross_entropy": (cross_entropy, True),
+    "cross_entropy": (cross_entropy, False),
+    "dice": (dice, False),
+    "margin": (margin, False),
+    "weighted_margin": (margin, True),
+}
 
 
 @register_task("segment")
@@ -94,21 +107,31 @@ class Segment(Task):
     offers = frozenset({"sweep"})
     pixels = True
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
         own = not declares(model)
         super().__init__(model, config, images)
         if own:
             self.spec = self.model.spec = replace(self.spec, pixels=True, task=self.name)
         if images is not None and not self.takes(images):
-            raise ValueError(f"task: {self.name} takes images with masks, and {images.name} has none")
-        if self.how.thicken:
-            raise ValueError(f"thicken: expected 0 for images with masks, which would not fit, got {self.how.thicken}")
+            raise ValueError(
+                f"task: {self.name} takes images with masks, and {images.name} has none"
+            )
+        if self.how.morphology:
+            raise ValueError(
+                f"morphology: expected 0 for images with masks, which would not fit, got {self.how.morphology}"
+            )
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
         self.rare, self.absent, self.at_once = torch.ones(1, 1, 1), [], BATCH
         if isinstance(images, MaskedSet):
             self.at_once = max(1, min(BATCH, PIXELS // images.masks[0].numel()))
-            count = torch.bincount(images.masks.flatten(), minlength=images.num_classes)[1:].double()
-            self.absent = [name for name, n in zip(images.classes[1:], count.tolist(), strict=True) if not n]
+            count = torch.bincount(images.masks.flatten(), minlength=images.num_classes)[
+                1:
+            ].double()
+            self.absent = [
+                name for name, n in zip(images.classes[1:], count.tolist(), strict=True) if not n
+            ]
             rare = (images.masks.numel() - count) / count.clamp(min=1)
             self.rare = torch.where(count > 0, rare, 1.0).float().view(-1, 1, 1)
 
@@ -123,14 +146,20 @@ class Segment(Task):
         """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
         if not self.training:
             index = indices.to(images.masks.device)
-            return Batch(images.float_images(index), images.labels[index], masks=images.masks[index].long())
+            return Batch(
+                images.float_images(index), images.labels[index], masks=images.masks[index].long()
+            )
         drawn = images.draw(indices, generator=generator)
         targets = _targets(drawn.masks, images.num_classes - 1)
         channels = drawn.images.shape[1]
         moved = self.changed(torch.cat([drawn.images, targets], dim=1), generator)
         image, target = moved[:, :channels], moved[:, channels:]
         ground = 1 - target.sum(dim=1, keepdim=True)
-        return Batch(self.lit(image, generator), drawn.labels, masks=torch.cat([ground, target], dim=1).argmax(dim=1))
+        return Batch(
+            self.lit(image, generator),
+            drawn.labels,
+            masks=torch.cat([ground, target], dim=1).argmax(dim=1),
+        )
 
     def said(self, images: Tensor) -> Said:
         """What the model says of images, in full precision."""
@@ -138,7 +167,9 @@ class Segment(Task):
             logits = full_precision(self.model.logits(images))
             return Said(self.model.probabilities(logits), logits)
         found = full_precision(self.model(images))
-        return Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
+        return (
+            Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
+        )
 
     def forward(self, batch: Batch, share: float) -> Outcomes:
         masks: Any = batch.masks
@@ -192,24 +223,36 @@ class Segment(Task):
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         return self._found(self.outcomes(images, progress=progress), images.classes)
 
-    def exhibits(self, found: Found, images: Any) -> list[Exhibit]:
+    def report_items(self, found: Found, images: Any) -> list[ReportItem]:
         from torchcaps.viz.tiles import masks
 
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
         with evaluating(self):
-            shares = [self.said(images.float_images([k]).to(device_of(self.model))).share for k in some.tolist()]
+            shares = [
+                self.said(images.float_images([k]).to(device_of(self.model))).share
+                for k in some.tolist()
+            ]
         predicted = _classes(torch.cat(shares)).cpu()
         shown = images.subset(some).to("cpu")
         heads, *rows = found.table()
-        return [Exhibit(
-            "masks", "Masks",
-            "Above: test images. Middle: with their true masks. Below: with the masks that the model finds.",
-            masks(shown.float_images(), shown.masks, predicted, classes=images.classes),
-            "Test images, and the same with true and with predicted masks as colours over them.", heads, tuple(rows),
-        )]  # fmt: skip
+        return [
+            ReportItem(
+                "masks",
+                "Masks",
+                "Above: test images. Middle: with their true masks. Below: with the masks that the model finds.",
+                masks(shown.float_images(), shown.masks, predicted, classes=images.classes),
+                "Test images, and the same with true and with predicted masks as colors over them.",
+                heads,
+                tuple(rows),
+            )
+        ]
 
     def predict_files(
-        self, files: Sequence[Path], names: Sequence[str], preprocess: Preprocess, output: Path | None
+        self,
+        files: Sequence[Path],
+        names: Sequence[str],
+        preprocess: Preprocess,
+        output: Path | None,
     ) -> list[dict[str, Any]]:
         """Shares of pixels by class; writes `NAME_mask.png` and `NAME_overlay.png` of each image's own size.
 
@@ -236,9 +279,13 @@ class Segment(Task):
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
         said = self.said(images).share
         found, count = _classes(said).cpu(), 1 + said.shape[1]
-        shares = torch.stack([(found == k).flatten(1).float().mean(dim=1) for k in range(count)], dim=1)
+        shares = torch.stack(
+            [(found == k).flatten(1).float().mean(dim=1) for k in range(count)], dim=1
+        )
         pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
-        drawn = [overlaid(image, mask, count) for image, mask in zip(pixels, found.numpy(), strict=True)]
+        drawn = [
+            overlaid(image, mask, count) for image, mask in zip(pixels, found.numpy(), strict=True)
+        ]
         return shares, torch.from_numpy(np.stack(drawn)).movedim(-1, 1).float() / 255
 
     @torch.inference_mode()
@@ -254,7 +301,7 @@ class Segment(Task):
         return _classes(share)[0].to(torch.uint8)
 
     def _in_tiles(self, image: Tensor, side: int) -> Tensor:
-        """Shares of an image of any size, `[classes, height, width]`, means over overlapping tiles, centres first."""
+        """Shares of an image of any size, `[classes, height, width]`, means over overlapping tiles, centers first."""
         height, width = image.shape[1:]
         image = F.pad(image, (0, max(0, side - width), 0, max(0, side - height)))
         ramp = torch.linspace(-1, 1, side).abs().mul(-1).add(1 + 1 / side)
@@ -273,12 +320,16 @@ class Segment(Task):
 
     @staticmethod
     def _found(outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
-        return mask_figures(PixelCounts(*outcomes["counts"].unbind(dim=1)), outcomes["right"], classes)
+        return mask_figures(
+            PixelCounts(*outcomes["counts"].unbind(dim=1)), outcomes["right"], classes
+        )
 
 
 def _targets(masks: Int64[Tensor, "batch height width"], classes: int) -> Scores:
     """1 where a pixel is of a class, `[batch, classes, height, width]`, the background left out."""
-    return (masks.unsqueeze(1) == torch.arange(1, 1 + classes, device=masks.device).view(-1, 1, 1)).float()
+    return (
+        masks.unsqueeze(1) == torch.arange(1, 1 + classes, device=masks.device).view(-1, 1, 1)
+    ).float()
 
 
 def _classes(share: Scores) -> Int64[Tensor, "batch height width"]:

@@ -21,8 +21,15 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, Task, register_task
-from torchcaps.tasks.pose_changes import TransformingEvaluation, compared, correlation, measured, predicted, rounded
+from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks.pose_changes import (
+    TransformingEvaluation,
+    compared,
+    correlation,
+    measured,
+    predicted,
+    rounded,
+)
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
@@ -43,19 +50,25 @@ class Transform(Task):
     losses = ("reconstruction",)
     defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
     offers = frozenset({"decode", "sweep"})
-    labelled = False
+    labeled = False
     clip = 0.0  # the loss is a sum over pixels, and so are its gradients
-    made_for = "a model whose poses a known transformation moves"
+    requires = "a model whose poses a known transformation moves"
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
         how = self.how
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
-                raise ValueError(f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}")
+                raise ValueError(
+                    f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}"
+                )
         self.ranges = {name: getattr(how, name) for name in ("shift", *CHANGES)}
-        self.how = replace(how, shift=0, degrees=0.0, zoom=0.0, shear=0.0)  # of an image, before there are two views
+        self.how = replace(
+            how, shift=0, degrees=0.0, zoom=0.0, shear=0.0
+        )  # of an image, before there are two views
 
     def settings(self) -> dict[str, Any]:
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
@@ -63,8 +76,12 @@ class Transform(Task):
     def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
         """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
         if not self.training:
-            drawn = _random_views(len(images), images.img_size, generator=Generator().manual_seed(SEED), **self.ranges)
-            return _pairs(images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn))
+            drawn = _random_views(
+                len(images), images.img_size, generator=Generator().manual_seed(SEED), **self.ranges
+            )
+            return _pairs(
+                images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn)
+            )
         originals = images.draw(indices, generator=generator).images
         originals = self.lit(self.changed(originals, generator), generator)
         height, width = originals.shape[2:]
@@ -80,12 +97,15 @@ class Transform(Task):
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         together = correlation(outcomes["true"], predicted(outcomes))
-        return {"loss": outcomes["error"].double().mean().item(), "correlation": together.nan_to_num().mean().item()}
+        return {
+            "loss": outcomes["error"].double().mean().item(),
+            "correlation": together.nan_to_num().mean().item(),
+        }
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         return measured(self.outcomes(images, progress=progress))
 
-    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
+    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
         return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
@@ -93,72 +113,93 @@ class Transform(Task):
         poses, presences = self.model.capsules(pictures)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
-            first, *_ = order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
-            capsules = [{"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()} for k in order]
-            found.append({"capsule": first, "presence": float(presence[first]), "capsules": capsules})
+            first, *_ = order = presence.argsort(descending=True, stable=True)[
+                :MOST_PRESENT
+            ].tolist()
+            capsules = [
+                {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
+                for k in order
+            ]
+            found.append(
+                {"capsule": first, "presence": float(presence[first]), "capsules": capsules}
+            )
         return found
 
-    def _poses(self, found: TransformingEvaluation) -> Exhibit:
+    def _poses(self, found: TransformingEvaluation) -> ReportItem:
         from torchcaps import viz
 
         some, unit = slice(0, MOST_POINTS), "pixels" if self.pose == "translation" else ""
         of_each = (found.correlation, found.slope, found.mean_r2)
-        return Exhibit(
-            "scatter", "Do capsules know what was done?",
+        return ReportItem(
+            "scatter",
+            "Do capsules know what was done?",
             "Each image is paired with itself transformed. The capsules, weighted by their presence in both, say what "
             "was done; it is known what was. A correlation and a slope of 1 would be right. R² is a mean over single "
             "capsules.",
-            viz.predicted_transformations(found.true[some], found.predicted[some], names=found.names, unit=unit),
+            viz.predicted_transformations(
+                found.true[some], found.predicted[some], names=found.names, unit=unit
+            ),
             f"Estimated against true {' and '.join(found.names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
             tuple((name, *(rounded(of[name]) for of in of_each)) for name in found.names),
-        )  # fmt: skip
+        )
 
-    def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> Exhibit:
+    def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> ReportItem:
         from torchcaps import viz
 
         with evaluating(self):
             pairs = self.first(images, SHOWN)
             drawn = self.model(pairs.source, pairs.transformation)
         errors = {
-            "the drawing": found.error, "the input as it is": found.copy_error,
-            "the input, itself transformed": found.moved_error, "the mean of all targets": found.mean_error,
-        }  # fmt: skip
-        return Exhibit(
-            "triplets", "What it draws",
+            "the drawing": found.error,
+            "the input as it is": found.copy_error,
+            "the input, itself transformed": found.moved_error,
+            "the mean of all targets": found.mean_error,
+        }
+        return ReportItem(
+            "triplets",
+            "What it draws",
             "The network sees the first row and is told the transformation; it draws the second, and should draw the "
             "third.",
             viz.transformed(*(x.float().cpu() for x in (pairs.source, drawn, pairs.target))),
             "Test images, what the network draws when told a transformation, and the images so transformed.",
             ("Beside the target", "Mean squared error per pixel"),
             tuple((name, f"{error:.5f}") for name, error in errors.items()),
-        )  # fmt: skip
+        )
 
-    def _capsules(self, found: TransformingEvaluation) -> Exhibit:
+    def _capsules(self, found: TransformingEvaluation) -> ReportItem:
         from torchcaps import viz
 
         strokes = self.model.strokes().cpu()
         often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
         title = "what the generation units of the capsules most often present draw"
         figure = viz.generation_weights(strokes[often, :MOST_UNITS], title=title)
-        return Exhibit(
-            "generation", "The capsules",
+        return ReportItem(
+            "generation",
+            "The capsules",
             f"{found.alive} of {len(found.presence)} capsules are present in more than one image of a hundred. "
             f"Presence changes by {found.presence_change:.3f} on average when the image is transformed; it ought to "
             "stay. Below, a row for each of those most often present: what its generation units draw.",
-            figure, "What the generation units of the capsules most often present draw, a row a capsule.",
-        )  # fmt: skip
+            figure,
+            "What the generation units of the capsules most often present draw, a row a capsule.",
+        )
 
 
 def transformed_pairs(
-    images: Images, pose: Pose = "translation", *, shift: int = 2, degrees: float = CHANGES["degrees"],
-    zoom: float = CHANGES["zoom"], shear: float = CHANGES["shear"], generator: Generator,
-) -> TransformedPairs:  # fmt: skip
+    images: Images,
+    pose: Pose = "translation",
+    *,
+    shift: int = 2,
+    degrees: float = CHANGES["degrees"],
+    zoom: float = CHANGES["zoom"],
+    shear: float = CHANGES["shear"],
+    generator: Generator,
+) -> TransformedPairs:
     """Two random views of each image, and the transformation from the first to the second.
 
     Args:
         images: in [0, 1].
-        pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the centre, then a shift.
+        pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the center, then a shift.
         shift: largest shift of a view in pixels per axis; two views differ by up to twice as much.
         degrees: largest rotation of an affine view either way.
         zoom: largest change of its size either way, as a fraction up to 0.9.
@@ -177,7 +218,9 @@ def transformed_pairs(
         degrees = zoom = shear = 0.0
     height, width = images.shape[2:]
     ranges: dict[str, Any] = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
-    return _pairs(images, pose, *_random_views(len(images), (height, width), generator=generator, **ranges))
+    return _pairs(
+        images, pose, *_random_views(len(images), (height, width), generator=generator, **ranges)
+    )
 
 
 def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
@@ -192,9 +235,15 @@ def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> Tra
 
 
 def _random_views(
-    count: int, img_size: tuple[int, int], *, shift: int, degrees: float, zoom: float, shear: float,
+    count: int,
+    img_size: tuple[int, int],
+    *,
+    shift: int,
+    degrees: float,
+    zoom: float,
+    shear: float,
     generator: Generator,
-) -> tuple[Matrices, Matrices]:  # fmt: skip
+) -> tuple[Matrices, Matrices]:
     """For two views each, `[count, 3, 3]`: shear, zoom and rotation drawn uniformly, then a shift by whole pixels."""
     place, both = generator.device, []
     for _ in range(2):
@@ -212,9 +261,14 @@ def _random_views(
 
 def _early(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run of an early version, which had a configuration of its own for this."""
-    kind, options = values.pop("kind"), {name: values.pop(name) for name in EARLY_MODEL if name in values}
+    kind, options = (
+        values.pop("kind"),
+        {name: values.pop(name) for name in EARLY_MODEL if name in values},
+    )
     if options.get("pose", "translation") == "translation":
-        values = {name: value for name, value in values.items() if name not in CHANGES}  # it did not look at them
+        values = {
+            name: value for name, value in values.items() if name not in CHANGES
+        }  # it did not look at them
     return {"model": kind, "model_options": options, "epochs": 20, "batch_size": 64, **values}
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, LabelTree, label_tree
+from torchcaps.distributed import summed
 from torchcaps.errors import check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
-from torchcaps.ranks import summed
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Exhibit, Found, Outcomes, register_task
+from torchcaps.tasks._base import Found, Outcomes, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
-from torchcaps.tasks.exhibits import percent
+from torchcaps.tasks.report_items import percent
 from torchcaps.types import ModelSpec
 
 DYNAMIC = "dynamic_margin"
@@ -50,7 +50,10 @@ class TreeEvaluation(Evaluation):
         right = (self.paths == self.truth).sum(dim=0).tolist()
         pairs = enumerate(zip(self.tree.sizes, right, strict=True), start=1)
         count = self.num_samples
-        levels = [(f"level {k}: {n} classes", percent(r / count), str(r), str(count), "") for k, (n, r) in pairs]
+        levels = [
+            (f"level {k}: {n} classes", percent(r / count), str(r), str(count), "")
+            for k, (n, r) in pairs
+        ]
         return [heads, *levels, *rows]
 
     @property
@@ -69,20 +72,32 @@ class Tree(Classify):
     losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)
     ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
 
-    def __init__(self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> None:
-        classes: tuple[str, ...] = getattr(model, "classes", ()) if images is None else images.classes
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
+        classes: tuple[str, ...] = (
+            getattr(model, "classes", ()) if images is None else images.classes
+        )
         tree = label_tree(classes)
         if tree is None:
             got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-            raise ValueError(f"task: tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}")
+            raise ValueError(
+                f"task: tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}"
+            )
         super().__init__(model, config, images)
         self.tree, self.knows_levels = tree, self.spec.task == self.name
         if self.knows_levels and self.model.tree != tree:
             sizes = ", ".join(map(str, tree.sizes))
-            raise ValueError(f"model: expected one built for these classes, whose tree has levels of {sizes}")
+            raise ValueError(
+                f"model: expected one built for these classes, whose tree has levels of {sizes}"
+            )
         if self.loss == DYNAMIC and not self.knows_levels:
-            raise ValueError(f"loss: {DYNAMIC} weighs levels of a label tree, and this model tells only its finest")
-        self.register_buffer("ancestors", torch.tensor(tree.ancestors, device=device_of(model)), persistent=False)
+            raise ValueError(
+                f"loss: {DYNAMIC} weighs levels of a label tree, and this model tells only its finest"
+            )
+        self.register_buffer(
+            "ancestors", torch.tensor(tree.ancestors, device=device_of(model)), persistent=False
+        )
 
     @classmethod
     def takes(cls, images: ImageSet) -> bool:
@@ -99,13 +114,18 @@ class Tree(Classify):
         paths = self.ancestors[batch.labels]
         loss, how = self.losses[self.loss], self.config.task
         pairs = zip(activations, paths.unbind(dim=1), strict=True)
-        losses = [loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs]
+        losses = [
+            loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs
+        ]
         right = _said(activations) == paths
         parts = {f"{self.loss}_{level}": one for level, one in enumerate(losses[:-1], start=1)}
         return {
-            "loss": (self._weights(right) * torch.stack(losses)).sum(), self.loss: losses[-1], **parts,
-            "accuracy": right[:, -1].double().mean(), "activation": activations[-1].detach(),
-        }  # fmt: skip
+            "loss": (self._weights(right) * torch.stack(losses)).sum(),
+            self.loss: losses[-1],
+            **parts,
+            "accuracy": right[:, -1].double().mean(),
+            "activation": activations[-1].detach(),
+        }
 
     def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
@@ -120,10 +140,16 @@ class Tree(Classify):
     def outcome(self, batch: Batch) -> Outcomes:
         if not self.knows_levels:
             found = super().outcome(batch)
-            check_shape("activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors))
+            check_shape(
+                "activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors)
+            )
             return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
         activations = [capsules.activation for capsules in self.model.levels(batch.images)]
-        return {"activation": activations[-1].float(), "labels": batch.labels, "paths": _said(activations)}
+        return {
+            "activation": activations[-1].float(),
+            "labels": batch.labels,
+            "paths": _said(activations),
+        }
 
     def figures(self, outcomes: Outcomes) -> dict[str, float]:
         found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
@@ -131,21 +157,31 @@ class Tree(Classify):
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
         outcomes = self.outcomes(images, progress=progress)
-        finest, paths = score(outcomes["activation"], images.labels, images.classes), outcomes["paths"]
+        finest, paths = (
+            score(outcomes["activation"], images.labels, images.classes),
+            outcomes["paths"],
+        )
         hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
-    def exhibits(self, found: Any, images: ImageSet) -> list[Exhibit]:
-        return [*_levels(found), *super().exhibits(found, images)]
+    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
+        return [*_levels(found), *super().report_items(found, images)]
 
     @torch.inference_mode()
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        batch = Batch(pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device))
+        batch = Batch(
+            pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device)
+        )
         rows = []
-        for row, path in zip(super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True):
+        for row, path in zip(
+            super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True
+        ):
             levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
             pairs = zip(self.tree.parents, path[:-1], path[1:], strict=True)
-            rows.append(row | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels})
+            rows.append(
+                row
+                | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels}
+            )
         return rows
 
 
@@ -157,8 +193,8 @@ def _said(activations: Sequence[Tensor]) -> Paths:
 def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
     """What the loss of each level counts; the sum is 1.
 
-    `1 - n_l / sum n`, normalised: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
-    in [0, 1]: `1 - accuracy_l * initial_l`, normalised."""
+    `1 - n_l / sum n`, normalized: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
+    in [0, 1]: `1 - accuracy_l * initial_l`, normalized."""
     weights = [1 - count / sum(sizes) for count in sizes]
     start = [weight / sum(weights) for weight in weights]
     if accuracy is None:
@@ -176,27 +212,39 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     classes that are said, with all of their ancestors, against the true path."""
     right, depth = paths == truth, len(tree.sizes)
     accuracy = right.double().mean(dim=0).tolist()
-    lineage = [paths[:, -1:]]  # of each level, fine to coarse: the class that is said, and ancestors of those below
+    lineage = [
+        paths[:, -1:]
+    ]  # of each level, fine to coarse: the class that is said, and ancestors of those below
     agrees = torch.ones(len(paths), dtype=torch.bool)
     for level in range(depth - 2, -1, -1):
         above = torch.tensor(tree.parents[level])[lineage[-1]]
         agrees &= above[:, 0] == paths[:, level]
         lineage.append(torch.cat([paths[:, level : level + 1], above], dim=1))
     lineage.reverse()
-    common = sum((said == truth[:, level : level + 1]).any(dim=1) for level, said in enumerate(lineage))
+    common = sum(
+        (said == truth[:, level : level + 1]).any(dim=1) for level, said in enumerate(lineage)
+    )
     said = sum(1 + (s.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1) for s in lineage)
-    precision, recall = (torch.as_tensor(common, dtype=torch.float64) / count for count in (said, depth))
-    f1 = (2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)).mean()
+    precision, recall = (
+        torch.as_tensor(common, dtype=torch.float64) / count for count in (said, depth)
+    )
+    f1 = (
+        2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)
+    ).mean()
     return {
         **{f"level_{level + 1}_accuracy": value for level, value in enumerate(accuracy)},
-        "hierarchical_accuracy": depth / sum(1 / value for value in accuracy) if min(accuracy) else 0.0,
-        "exact_match": right.all(dim=1).double().mean().item(), "consistency": agrees.double().mean().item(),
-        "hierarchical_precision": precision.mean().item(), "hierarchical_recall": recall.mean().item(),
+        "hierarchical_accuracy": depth / sum(1 / value for value in accuracy)
+        if min(accuracy)
+        else 0.0,
+        "exact_match": right.all(dim=1).double().mean().item(),
+        "consistency": agrees.double().mean().item(),
+        "hierarchical_precision": precision.mean().item(),
+        "hierarchical_recall": recall.mean().item(),
         "hierarchical_f1": f1.item(),
-    }  # fmt: skip
+    }
 
 
-def _levels(found: TreeEvaluation) -> list[Exhibit]:
+def _levels(found: TreeEvaluation) -> list[ReportItem]:
     """A table of the figures, and a picture of the confusions between the groups of every level but the last."""
     from torchcaps import viz
 
@@ -205,8 +253,10 @@ def _levels(found: TreeEvaluation) -> list[Exhibit]:
         "is exact when all levels are right, and consistent when each class is the parent of the next, right or wrong. "
         "Precision, recall and F1 compare the classes that are said, with all of their ancestors, with the true path."
     )
-    rows = tuple((name.replace("_", " "), percent(value)) for name, value in found.hierarchy.items())
-    shown = [Exhibit("tree", "The label tree", about, heads=("Figure", "Share"), rows=rows)]
+    rows = tuple(
+        (name.replace("_", " "), percent(value)) for name, value in found.hierarchy.items()
+    )
+    shown = [ReportItem("tree", "The label tree", about, heads=("Figure", "Share"), rows=rows)]
     for level, names in enumerate(found.tree.levels[:-1]):
         pairs = found.truth[:, level] * len(names) + found.paths[:, level]
         counts = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
@@ -215,5 +265,7 @@ def _levels(found: TreeEvaluation) -> list[Exhibit]:
             f"Confusion matrix of {len(names)} groups.",
         )
         figure = viz.confusion_matrix(counts, viz.names.drawable(names))
-        shown.append(Exhibit(f"level-{level + 1}", f"Groups of level {level + 1}", what, figure, alt))
+        shown.append(
+            ReportItem(f"level-{level + 1}", f"Groups of level {level + 1}", what, figure, alt)
+        )
     return shown

@@ -21,13 +21,19 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     """
     truth = expected.detach().double()
     error = (actual.detach().double() - truth).norm()
-    return 0.0 if error == 0 else float(error / truth.norm().clamp(min=floor * truth.numel() ** 0.5))
+    return (
+        0.0 if error == 0 else float(error / truth.norm().clamp(min=floor * truth.numel() ** 0.5))
+    )
 
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0) -> None:
+def assert_close(
+    name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0
+) -> None:
     """Raise PropertyError unless both have one shape and a `relative_rms` of at most `tolerance`."""
     if actual.shape != expected.shape:
-        raise PropertyError(f"{name}: expected shape {list(expected.shape)}, got {list(actual.shape)}")
+        raise PropertyError(
+            f"{name}: expected shape {list(expected.shape)}, got {list(actual.shape)}"
+        )
     error = relative_rms(actual, expected, floor)
     if not error <= tolerance:
         raise PropertyError(f"{name}: relative RMS error {error:.2e}, tolerance {tolerance:.0e}")
@@ -43,10 +49,14 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
     """Raise PropertyError unless every value lies in [low - slack, high + slack]."""
     smallest, largest = tensor.detach().min().item(), tensor.detach().max().item()
     if not (smallest >= low - slack and largest <= high + slack):
-        raise PropertyError(f"{name}: expected values in [{low:g}, {high:g}], got {smallest:g} to {largest:g}")
+        raise PropertyError(
+            f"{name}: expected values in [{low:g}, {high:g}], got {smallest:g} to {largest:g}"
+        )
 
 
-def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0) -> None:
+def assert_same_routing(
+    actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0
+) -> None:
     """Raise PropertyError unless two routings are close in pose, activation and, where both have one, coupling."""
     for name, tensor, truth in zip(Routed._fields, actual, expected, strict=True):
         if tensor is not None and truth is not None:
@@ -54,7 +64,10 @@ def assert_same_routing(actual: Routed, expected: Routed, tolerance: float, floo
 
 
 def assert_gradients(
-    module: nn.Module, inputs: Sequence[Tensor], given: Callable[..., Any], found: Callable[[Any], tuple[Tensor, ...]]
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    given: Callable[..., Any],
+    found: Callable[[Any], tuple[Tensor, ...]],
 ) -> None:
     """Raise PropertyError unless in float64 the gradients of inputs and parameters equal finite differences.
 

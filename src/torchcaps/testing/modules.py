@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from torchcaps.testing.compare import PropertyError, assert_between, assert_close, assert_finite, assert_gradients
+from torchcaps.testing.compare import (
+    PropertyError,
+    assert_between,
+    assert_close,
+    assert_finite,
+    assert_gradients,
+)
 from torchcaps.types import Capsules
 
 Inputs = Tensor | Capsules
@@ -35,7 +41,12 @@ def check_module(module: nn.Module, inputs: Inputs, *, unused: Collection[str] =
         >>> from torchcaps.testing import check_module, random_capsules
         >>> check_module(CapsuleLinear(6, 4, 5, 3), random_capsules(3, 6, 4))
     """
-    for check in (check_module_rows, check_module_copies, check_module_zeros, check_module_precision):
+    for check in (
+        check_module_rows,
+        check_module_copies,
+        check_module_zeros,
+        check_module_precision,
+    ):
         check(module, inputs)
     check_module_parameters(module, inputs, unused=unused)
 
@@ -46,8 +57,16 @@ def check_module_rows(module: nn.Module, inputs: Inputs) -> None:
     before = _map(Tensor.clone, inputs)
     whole = _outputs(module, inputs)
     assert_between("activation", whole[-1][1], 0.0, 1.0, slack=1e-6)
-    _same("batch of one: ", _outputs(module, _map(lambda x: x[1:2], inputs)), [(n, t[1:2]) for n, t in whole])
-    _same("reversed batch: ", _outputs(module, _map(lambda x: x.flip(0), inputs)), [(n, t.flip(0)) for n, t in whole])
+    _same(
+        "batch of one: ",
+        _outputs(module, _map(lambda x: x[1:2], inputs)),
+        [(n, t[1:2]) for n, t in whole],
+    )
+    _same(
+        "reversed batch: ",
+        _outputs(module, _map(lambda x: x.flip(0), inputs)),
+        [(n, t.flip(0)) for n, t in whole],
+    )
     _same("second call: ", _outputs(module, inputs), whole)
     for now, then in zip(_tensors(inputs), _tensors(before), strict=True):
         assert_close("inputs after the call", now, then, 0.0)
@@ -74,8 +93,10 @@ def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
     outputs = _outputs(module, zeros)
     for name, tensor in outputs:
         assert_finite(f"{name} of an input of zeros", tensor)
-    learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for gradient in torch.autograd.grad(_loss(outputs), [*_tensors(zeros), *learnt], allow_unused=True):
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for gradient in torch.autograd.grad(
+        _loss(outputs), [*_tensors(zeros), *learned], allow_unused=True
+    ):
         if gradient is not None:
             assert_finite("gradient at an input of zeros", gradient)
 
@@ -84,17 +105,24 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
     """float64 and bfloat16 weights, and bfloat16 autocast, give what float32 gives; autocast gives it in float32."""
     expected = _outputs(copy.deepcopy(module).eval(), inputs)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.bfloat16, ROUNDED)):
-        other, given = copy.deepcopy(module).eval().to(dtype), _map(functools.partial(Tensor.to, dtype=dtype), inputs)
+        other, given = (
+            copy.deepcopy(module).eval().to(dtype),
+            _map(functools.partial(Tensor.to, dtype=dtype), inputs),
+        )
         _same(f"{dtype}: ", _outputs(other, given), expected, tolerance)
     with torch.autocast("cpu", torch.bfloat16):
         cast = _outputs(copy.deepcopy(module).eval(), inputs)
     _same("under autocast: ", cast, expected, ROUNDED)
     for name, tensor in cast:
         if tensor.dtype != torch.float32:
-            raise PropertyError(f"{name} under autocast: expected torch.float32, got {tensor.dtype}")
+            raise PropertyError(
+                f"{name} under autocast: expected torch.float32, got {tensor.dtype}"
+            )
 
 
-def check_module_parameters(module: nn.Module, inputs: Inputs, *, unused: Collection[str] = ()) -> None:
+def check_module_parameters(
+    module: nn.Module, inputs: Inputs, *, unused: Collection[str] = ()
+) -> None:
     """Every parameter that the call uses, and that is to learn, gets a finite gradient that is not zero."""
     module = copy.deepcopy(module).eval()
     _loss(_outputs(module, inputs)).backward()
@@ -122,12 +150,18 @@ def _tensors(value: Inputs) -> tuple[Tensor, ...]:
 
 def _outputs(module: nn.Module, inputs: Inputs) -> Outputs:
     value = module(inputs)
-    return list(zip(Capsules._fields, value, strict=True)) if isinstance(value, Capsules) else [("activation", value)]
+    return (
+        list(zip(Capsules._fields, value, strict=True))
+        if isinstance(value, Capsules)
+        else [("activation", value)]
+    )
 
 
 def _loss(outputs: Outputs) -> Tensor:
     """A number that every outcome moves."""
-    return torch.stack([tensor.double().square().sum() + tensor.double().sum() for _, tensor in outputs]).sum()
+    return torch.stack(
+        [tensor.double().square().sum() + tensor.double().sum() for _, tensor in outputs]
+    ).sum()
 
 
 def _same(what: str, actual: Outputs, expected: Outputs, tolerance: float = EXACT) -> None:

@@ -1,4 +1,4 @@
-"""The loop, optimisation, checkpoints, resume, the run folder."""
+"""The loop, optimization, checkpoints, resume, the run folder."""
 
 from torchcaps.settings import TrainConfig as TrainConfig
 from torchcaps.training.allocator import keep_memory as keep_memory
@@ -6,7 +6,7 @@ from torchcaps.training.checkpoint import OptionError as OptionError
 from torchcaps.training.checkpoint import load as load
 from torchcaps.training.imported import import_weights as import_weights
 from torchcaps.training.loop import Interrupted as Interrupted
-from torchcaps.training.optim import register_optimiser as register_optimiser
+from torchcaps.training.optim import register_optimizer as register_optimizer
 from torchcaps.training.recipes import Budget as Budget
 from torchcaps.training.recipes import Recipe as Recipe
 from torchcaps.training.recipes import Row as Row

@@ -18,23 +18,37 @@ from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line
-from torchcaps.models import create_model, model_passport
-from torchcaps.nn import drawn_from
+from torchcaps.models import create_model, model_info
+from torchcaps.nn import use_generator
 from torchcaps.nn.routed import names_now
 from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
-KEY, _CHECKSUM = "torchcaps", "checksum"  # of the header: the description in JSON, and what all other bytes add up to
-COSTS = (".beta_u", ".beta_a")  # of EM routing: one pair for all parents in files of earlier versions
+KEY, _CHECKSUM = (
+    "torchcaps",
+    "checksum",
+)  # of the header: the description in JSON, and what all other bytes add up to
+COSTS = (
+    ".beta_u",
+    ".beta_a",
+)  # of EM routing: one pair for all parents in files of earlier versions
 MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
 _FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
 _PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
 _DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _numbers = itertools.count()
 
 Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
@@ -61,7 +75,9 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
         move(partial, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise TrainingError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
+        raise TrainingError(
+            f"{path}: cannot be written ({reason}); what was there before is unchanged"
+        ) from error
     finally:
         with suppress(OSError):  # not there any more, or in a place where nothing ever was
             partial.unlink()
@@ -70,7 +86,9 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
 def move(source: Path, target: Path) -> None:
     """Rename a file within its folder, for good: a power cut after it does not undo it."""
     os.replace(source, target)
-    with suppress(OSError):  # not every system opens folders, and not every file system synchronises them
+    with suppress(
+        OSError
+    ):  # not every system opens folders, and not every file system synchronizes them
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -84,10 +102,14 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None
+) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
     TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each begins at a multiple of it
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].element_size(), name)
+    )  # each begins at a multiple of it
     kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
     header, parts = _header(kept, about), [as_bytes(tensor) for tensor in kept.values()]
     checksum = zlib.crc32(header[_PLACE + _DIGITS :], zlib.crc32(header[:_PLACE]))
@@ -104,7 +126,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     damaged (one bit is enough), or not of this kind."""
     with _opened(path) as file:
         found = file.metadata() or {}
-        if KEY in found and found.keys() != {KEY}:  # files without a checksum were written by early versions
+        if KEY in found and found.keys() != {
+            KEY
+        }:  # files without a checksum were written by early versions
             _check(path, found)
         return {name: file.get_tensor(name) for name in file.keys()}, _description(path, file)  # noqa: SIM118
 
@@ -129,7 +153,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as tensors:
             yield tensors
     except RecursionError as error:
-        raise RunError(f"{path}: is no readable checkpoint (its description is nested too deep)") from error
+        raise RunError(
+            f"{path}: is no readable checkpoint (its description is nested too deep)"
+        ) from error
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
 
@@ -154,7 +180,11 @@ def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
         if tensor.dtype not in _DTYPES:
             raise TrainingError(f"{name}: a checkpoint holds no tensors of {tensor.dtype}")
         begin, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        entries[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -167,7 +197,9 @@ def _check(path: Path, found: dict[str, str]) -> None:
         checksum = zlib.crc32(front)
         while chunk := file.read(2**20):
             checksum = zlib.crc32(chunk, checksum)
-    if not (found.keys() == {KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)):
+    if not (
+        found.keys() == {KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)
+    ):
         raise ValueError("its content does not match its checksum")
 
 
@@ -176,7 +208,11 @@ def _digits(checksum: int) -> bytes:
 
 
 def describe_model(
-    name: str, options: dict[str, Any], classes: tuple[str, ...], preprocess: Preprocess, task: str = "classify"
+    name: str,
+    options: dict[str, Any],
+    classes: tuple[str, ...],
+    preprocess: Preprocess,
+    task: str = "classify",
 ) -> dict[str, Any]:
     """What a checkpoint says of its model: all that `load` needs."""
     model = {"model": name, "options": options, "task": task}
@@ -190,14 +226,16 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     check_description(about)
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
-    if model_passport(about["model"]).named:
+    if model_info(about["model"]).named:
         sizes["classes"] = tuple(about["classes"])
     sizes["num_classes"] = len(about["classes"])
     try:
         model = create_model(about["model"], generator=generator, **sizes, **about["options"])
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
-        raise OptionError(f"{about['model']} takes no {given} ({str(error).splitlines()[0]})") from error
+        raise OptionError(
+            f"{about['model']} takes no {given} ({str(error).splitlines()[0]})"
+        ) from error
     name_model(model, tuple(about["classes"]), preprocess, about.get("task", spec_of(model).task))
     return model
 
@@ -226,14 +264,19 @@ def check_fit(shapes: Shapes, model: nn.Module) -> None:
     """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
     state, now = model.state_dict(), names_now(shapes, model)
     shapes = {now[name]: found for name, found in shapes.items()}
-    for what, names in (("missing", state.keys() - shapes.keys()), ("unexpected", shapes.keys() - state.keys())):
+    for what, names in (
+        ("missing", state.keys() - shapes.keys()),
+        ("unexpected", shapes.keys() - state.keys()),
+    ):
         if names:
             raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
     for name, tensor in state.items():
         sizes, kind = shapes[name]
         shared = sizes == [1] and name.endswith(COSTS)
         if sizes != list(tensor.shape) and not shared:
-            raise ValueError(f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description")
+            raise ValueError(
+                f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description"
+            )
         if kind.startswith(("F", "BF")) != tensor.is_floating_point():
             raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
 
@@ -262,13 +305,22 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
     shapes, about = read_header(path)
     if "kind" in about:  # an early version wrote it
         preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
-        about = {"model": about["kind"], "options": about["options"], "classes": [], "preprocess": preprocess}
+        about = {
+            "model": about["kind"],
+            "options": about["options"],
+            "classes": [],
+            "preprocess": preprocess,
+        }
     if "model" not in about:
-        raise RunError(f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run")
+        raise RunError(
+            f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
+        )
     try:
         with torch.device("meta"):  # the tensors are compared before they or the model take memory
             check_fit(shapes, build_model(about))
-        with drawn_from(torch.Generator()):  # what is drawn is replaced: the caller's random numbers stay as they are
+        with use_generator(
+            torch.Generator()
+        ):  # replaced below; the caller's generator is untouched
             model = build_model(about)
         model.load_state_dict(load_tensors(path)[0])
         check_numbers(model.state_dict())

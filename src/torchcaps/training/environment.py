@@ -18,11 +18,15 @@ def environment() -> dict[str, Any]:
     """Versions and hardware, and modules that a command was told to import (`--import`), for the record."""
     modules = plugins.imported()
     facts = {
-        "torchcaps": package_version("torchcaps"), "torch": torch.__version__, "numpy": package_version("numpy"),
-        "python": platform.python_version(), "platform": platform.platform(), "processor": _processor(),
+        "torchcaps": package_version("torchcaps"),
+        "torch": torch.__version__,
+        "numpy": package_version("numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }  # fmt: skip
+    }
     return facts | ({"imports": modules} if modules else {})
 
 
@@ -45,6 +49,8 @@ def package_version(package: str) -> str:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

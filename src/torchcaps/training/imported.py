@@ -13,7 +13,13 @@ from torch import Tensor
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TorchcapsError, check_regular, one_line
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
-from torchcaps.training.checkpoint import build_model, check_fit, check_numbers, describe_model, save_tensors
+from torchcaps.training.checkpoint import (
+    build_model,
+    check_fit,
+    check_numbers,
+    describe_model,
+    save_tensors,
+)
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 MOST = 1 << 28  # numbers in a file: 1 GiB
@@ -35,25 +41,34 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
     output = path.with_suffix(".safetensors") if output is None else Path(output)
     if output.exists():
         raise RunError(f"{output}: is there already; name another --output")
-    layout, sizes, tensors = _recognised(path)
+    layout, sizes, tensors = _recognized(path)
     try:
         name, classes, channels, side, options = layout.describe(sizes)
         names = tuple(map(str, range(classes)))
-        about = describe_model(name, options, names, Preprocess(img_size=(side, side), in_chans=channels))
+        about = describe_model(
+            name, options, names, Preprocess(img_size=(side, side), in_chans=channels)
+        )
         state = _state(layout, sizes, list(tensors.values()))
         with torch.device("meta"):
             bare = build_model(about)
         counters = (name for name in bare.state_dict() if name.endswith(".num_batches_tracked"))
-        state = {name: torch.zeros((), dtype=torch.int64) for name in counters} | state  # Keras does not count
-        check_fit({k: ([*x.shape], "F32" if x.is_floating_point() else "I64") for k, x in state.items()}, bare)
+        state = {
+            name: torch.zeros((), dtype=torch.int64) for name in counters
+        } | state  # Keras does not count
+        check_fit(
+            {k: ([*x.shape], "F32" if x.is_floating_point() else "I64") for k, x in state.items()},
+            bare,
+        )
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
-        raise RunError(f"{path}: its tensors do not fit together, taken for {layout.source} ({error})") from error
+        raise RunError(
+            f"{path}: its tensors do not fit together, taken for {layout.source} ({error})"
+        ) from error
     save_tensors(output, state, about)
     return output, layout.source
 
 
-def _recognised(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
+def _recognized(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
     """The source of a file, its sizes, and its tensors by their names there."""
     try:
         check_regular(path)
@@ -61,10 +76,14 @@ def _recognised(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
             front = file.read(len(HDF5))
         tensors = _read_keras(path) if front == HDF5 else _read_state(path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or one_line(str(error))})") from error
+        raise RunError(
+            f"{path}: cannot be read ({error.strerror or one_line(str(error))})"
+        ) from error
     for tensor in tensors.values():
         if 0 in tensor.shape:
-            raise RunError(f"{path}: expected tensors with numbers in them, got one of {list(tensor.shape)}")
+            raise RunError(
+                f"{path}: expected tensors with numbers in them, got one of {list(tensor.shape)}"
+            )
     fits = [(*_fit(layout, tensors), layout) for layout in LAYOUTS]
     good, sizes, wrong, layout = max(fits, key=lambda fit: (fit[2] == "", fit[0]))
     if not good:
@@ -85,8 +104,14 @@ def _fit(layout: Layout, tensors: dict[str, Tensor]) -> tuple[int, Sizes, str]:
             return number, sizes, f"expected one more tensor [{want}], for {entry.target}"
         name, shape = found[number][0], found[number][1].shape
         numbers = [int(axis) if axis.isdigit() else sizes.get(axis) for axis in entry.axes]
-        if len(shape) != len(numbers) or any(n not in (None, m) for n, m in zip(numbers, shape, strict=True)):
-            return number, sizes, f"{name}: expected [{want}], for {entry.target}, got {list(shape)}"
+        if len(shape) != len(numbers) or any(
+            n not in (None, m) for n, m in zip(numbers, shape, strict=True)
+        ):
+            return (
+                number,
+                sizes,
+                f"{name}: expected [{want}], for {entry.target}, got {list(shape)}",
+            )
         sizes |= {axis: n for axis, n in zip(entry.axes, shape, strict=True) if not axis.isdigit()}
     extra = list(tensors)[len(layout.entries) :]
     return len(layout.entries), sizes, f"{extra[0]}: expected no more tensors" if extra else ""
@@ -98,7 +123,10 @@ def _state(layout: Layout, sizes: Sizes, tensors: list[Tensor]) -> dict[str, Ten
     for entry, tensor in zip(layout.entries, tensors, strict=True):
         parts.setdefault(entry.target, []).append(_turned(tensor, entry.turn, sizes))
     # Of several convolutions, each makes one dimension of every type's capsule.
-    return {name: torch.stack(some, dim=1).flatten(0, 1) if some[1:] else some[0] for name, some in parts.items()}
+    return {
+        name: torch.stack(some, dim=1).flatten(0, 1) if some[1:] else some[0]
+        for name, some in parts.items()
+    }
 
 
 def _turned(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
@@ -108,7 +136,9 @@ def _turned(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
         case "prior":  # [parents, children, 1]
             return x[..., 0].T
         case "types":  # children type after type, to position after position
-            return x.permute(1, 0, 3, 2).unflatten(0, (sizes["t"], -1)).transpose(0, 1).flatten(0, 1)
+            return (
+                x.permute(1, 0, 3, 2).unflatten(0, (sizes["t"], -1)).transpose(0, 1).flatten(0, 1)
+            )
         case "drawn":  # pixels with their channels last, to one channel after another
             x = x.T if x.dim() == 2 else x
             return x.unflatten(0, (-1, sizes["c"])).transpose(0, 1).flatten(0, 1)
@@ -130,9 +160,13 @@ def _read_keras(path: Path) -> dict[str, Tensor]:
                     found[f"{layer}/{name}"] = root[layer][name]
             if sum(prod(part.shape) for part in found.values()) > MOST:
                 raise ValueError(f"expected at most {MOST} numbers")
-            return {name: torch.from_numpy(part.astype("float32")[()]) for name, part in found.items()}
+            return {
+                name: torch.from_numpy(part.astype("float32")[()]) for name, part in found.items()
+            }
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise RunError(f"{path}: holds no readable weights of Keras ({one_line(str(error))})") from error
+        raise RunError(
+            f"{path}: holds no readable weights of Keras ({one_line(str(error))})"
+        ) from error
 
 
 def _text(name: Any) -> str:
@@ -146,8 +180,12 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # torch, pickle and zip fail in many ways at what another hand wrote
         reason = one_line(str(error).strip().partition("\n")[0])
-        raise RunError(f"{path}: holds no weights that can be read without running code ({reason})") from error
+        raise RunError(
+            f"{path}: holds no weights that can be read without running code ({reason})"
+        ) from error
     found = found.get("state_dict", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise RunError(f"{path}: expected tensors by name, got {one_line(repr(type(found).__name__))}")
+        raise RunError(
+            f"{path}: expected tensors by name, got {one_line(repr(type(found).__name__))}"
+        )
     return {str(name): x.float() if x.is_floating_point() else x for name, x in found.items()}

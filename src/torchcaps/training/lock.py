@@ -32,7 +32,9 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if _is(handle, path):  # while it is locked: who opened it meanwhile sees that the next is another
+            if _is(
+                handle, path
+            ):  # while it is locked: who opened it meanwhile sees that the next is another
                 path.unlink()
         os.close(handle)
 
@@ -74,7 +76,9 @@ def in_use(folder: Path) -> RunError:
             break
         time.sleep(0.01)  # it has the lock, and writes its id in this moment
     who = f"process {process}" if process else "another process"
-    return RunError(f"{folder}: {who} is training here; wait for its end or stop it, or name another --output")
+    return RunError(
+        f"{folder}: {who} is training here; wait for its end or stop it, or name another --output"
+    )
 
 
 def _acquire(path: Path) -> int:
@@ -98,7 +102,9 @@ def _acquire(path: Path) -> int:
 def _lock(handle: int, path: Path) -> None:
     try:
         if sys.platform == "win32":
-            os.lseek(handle, 2**20, os.SEEK_SET)  # beyond the text, which others must be able to read
+            os.lseek(
+                handle, 2**20, os.SEEK_SET
+            )  # beyond the text, which others must be able to read
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
             os.lseek(handle, 0, os.SEEK_SET)
         else:

@@ -17,18 +17,21 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
+from torchcaps.distributed import counting, joined, parallel, synced
 from torchcaps.errors import TrainingError
-from torchcaps.nn import drawn_from
-from torchcaps.ranks import counting, joined, parallel, synced
+from torchcaps.nn import use_generator
 from torchcaps.tasks import Task, mapped
-from torchcaps.training.optim import batch_size, create_optimiser, learning_rate, resolve_precision
+from torchcaps.training.optim import batch_size, create_optimizer, learning_rate, resolve_precision
 from torchcaps.training.sampling import chance, order
-from torchcaps.training.sinks import InMemory
+from torchcaps.training.sinks import MemoryLogger
 from torchcaps.training.state import Progress, check_finite
 
 Listener = Callable[[dict[str, Any]], None]
 LOG_EVERY = 20  # steps between rows of kind "step" in the metrics
-PROBED_STEP, RESTART_RATE = 100, 0.1  # when a network that does not learn starts again, and with which share of lr
+PROBED_STEP, RESTART_RATE = (
+    100,
+    0.1,
+)  # when a network that does not learn starts again, and with which share of lr
 
 
 class Interrupted(Exception):
@@ -44,8 +47,12 @@ class Callbacks:
     listener: Listener | None = None
     # Losses by name, and "step", the number of steps done, after each; gradients are still there.
     on_step: Callable[[nn.Module, dict[str, float]], None] | None = None
-    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None  # a row of the metrics after each epoch
-    should_stop: Callable[[], bool] | None = None  # asked after each step; True saves the state, raises Interrupted
+    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = (
+        None  # a row of the metrics after each epoch
+    )
+    should_stop: Callable[[], bool] | None = (
+        None  # asked after each step; True saves the state, raises Interrupted
+    )
 
 
 class Trainer:
@@ -55,33 +62,50 @@ class Trainer:
     second start. `config` has all that the task and the number of images decide; `total` is the number of steps."""
 
     def __init__(
-        self, task: Task, images: ImageSet, held: ImageSet, sink: InMemory, callbacks: Callbacks,
+        self,
+        task: Task,
+        images: ImageSet,
+        held: ImageSet,
+        sink: MemoryLogger,
+        callbacks: Callbacks,
         fresh: Callable[[], dict[str, Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ranks = joined()
-        self.task, self.images, self.held, self.sink, self.callbacks = task, images, held, sink, callbacks
+        self.task, self.images, self.held, self.sink, self.callbacks = (
+            task,
+            images,
+            held,
+            sink,
+            callbacks,
+        )
         self.fresh, self.device = fresh, images.images.device
         run = task.config.run
         self.epoch_size = task.config.data.epoch_size or len(images)
         size = run.batch_size or batch_size(run.epochs * self.epoch_size)
         if size < self.ranks.world:
-            raise ValueError(f"batch_size: expected an image for each of {self.ranks.world} processes, got {size}")
-        clip = task.clip if task.config.optimiser.clip == "auto" else task.config.optimiser.clip
+            raise ValueError(
+                f"batch_size: expected an image for each of {self.ranks.world} processes, got {size}"
+            )
+        clip = task.clip if task.config.optimizer.clip == "auto" else task.config.optimizer.clip
         self.config = task.config.updated(batch_size=size, clip=float(clip))
         self.per_epoch = math.ceil(self.epoch_size / size)
         self.total = run.epochs * self.per_epoch
         self.bf16 = resolve_precision(run.precision, self.device) == "bf16"
         self.drops = any(isinstance(module, _DropoutNd) for module in task.modules())
-        convert_conv2d_weight_memory_format(task, torch.channels_last)  # not .to(): capsule weights have four axes too
+        convert_conv2d_weight_memory_format(
+            task, torch.channels_last
+        )  # not .to(): capsule weights have four axes too
         synced(task.model, self.ranks)
         self.stepped = parallel(task, self.ranks)
-        self.optimiser, self.progress = create_optimiser(task.parameters(), self.config), Progress()
+        self.optimizer, self.progress = create_optimizer(task.parameters(), self.config), Progress()
         self.last: dict[str, float] = {}  # what the newest step gave
 
     def run(self) -> None:
         """Train from where the sink's newest state stands to the end."""
         self.progress, stop_at = self.sink.restore(self), self.config.run.stop_at
-        while self.progress.step < self.total and (stop_at is None or self.progress.best_score < stop_at):
+        while self.progress.step < self.total and (
+            stop_at is None or self.progress.best_score < stop_at
+        ):
             self._epoch(self.progress.step // self.per_epoch)
 
     def tell(self, row: dict[str, Any]) -> None:
@@ -102,12 +126,16 @@ class Trainer:
             if again:
                 self.sink.save(self)
             elif self.progress.step % self.per_epoch == 0:
-                self._finish_epoch(epoch + 1, self.progress.step - since, time.perf_counter() - started, mine)
+                self._finish_epoch(
+                    epoch + 1, self.progress.step - since, time.perf_counter() - started, mine
+                )
             elif self.progress.step % self.config.run.checkpoint_every == 0:
                 self.sink.save(self)
             if stop:
                 self.sink.save(self)
-                raise Interrupted(f"stopped after step {self.progress.step} of {self.total}; the state is saved")
+                raise Interrupted(
+                    f"stopped after step {self.progress.step} of {self.total}; the state is saved"
+                )
             if again:
                 return
 
@@ -120,22 +148,30 @@ class Trainer:
         rows = self.ranks.rows(len(indices))
         count = len(range(len(indices))[rows])
         rate = self.progress.rate * learning_rate(config, step, self.total, self.task.stages)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         # Casts are not kept from one use of a weight to the next: torch keeps them for all threads together.
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
+        )
         with self._dropping(), autocast, counting(count):
-            mine = rows if count else slice(0, 1)  # an image that does not count, where there are too few
+            mine = (
+                rows if count else slice(0, 1)
+            )  # an image that does not count, where there are too few
             losses = self.stepped(mapped(batch, lambda x: x[mine]), step / self.total)
         loss = losses["loss"]
-        if self.ranks.world > 1:  # gradients of processes are averaged: by the number of their images
+        if (
+            self.ranks.world > 1
+        ):  # gradients of processes are averaged: by the number of their images
             loss = loss * (self.ranks.world * count / len(indices))
         loss.backward()
         stop = self._count(losses, count, rate)
-        if self.config.optimiser.clip:
-            torch.nn.utils.clip_grad_norm_(self.task.parameters(), float(self.config.optimiser.clip))
-        self.optimiser.step()
+        if self.config.optimizer.clip:
+            torch.nn.utils.clip_grad_norm_(
+                self.task.parameters(), float(self.config.optimizer.clip)
+            )
+        self.optimizer.step()
         self._stepped()
         return losses, stop
 
@@ -145,7 +181,7 @@ class Trainer:
             return nullcontext()
         stream = f"2.{self.ranks.rank}" if self.ranks.rank else "2"
         seed = chance(self.config, self.progress.step, stream)
-        return drawn_from(torch.Generator(self.device).manual_seed(seed))
+        return use_generator(torch.Generator(self.device).manual_seed(seed))
 
     def _count(self, losses: dict[str, Tensor], count: int, rate: float) -> bool:
         """Add a step to the sums of its epoch; whether a process was asked to stop. Raises TrainingError for a loss
@@ -176,26 +212,33 @@ class Trainer:
         """Whether the network does not learn at step 100 (in the middle of a shorter run) and starts again, once.
 
         Not where it began so: that is not the learning rate's doing."""
-        if self.progress.step not in (1, min(PROBED_STEP, self.total // 2)) or self.progress.rate < 1:
+        if (
+            self.progress.step not in (1, min(PROBED_STEP, self.total // 2))
+            or self.progress.rate < 1
+        ):
             return False
-        state = self.task.stuck({n: self.ranks.cat(v.detach()) for n, v in losses.items() if v.dim()})
+        state = self.task.stuck(
+            {n: self.ranks.cat(v.detach()) for n, v in losses.items() if v.dim()}
+        )
         if self.progress.step == 1:  # computed before the weights changed
             self.progress.began = state or ""
         if state in (None, self.progress.began):
             return False
-        rate = self.config.optimiser.lr or 0.0
+        rate = self.config.optimizer.lr or 0.0
         how = f"once, with a tenth of the learning rate ({rate * RESTART_RATE:g})"
         text = f"{state} after step {self.progress.step}; the training starts again, {how}"
         self.progress = Progress(rate=RESTART_RATE)
         self.task.model.load_state_dict(self.fresh())
-        self.optimiser = create_optimiser(self.task.parameters(), self.config)
+        self.optimizer = create_optimizer(self.task.parameters(), self.config)
         self.sink.clear()
         self._log({"kind": "note", "step": 0, "text": text})
         return True
 
     def _check_loss(self, value: float, what: str) -> None:
         if not math.isfinite(value):
-            raise TrainingError(f"the {what} became {value} after step {self.progress.step}; {self.sink.left()}")
+            raise TrainingError(
+                f"the {what} became {value} after step {self.progress.step}; {self.sink.left()}"
+            )
 
     def _finish_epoch(self, epoch: int, steps: int, seconds: float, mine: int) -> None:
         sums, self.progress.sums = self.progress.sums, {}
@@ -209,15 +252,25 @@ class Trainer:
         best = rank > (self.progress.best_score, -self.progress.best_loss)
         if best:
             progress = self.progress
-            progress.best_score, progress.best_loss, progress.best_epoch = rank[0], figures["loss"], epoch
+            progress.best_score, progress.best_loss, progress.best_epoch = (
+                rank[0],
+                figures["loss"],
+                epoch,
+            )
         self.sink.keep(self.task.model, epoch, best)
         row = {
-            "kind": "epoch", "step": self.progress.step, "epoch": epoch, "epochs": self.config.run.epochs,
+            "kind": "epoch",
+            "step": self.progress.step,
+            "epoch": epoch,
+            "epochs": self.config.run.epochs,
             **{f"train_{name}": value / count for name, value in sums.items()},
-            **{f"val_{name}": value for name, value in figures.items()}, "score": self.task.score,
-            "best": best, "warnings": self.task.warnings(outcomes), "images": count,
+            **{f"val_{name}": value for name, value in figures.items()},
+            "score": self.task.score,
+            "best": best,
+            "warnings": self.task.warnings(outcomes),
+            "images": count,
             "images_per_second": round(steps / seconds * self.epoch_size / self.per_epoch, 1),
-        }  # fmt: skip
+        }
         if self.ranks.world > 1:
             row["ranks"] = self.ranks.gather({"images": mine, "seconds": round(seconds, 2)})
         self._log(row)

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules, sizes of batches, and hardware precision."""
+"""Optimizers, learning-rate schedules, sizes of batches, and hardware precision."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,22 +9,28 @@ from torch import nn
 
 from torchcaps import plugins
 from torchcaps.errors import RunError
-from torchcaps.settings import OptimiserSettings, TrainConfig
+from torchcaps.settings import OptimizerSettings, TrainConfig
 
 WARM_UP, WARM_UP_STEPS = 0.05, 40
 PAPER_DECAY, PAPER_STEPS, PAPER_FLOOR, PAPER_RISE = 0.96, 2000, 1e-6, 1000
 LOWEST = 0.1  # share of the rate that an exponential schedule ends at
 LARGEST_BATCH, SMALLEST_BATCH = 128, 8
-ENOUGH_STEPS = 100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
-Make = Callable[[list[nn.Parameter], float, OptimiserSettings], torch.optim.Optimizer]
+ENOUGH_STEPS = (
+    100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
+)
+Make = Callable[[list[nn.Parameter], float, OptimizerSettings], torch.optim.Optimizer]
 _OPTIMISERS: dict[str, Make] = {}
-register_optimiser = plugins.by_its_name("optimiser", _OPTIMISERS)  # of (parameters, lr, settings), named by a run
+register_optimizer = plugins.by_its_name(
+    "optimizer", _OPTIMISERS
+)  # of (parameters, lr, settings), named by a run
 
 
 def _made(kind: Any, *names: str) -> Make:
-    """An optimiser of torch with a weight decay, and the settings of these names."""
+    """An optimizer of torch with a weight decay, and the settings of these names."""
 
-    def make(parameters: list[nn.Parameter], lr: float, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    def make(
+        parameters: list[nn.Parameter], lr: float, settings: OptimizerSettings
+    ) -> torch.optim.Optimizer:
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
         given = {name: getattr(settings, name) for name in ("weight_decay", *names)}
         return kind(parameters, lr, fused=fused, **given)
@@ -33,15 +39,18 @@ def _made(kind: Any, *names: str) -> Make:
 
 
 _OPTIMISERS |= {
-    "adam": _made(torch.optim.Adam), "adamw": _made(torch.optim.AdamW),
+    "adam": _made(torch.optim.Adam),
+    "adamw": _made(torch.optim.AdamW),
     "sgd": _made(torch.optim.SGD, "momentum", "nesterov"),
-}  # fmt: skip
+}
 
 
-def create_optimiser(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of a run; UnknownNameError (a ValueError) if there is none of this name."""
-    make = plugins.find("optimiser", config.optimiser.name, _OPTIMISERS)
-    return make(list(parameters), config.optimiser.lr or 0.0, config.optimiser)
+def create_optimizer(
+    parameters: Iterable[nn.Parameter], config: TrainConfig
+) -> torch.optim.Optimizer:
+    """The optimizer of a run; UnknownNameError (a ValueError) if there is none of this name."""
+    make = plugins.find("optimizer", config.optimizer.name, _OPTIMISERS)
+    return make(list(parameters), config.optimizer.lr or 0.0, config.optimizer)
 
 
 def batch_size(images: int) -> int:
@@ -53,10 +62,12 @@ def batch_size(images: int) -> int:
     return size
 
 
-def learning_rate(config: TrainConfig, step: int, total_steps: int, stages: Sequence[float] = (0.0,)) -> float:
+def learning_rate(
+    config: TrainConfig, step: int, total_steps: int, stages: Sequence[float] = (0.0,)
+) -> float:
     """Learning rate of step `step`, counted from 0, of `total_steps`. In each of the stages, which begin at these
     shares of all steps, short, cosine and constant start anew."""
-    rate, schedule = config.optimiser.lr or 0.0, config.schedule
+    rate, schedule = config.optimizer.lr or 0.0, config.schedule
     if schedule.name == "paper":
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
         fallen = max(PAPER_FLOOR, rate * PAPER_DECAY ** (step / PAPER_STEPS))
@@ -93,7 +104,9 @@ def resolve_device(name: str) -> torch.device:
         if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all
             raise RuntimeError("it does not compute")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise RunError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]})") from error
+        raise RunError(
+            f"device: {name!r} cannot be used here ({str(error).splitlines()[0]})"
+        ) from error
     return device
 
 
@@ -107,5 +120,8 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # torch offers no public question for these CPU features.
-    asks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    asks = (
+        getattr(torch.cpu, name, None)
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
     return device.type == "cpu" and any(ask() for ask in asks if ask is not None)

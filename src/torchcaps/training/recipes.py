@@ -18,11 +18,15 @@ class Row:
     """One line of an experiment's table."""
 
     name: str  # what is trained, in words
-    published: dict[str, str] = field(default_factory=dict)  # the paper's figures, such as {"error": "0.25 ± 0.005 %"}
+    published: dict[str, str] = field(
+        default_factory=dict
+    )  # the paper's figures, such as {"error": "0.25 ± 0.005 %"}
     # Settings that differ from the recipe's run; options of the model replace all of its options.
     changes: dict[str, Any] = field(default_factory=dict)
     budgets: tuple[str, ...] = ()  # in which it is run; empty is all
-    within: dict[str, dict[str, Any]] = field(default_factory=dict)  # further changes by the budget they belong to
+    within: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # further changes by the budget they belong to
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Budget:
     """How much of an experiment is run."""
 
     cost: str  # what that takes, in words
-    changes: dict[str, Any] = field(default_factory=dict)  # settings that differ from the recipe's run
+    changes: dict[str, Any] = field(
+        default_factory=dict
+    )  # settings that differ from the recipe's run
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,15 @@ class Recipe:
     title: str  # one line
     published: str  # the figure of the paper, in words, with its source
     config: TrainConfig  # the run, at full length
-    rows: tuple[Row, ...]  # what is compared, the first one being the run itself unless it says otherwise
-    budgets: dict[str, Budget]  # "small", "hour" and "full", or some of them; "full" changes nothing
-    measures: tuple[str, ...] = ()  # what is measured beside the evaluation that every run ends with
+    rows: tuple[
+        Row, ...
+    ]  # what is compared, the first one being the run itself unless it says otherwise
+    budgets: dict[
+        str, Budget
+    ]  # "small", "hour" and "full", or some of them; "full" changes nothing
+    measures: tuple[
+        str, ...
+    ] = ()  # what is measured beside the evaluation that every run ends with
     figures: tuple[str, ...] = ("error",)  # which figures the table shows
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
@@ -56,8 +68,15 @@ class Recipe:
         the recipe has no such budget; ValueError for settings that a run refuses."""
         known = self.rows_of(budget)
         if row not in known:
-            raise UnknownNameError(f"row of {self.name} within {budget}", row.name, [r.name for r in known])
-        parts = (self.config.flat(), self.budgets[budget].changes, row.changes, row.within.get(budget, {}))
+            raise UnknownNameError(
+                f"row of {self.name} within {budget}", row.name, [r.name for r in known]
+            )
+        parts = (
+            self.config.flat(),
+            self.budgets[budget].changes,
+            row.changes,
+            row.within.get(budget, {}),
+        )
         settings = {name: value for part in parts for name, value in flattened(part).items()}
         return TrainConfig.from_dict(settings).updated(**changes)
 
@@ -82,7 +101,9 @@ def list_recipes() -> list[str]:
 def _known() -> Mapping[str, Recipe | Path]:
     """Those that were registered, and those inside the installed package or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    folder = package / "recipes" if (package / "recipes").is_dir() else package.parents[1] / "recipes"
+    folder = (
+        package / "recipes" if (package / "recipes").is_dir() else package.parents[1] / "recipes"
+    )
     return ChainMap(_ADDED, {path.stem: path for path in folder.glob("**/*.toml")})
 
 
@@ -115,14 +136,23 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     given = content.get("rows", [{"name": config.model.name}])
     keys: Any = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))
     rows = tuple(Row(row["name"], *(kind(row.get(key, ())) for key, kind in keys)) for row in given)
-    budgets = {key: Budget(value["cost"], value.get("run", {})) for key, value in content.get("budgets", {}).items()}
+    budgets = {
+        key: Budget(value["cost"], value.get("run", {}))
+        for key, value in content.get("budgets", {}).items()
+    }
     for row in rows:
         for key in row.within:
             check_known(f"budget of row {row.name}", key, budgets)
     recipe = Recipe(
-        name, content["title"], content["published"], config, rows, budgets or {"full": Budget("not measured")},
-        tuple(content.get("measures", ())), tuple(content.get("figures", ("error",))),
-    )  # fmt: skip
+        name,
+        content["title"],
+        content["published"],
+        config,
+        rows,
+        budgets or {"full": Budget("not measured")},
+        tuple(content.get("measures", ())),
+        tuple(content.get("figures", ("error",))),
+    )
     for budget in recipe.budgets:
         for row in recipe.rows_of(budget):
             recipe.resolve(row, budget)  # whatever is wrong is told when the file is read

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, load_dataset, preprocess_of
-from torchcaps.models import model_passport
-from torchcaps.ranks import first_alone, joined
+from torchcaps.distributed import joined, main_first
+from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.training.checkpoint import build_model, describe_model, name_model
@@ -20,7 +20,7 @@ from torchcaps.training.loop import Callbacks, Listener, Trainer
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.run_folder import RunFolder
 from torchcaps.training.sampling import cropped, on_device, split
-from torchcaps.training.sinks import InFolder, InMemory
+from torchcaps.training.sinks import MemoryLogger, RunLogger
 
 Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 
@@ -28,16 +28,26 @@ Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 class Fitted(NamedTuple):
     """What `fit` returns."""
 
-    model: nn.Module  # the one that was given, with the weights of its best epoch, in evaluation mode
-    history: list[dict[str, Any]]  # a row for each epoch: "train_loss", "val_loss", the task's figures, and more
+    model: (
+        nn.Module
+    )  # the one that was given, with the weights of its best epoch, in evaluation mode
+    history: list[
+        dict[str, Any]
+    ]  # a row for each epoch: "train_loss", "val_loss", the task's figures, and more
 
 
 def fit(
-    model: nn.Module, images: Images, *, validation: Images | None = None, config: TrainConfig | None = None,
-    listener: Listener | None = None, on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
+    model: nn.Module,
+    images: Images,
+    *,
+    validation: Images | None = None,
+    config: TrainConfig | None = None,
+    listener: Listener | None = None,
+    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
     on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None, **settings: Any,
-) -> Fitted:  # fmt: skip
+    should_stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> Fitted:
     """Train a model on images in memory, in place; nothing is written.
 
     Args:
@@ -65,27 +75,41 @@ def fit(
     if validation is None:
         kept, held = split(whole, config, device)
     else:
-        kept, held = on_device(whole, device), on_device(cropped(as_set(validation), config.data.crop), device)
+        kept, held = (
+            on_device(whole, device),
+            on_device(cropped(as_set(validation), config.data.crop), device),
+        )
     task = create_task(model, config, kept)
     task.check(held)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    sink = InMemory()
-    Trainer(task, kept, held, sink, Callbacks(listener, on_step, on_epoch, should_stop), lambda: start).run()
+    sink = MemoryLogger()
+    Trainer(
+        task, kept, held, sink, Callbacks(listener, on_step, on_epoch, should_stop), lambda: start
+    ).run()
     if sink.best is not None:
         model.load_state_dict(sink.best)
     model.eval()
-    name_model(model, whole.classes if task.labelled else (), preprocess_of(whole, config.data.crop), task.name)
+    name_model(
+        model,
+        whole.classes if task.labeled else (),
+        preprocess_of(whole, config.data.crop),
+        task.name,
+    )
     return Fitted(model, [row for row in sink.rows if row["kind"] == "epoch"])
 
 
 def train(
-    config: TrainConfig, output: str | Path, *, resume: bool = False, listener: Listener | None = None,
+    config: TrainConfig,
+    output: str | Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> RunFolder:  # fmt: skip
+) -> RunFolder:
     """Train a model by name and leave a run folder.
 
     The model of the epoch with the best score on held-out images becomes `model.safetensors`. Where several processes
-    have joined (`torchcaps.ranks`), all of them call this, and the first one writes.
+    have joined (`torchcaps.distributed`), all of them call this, and the first one writes.
 
     Args:
         config: what to run; with `resume`, the folder's own configuration, and of this one only a device other than
@@ -113,7 +137,9 @@ def train(
         with _held(run.continued()):
             _prepared(config, run, callbacks).run()
         return run
-    trainer = _prepared(config, run, callbacks)  # reads the data and builds the model, before a folder is made
+    trainer = _prepared(
+        config, run, callbacks
+    )  # reads the data and builds the model, before a folder is made
     with _held(run.begun(trainer.config)):
         trainer.run()
     return run
@@ -124,8 +150,12 @@ def as_set(images: Images) -> ImageSet:
     if isinstance(images, ImageSet):
         return images
     if not isinstance(images, tuple) or len(images) != 2:
-        raise ValueError(f"images: expected an ImageSet or (images, labels), got {type(images).__name__}")
-    pixels, labels = (x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images)
+        raise ValueError(
+            f"images: expected an ImageSet or (images, labels), got {type(images).__name__}"
+        )
+    pixels, labels = (
+        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images
+    )
     if pixels.is_floating_point():
         pixels = pixels.float()
     labels = labels.long()
@@ -136,22 +166,30 @@ def as_set(images: Images) -> ImageSet:
 def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trainer:
     """The training of a run: data read, model built."""
     device, data = resolve_device(config.run.device), config.data
-    with first_alone():
-        images = load_dataset(data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes)
+    with main_first():
+        images = load_dataset(
+            data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes
+        )
     kept, held = split(images, config, device)
     preprocess = preprocess_of(images, data.crop)
-    about = describe_model(config.model.name, config.model.options, images.classes, preprocess, config.task.name)
+    about = describe_model(
+        config.model.name, config.model.options, images.classes, preprocess, config.task.name
+    )
 
     def built() -> Task:
-        model = build_model(about, generator=torch.Generator().manual_seed(config.run.seed)).to(device)
+        model = build_model(about, generator=torch.Generator().manual_seed(config.run.seed)).to(
+            device
+        )
         return create_task(model, config, kept)
 
     task = built()
-    if not task.labelled and not model_passport(config.model.name).num_classes:  # a model without classes
+    if (
+        not task.labeled and not model_info(config.model.name).num_classes
+    ):  # a model without classes
         about["classes"] = []
         task = built()
     about["task"] = task.name
-    sink = InFolder(run, about, kept, held, keep_epochs=config.run.keep_epochs)
+    sink = RunLogger(run, about, kept, held, keep_epochs=config.run.keep_epochs)
     return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built().model.state_dict())  # noqa: PLW0108
 
 
@@ -159,7 +197,7 @@ def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trai
 def _held(folder: Any) -> Iterator[None]:
     """Hold a run folder, in the first process; the others wait until it is held."""
     with ExitStack() as held:
-        with first_alone():
+        with main_first():
             if joined().main:
                 held.enter_context(folder)
         yield

@@ -13,12 +13,23 @@ from typing import Any
 
 from torchcaps.errors import RunError, TrainingError, read_text
 from torchcaps.settings import TrainConfig
-from torchcaps.training.checkpoint import LAST_FILE, MODEL_FILE, PREVIOUS_FILE, atomic, load_tensors, write_json
+from torchcaps.training.checkpoint import (
+    LAST_FILE,
+    MODEL_FILE,
+    PREVIOUS_FILE,
+    atomic,
+    load_tensors,
+    write_json,
+)
 from torchcaps.training.environment import check_threads, environment
 from torchcaps.training.lock import LOCK, exclusive, holder, in_use, is_alive, make_folder
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
-MOVABLE = ("device", "root", "max_bytes")  # settings that a run may be told anew when it goes on
+RESUME_OVERRIDES = (
+    "device",
+    "root",
+    "max_bytes",
+)  # settings that a run may be told anew when it goes on
 
 
 class RunFolder:
@@ -26,9 +37,15 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.model = self.path / MODEL_FILE  # the best one by validation, ready for `torchcaps.load`
-        self.last = self.path / "checkpoints" / LAST_FILE  # the newest state of the training, for `resume`
-        self.previous = self.last.with_name(PREVIOUS_FILE)  # the state before it, for when the newest is damaged
+        self.model = (
+            self.path / MODEL_FILE
+        )  # the best one by validation, ready for `torchcaps.load`
+        self.last = (
+            self.path / "checkpoints" / LAST_FILE
+        )  # the newest state of the training, for `resume`
+        self.previous = self.last.with_name(
+            PREVIOUS_FILE
+        )  # the state before it, for when the newest is damaged
         self.metrics = self.path / METRICS
 
     def epoch_model(self, epoch: int) -> Path:
@@ -140,7 +157,9 @@ class RunFolder:
 
     def unchanging(self, config: TrainConfig) -> dict[str, Any]:
         """What a checkpoint of this run keeps of its configuration and environment, to compare with when it goes on."""
-        settings = {name: value for name, value in config.flat().items() if name not in MOVABLE}
+        settings = {
+            name: value for name, value in config.flat().items() if name not in RESUME_OVERRIDES
+        }
         threads = self.threads()
         return {"settings": settings} | ({} if threads is None else {"threads": threads})
 
@@ -169,10 +188,15 @@ class RunFolder:
         try:
             *lines, _ = read_text(self.metrics).split("\n")
             rows = [json.loads(line) for line in lines]
-            if not all(isinstance(row, dict) and "kind" in row and type(row.get("step")) is int for row in rows):
+            if not all(
+                isinstance(row, dict) and "kind" in row and type(row.get("step")) is int
+                for row in rows
+            ):
                 raise ValueError("a line without kind, or without a step that is a whole number")
         except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.metrics}: is not readable as one JSON object a line ({error})") from error
+            raise RunError(
+                f"{self.metrics}: is not readable as one JSON object a line ({error})"
+            ) from error
         return rows
 
     def rewind(self, step: int) -> None:

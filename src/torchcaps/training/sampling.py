@@ -30,7 +30,7 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
     of them would be empty, or they do not fit on the device."""
     data = config.data
     count = int(data.holdout) if data.holdout >= 1 else data.holdout
-    kept, held = images.split_off(count, config.run.seed)
+    kept, held = images.train_val_split(count, config.run.seed)
     if data.per_class is not None:
         kept = kept.subset(few_labels(kept.labels, data.per_class, config.run.seed))
     return on_device(kept, device), on_device(cropped(held, data.crop), device)
@@ -46,4 +46,6 @@ def on_device(images: ImageSet, device: torch.device) -> ImageSet:
     try:
         return images.to(device)
     except torch.OutOfMemoryError as error:
-        raise DataError(f"{images.name}: its {images.images.nbytes / 2**20:.0f} MB do not fit on {device}") from error
+        raise DataError(
+            f"{images.name}: its {images.images.nbytes / 2**20:.0f} MB do not fit on {device}"
+        ) from error

@@ -6,7 +6,9 @@ may be anything that `numpy.asarray` takes, CPU tensors included. Images are `[n
 fit raises ValueError, as do too many of anything.
 """
 
-from torchcaps.viz import canvas as _canvas  # first: it says what is missing where there is no matplotlib
+from torchcaps.viz import (
+    canvas as _canvas,
+)  # first: it says what is missing where there is no matplotlib
 from torchcaps.viz.bench import accuracy_against_time as accuracy_against_time
 from torchcaps.viz.bench import latency_curves as latency_curves
 from torchcaps.viz.bench import layer_bars as layer_bars

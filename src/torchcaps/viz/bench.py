@@ -20,7 +20,9 @@ Rows = Sequence[Mapping[str, Any]]
 def throughput_bars(rows: Rows) -> Figure:
     """Training speed of each variant, one bar for each precision: `variant`, `precision`, `img/s` of `bench step`."""
     precisions = list(dict.fromkeys(str(row["precision"]) for row in _some(rows)))
-    series = {p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions}
+    series = {
+        p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions
+    }
     return _bars(series, "training, images per second (more is better)")
 
 
@@ -35,7 +37,10 @@ def memory_bars(rows: Rows) -> Figure:
     """Peak memory by `batch` and `precision`: `predicted MiB` and `measured MiB` of `bench memory`."""
     names = [f"batch {row['batch']}, {row['precision']}" for row in _some(rows)]
     heads = ("predicted", "measured")
-    series = {head: {name: r[f"{head} MiB"] for name, r in zip(names, rows, strict=True)} for head in heads}
+    series = {
+        head: {name: r[f"{head} MiB"] for name, r in zip(names, rows, strict=True)}
+        for head in heads
+    }
     return _bars(series, "peak memory of a training step, MiB")
 
 
@@ -52,7 +57,9 @@ def scaling_curves(rows: Rows) -> Figure:
             line(axes, row["sizes"], row["ms"], style, label)
         _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
         plain(axes, name, ylabel="ms")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)  # below: hides no line
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False
+        )  # below: hides no line
     return figure
 
 
@@ -72,7 +79,9 @@ def latency_curves(rows: Rows) -> Figure:
     return figure
 
 
-def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]]) -> Figure:
+def accuracy_against_time(
+    panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]],
+) -> Figure:
     """A panel a data set, a point a system: test error against minutes of training, with a bar from worst to best run.
 
     Both axes are logarithmic, and the better systems are above. Errors below 0.01 % are drawn there. The time axis
@@ -81,22 +90,30 @@ def accuracy_against_time(panels: Mapping[str, Mapping[str, tuple[float, Sequenc
     """
     check_range("number of panels", len(panels), low=1)
     names = list(dict.fromkeys(name for points in panels.values() for name in points))
-    looks = [(colour, marker) for _, marker in STYLES for colour, _ in STYLES]
+    looks = [(color, marker) for _, marker in STYLES for color, _ in STYLES]
     figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
-    for axes, (data, points) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+    for axes, (data, points) in zip(
+        figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
+    ):
         for name, (minutes, runs) in points.items():
-            colour, marker = looks[names.index(name) % len(looks)]
+            color, marker = looks[names.index(name) % len(looks)]
             errors = [max(0.01, 100 * (1 - run)) for run in runs]
-            axes.plot([minutes, minutes], [min(errors), max(errors)], color=colour, lw=1)
-            axes.plot(minutes, mean(errors), color=colour, marker=marker, ms=6, ls="", label=name)
+            axes.plot([minutes, minutes], [min(errors), max(errors)], color=color, lw=1)
+            axes.plot(minutes, mean(errors), color=color, marker=marker, ms=6, ls="", label=name)
         plain(axes, data, xlabel="minutes of training", ylabel="test error, %")
         _logarithmic(axes)
         low, high = axes.get_xlim()
         middle = (low * high) ** 0.5
         axes.set_xlim(min(low, middle / 2), max(high, middle * 2))
         axes.invert_yaxis()
-    found = {name: mark for axes in figure.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=SMALL, frameon=False)
+    found = {
+        name: mark
+        for axes in figure.axes
+        for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        found.values(), found.keys(), loc="outside right upper", fontsize=SMALL, frameon=False
+    )
     return figure
 
 
@@ -114,9 +131,13 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     thick = 0.84 / len(series)
     for n, (label, values) in enumerate(series.items()):
         places = [names.index(name) + (n - (len(series) - 1) / 2) * thick for name in values]
-        colour = STYLES[n % len(STYLES)][0]
-        bars = axes.barh(places, list(values.values()), height=0.92 * thick, color=colour, label=label)
-        axes.bar_label(bars, fmt=lambda x: f"{x:.3g}" if x < 1000 else f"{x:.0f}", padding=3, fontsize=SMALL)
+        color = STYLES[n % len(STYLES)][0]
+        bars = axes.barh(
+            places, list(values.values()), height=0.92 * thick, color=color, label=label
+        )
+        axes.bar_label(
+            bars, fmt=lambda x: f"{x:.3g}" if x < 1000 else f"{x:.0f}", padding=3, fontsize=SMALL
+        )
     axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))

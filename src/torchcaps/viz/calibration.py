@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.viz.canvas import BELOW, GREY, RED, SKY, TEXT, Figure, new_figure, plain
+from torchcaps.viz.canvas import BELOW, GRAY, RED, SKY, TEXT, Figure, new_figure, plain
 
-NAMES = {"normalised": "activations divided by their sum", "length": "longest capsule"}
+NAMES = {"normalized": "activations divided by their sum", "length": "longest capsule"}
 
 
 def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -25,17 +25,29 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         upper = plain(grid[0, column], ylabel="accuracy")
         lower = plain(grid[1, column], xlabel="confidence", ylabel="samples")
         edges, counts = np.asarray(table["edges"], dtype=float), np.asarray(table["count"])
-        sure, right = (np.array(table[key], dtype=float) for key in ("confidence", "accuracy"))  # None becomes NaN
+        sure, right = (
+            np.array(table[key], dtype=float) for key in ("confidence", "accuracy")
+        )  # None becomes NaN
         filled = ~np.isnan(right)
         look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "lw": 0.5}
-        upper.bar(edges[:-1][filled], right[filled], np.diff(edges)[filled], color=SKY, label="accuracy", **look)
+        upper.bar(
+            edges[:-1][filled],
+            right[filled],
+            np.diff(edges)[filled],
+            color=SKY,
+            label="accuracy",
+            **look,
+        )
         upper.plot([0, 1], [0, 1], color="black", lw=0.8, ls="--", label="confidence = accuracy")
         mean = "accuracy at the mean confidence"
         upper.plot(sure[filled], right[filled], color=RED, marker="o", ms=3.5, ls="", label=mean)
         upper.set_xlim(0, 1)
         upper.set_ylim(0, 1.02)
-        upper.set_title(f"{NAMES.get(name, name)}\ncalibration error {100 * table['error']:.2f} %", fontsize=TEXT)
-        lower.bar(edges[:-1], counts, np.diff(edges), color=GREY, **look)
+        upper.set_title(
+            f"{NAMES.get(name, name)}\ncalibration error {100 * table['error']:.2f} %",
+            fontsize=TEXT,
+        )
+        lower.bar(edges[:-1], counts, np.diff(edges), color=GRAY, **look)
         # From a full last bin to single samples: only a logarithmic axis shows both.
         lower.set_yscale("symlog", linthresh=1)
         lower.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""What all figures share: size limits, colours, lines."""
+"""What all figures share: size limits, colors, lines."""
 
 from typing import Any
 
@@ -10,15 +10,21 @@ try:
     from matplotlib.colors import hsv_to_rgb
     from matplotlib.figure import Figure as Figure
 except ImportError as error:
-    raise ImportError("plots need matplotlib; install it with: pip install 'torchcaps[plots]'") from error
+    raise ImportError(
+        "plots need matplotlib; install it with: pip install 'torchcaps[plots]'"
+    ) from error
 
-# Okabe and Ito's palette, told apart with every common colour blindness.
-BLUE, SKY, ORANGE, RED, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D0D0D0"
-# Colours and markers of lines, which are told apart in grey print, too.
+# Okabe and Ito's palette, told apart with every common color blindness.
+BLUE, SKY, ORANGE, RED, GRAY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D0D0D0"
+# Colors and markers of lines, which are told apart in gray print, too.
 STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
 # Points.
 TEXT, SMALL = 9.0, 7.5
-BELOW: dict[str, Any] = {"loc": "outside lower center", "fontsize": SMALL, "frameon": False}  # a legend of all panels
+BELOW: dict[str, Any] = {
+    "loc": "outside lower center",
+    "fontsize": SMALL,
+    "frameon": False,
+}  # a legend of all panels
 # Inches: no number of classes or examples makes a figure larger.
 MAX_WIDTH, MAX_HEIGHT = 16.0, 20.0
 
@@ -29,7 +35,9 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=size, dpi=130, layout="constrained", facecolor="white")
 
 
-def panels(count: int, columns: int, width: float, height: float, below: float = 0.0) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, columns: int, width: float, height: float, below: float = 0.0
+) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels of these inches, at most `columns` beside each other, with some room `below`."""
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -40,7 +48,9 @@ def panels(count: int, columns: int, width: float, height: float, below: float =
     return figure, axes[:count]
 
 
-def plain(axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False) -> Axes:
+def plain(
+    axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False
+) -> Axes:
     """Small tick labels, no frame above and to the right; a title on the left, names of the axes, pale grid lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=SMALL)
@@ -53,13 +63,20 @@ def plain(axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", gr
 
 
 def hues(count: int) -> NDArray[np.float64]:
-    """`[count, 3]` bright colours around the circle, red, green and blue in [0, 1]."""
-    turns = np.arange(count) * 0.618034 % 1  # neighbours are far from each other
+    """`[count, 3]` bright colors around the circle, red, green and blue in [0, 1]."""
+    turns = np.arange(count) * 0.618034 % 1  # neighbors are far from each other
     return np.asarray(hsv_to_rgb(np.stack([turns, np.full(count, 0.75), np.ones(count)], axis=1)))
 
 
-def line(axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: str, **options: Any) -> None:
-    """A line in this colour with this marker, which goes without markers from 41 points on."""
-    colour, marker = style
-    given: dict[str, Any] = {"color": colour, "marker": marker if np.size(x) <= 40 else "", "ms": 4, "lw": 1.5}
+def line(
+    axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: str, **options: Any
+) -> None:
+    """A line in this color with this marker, which goes without markers from 41 points on."""
+    color, marker = style
+    given: dict[str, Any] = {
+        "color": color,
+        "marker": marker if np.size(x) <= 40 else "",
+        "ms": 4,
+        "lw": 1.5,
+    }
     axes.plot(x, y, **(given | options), label=label)

@@ -1,4 +1,4 @@
-"""Class by class: which are taken for which, how many are recognised, and how long the capsules are."""
+"""Class by class: which are taken for which, how many are recognized, and how long the capsules are."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,19 @@ from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, RED, SKY, SMALL, TEXT, Axes, Figure, new_figure, plain
+from torchcaps.viz.canvas import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    RED,
+    SKY,
+    SMALL,
+    TEXT,
+    Axes,
+    Figure,
+    new_figure,
+    plain,
+)
 from torchcaps.viz.images import pictures, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
@@ -17,10 +29,10 @@ MOST_BARS, FEW = 10, 5  # up to so many classes, all have a bar; of more, the lo
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Counts `[classes, classes]` of true classes (rows) against predicted ones (columns), coloured by the share of the
+    """Counts `[classes, classes]` of true classes (rows) against predicted ones (columns), colored by the share of the
     row.
 
-    The colours follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
+    The colors follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
     in the cells where they can be read; beyond 60 classes only every n-th is named. Raises ValueError for a matrix that
     is not square, is empty, holds no integers, or has another number of classes."""
     counts = np.asarray(matrix)
@@ -37,18 +49,26 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     norm = PowerNorm(0.5, 0, 100)
     # The figure's size makes the cells square; a fixed aspect would move axes after the layout has placed their labels.
-    image = axes.imshow(100 * shares, cmap="Blues", norm=norm, interpolation="nearest", aspect="auto")
+    image = axes.imshow(
+        100 * shares, cmap="Blues", norm=norm, interpolation="nearest", aspect="auto"
+    )
     _name_cells(axes, names)
     _write_cells(axes, counts, shares, cells / len(counts))
     bar = figure.colorbar(image, ax=axes, aspect=30, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     bar.set_label("% of the true class", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     right, total = np.trace(counts), counts.sum()
-    axes.set_title(f"{right:,} of {total:,} right ({100 * right / max(total, 1):.2f} %)", fontsize=TEXT, loc="left")
+    axes.set_title(
+        f"{right:,} of {total:,} right ({100 * right / max(total, 1):.2f} %)",
+        fontsize=TEXT,
+        loc="left",
+    )
     return figure
 
 
-def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]) -> Figure:
+def per_class_bars(
+    accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]
+) -> Figure:
     """Accuracy of each class as a bar, with its number of samples, and the accuracy over all samples as a line.
 
     Accuracies are in [0, 1], or None for a class without samples, which has no bar. Beyond 60 classes only the 60 least
@@ -63,10 +83,18 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
     axes = figure.subplots()
     axes.barh(range(len(shown)), np.nan_to_num(percent[shown]), height=0.72, color=BLUE)
     for row, index in enumerate(shown):
-        text = "no samples" if np.isnan(percent[index]) else f"{percent[index]:.1f} % of {counts[index]:,}"
+        text = (
+            "no samples"
+            if np.isnan(percent[index])
+            else f"{percent[index]:.1f} % of {counts[index]:,}"
+        )
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
     names = short_names(classes, 26)
-    title = "accuracy by class" if len(shown) == len(percent) else f"the {MOST} lowest of {len(percent)} classes"
+    title = (
+        "accuracy by class"
+        if len(shown) == len(percent)
+        else f"the {MOST} lowest of {len(percent)} classes"
+    )
     known = ~np.isnan(percent)
     if total := np.asarray(counts)[known].sum():
         overall = float((percent * counts)[known].sum() / total)
@@ -79,7 +107,9 @@ def per_class_bars(accuracies: Sequence[float | None], classes: Sequence[str], c
     return figure
 
 
-def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]) -> Figure:
+def activation_bars(
+    images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]
+) -> Figure:
     """Up to 20 example images with the lengths `[n, classes]` of their class capsules as bars under each.
 
     Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class in
@@ -97,11 +127,16 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
     height, _ = tile_size(shown.shape[1:3], 1.1)
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
     figure = new_figure(max(2.1 * columns, 3.6), rows * (height + 0.17 * bars + 0.55) + 0.4)
-    grid = figure.add_gridspec(2 * rows, columns, height_ratios=[height + 0.2, 0.17 * bars + 0.2] * rows)
+    grid = figure.add_gridspec(
+        2 * rows, columns, height_ratios=[height + 0.2, 0.17 * bars + 0.2] * rows
+    )
     names = short_names(classes, 22)
     for i, image in enumerate(shown):
         row, column = 2 * (i // COLUMNS), i % COLUMNS
-        above, below = figure.add_subplot(grid[row, column]), figure.add_subplot(grid[row + 1, column])
+        above, below = (
+            figure.add_subplot(grid[row, column]),
+            figure.add_subplot(grid[row + 1, column]),
+        )
         above.imshow(image, interpolation="antialiased")
         above.set_axis_off()
         above.set_title(" + ".join(names[k] for k in true[i]), fontsize=SMALL)
@@ -113,9 +148,13 @@ def activation_bars(images: ArrayLike, activations: ArrayLike, labels: ArrayLike
 def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
     longest = np.argsort(-lengths, kind="stable").tolist()
     missing = [k for k in true if k not in longest[:FEW]]
-    chosen = [*longest[: FEW - len(missing)], *missing] if len(lengths) > MOST_BARS else range(len(lengths))
-    colours = [SKY if i in true else ORANGE if i in longest[: len(true)] else GREY for i in chosen]
-    plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colours)
+    chosen = (
+        [*longest[: FEW - len(missing)], *missing]
+        if len(lengths) > MOST_BARS
+        else range(len(lengths))
+    )
+    colors = [SKY if i in true else ORANGE if i in longest[: len(true)] else GRAY for i in chosen]
+    plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colors)
     for row, index in enumerate(chosen):
         axes.text(0.02, row, names[index], va="center", fontsize=SMALL)
         axes.text(1.03, row, f"{lengths[index]:.2f}", va="center", fontsize=SMALL)
@@ -136,7 +175,9 @@ def _name_cells(axes: Axes, names: list[str]) -> None:
     axes.set_ylabel("true class", fontsize=TEXT)
 
 
-def _write_cells(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float) -> None:
+def _write_cells(
+    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
+) -> None:
     """Counts in the cells that have any, if they can be read at the size of a cell, in inches."""
     digits = len(str(int(counts.max())))
     # A digit is about 0.62 of its size wide, and an inch has 72 points.
@@ -144,5 +185,13 @@ def _write_cells(axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float
     if size < 5:
         return
     for row, column in zip(*np.nonzero(counts), strict=True):
-        colour = "white" if shares[row, column] > 0.3 else "black"
-        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=size, color=colour)
+        color = "white" if shares[row, column] > 0.3 else "black"
+        axes.text(
+            column,
+            row,
+            str(counts[row, column]),
+            ha="center",
+            va="center",
+            fontsize=size,
+            color=color,
+        )

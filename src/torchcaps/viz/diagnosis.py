@@ -7,7 +7,19 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.evaluation import CapsuleActivity, Diagnosis
-from torchcaps.viz.canvas import BLUE, GREY, ORANGE, SKY, SMALL, STYLES, Axes, Figure, line, panels, plain
+from torchcaps.viz.canvas import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    SKY,
+    SMALL,
+    STYLES,
+    Axes,
+    Figure,
+    line,
+    panels,
+    plain,
+)
 from torchcaps.viz.names import short
 
 SLANTED = 4  # sets of capsules from which on their names are written aslant
@@ -26,7 +38,7 @@ def diagnosis(found: Diagnosis) -> Figure:
 def _entropy(axes: Axes, found: Diagnosis) -> None:
     for place, (name, values) in enumerate(found.iterations.entropy.items()):
         line(axes, range(1, len(values) + 1), values, STYLES[place % len(STYLES)], short(name, 18))
-    axes.axhline(1, color=GREY, ls="--", lw=1.2, zorder=0)
+    axes.axhline(1, color=GRAY, ls="--", lw=1.2, zorder=0)
     _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
     axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -44,12 +56,28 @@ def _activations(axes: Axes, found: Diagnosis) -> None:
 
 def _idle(axes: Axes, found: Diagnosis) -> None:
     names = ["children", *(short(layer.name, 18) for layer in found.layers)]
-    sets: list[CapsuleActivity | None] = [found.children, *(layer.parents for layer in found.layers)]
-    dead, constant = ([nan if one is None else getattr(one, what) for one in sets] for what in ("dead", "constant"))
+    sets: list[CapsuleActivity | None] = [
+        found.children,
+        *(layer.parents for layer in found.layers),
+    ]
+    dead, constant = (
+        [nan if one is None else getattr(one, what) for one in sets]
+        for what in ("dead", "constant")
+    )
     starved = [layer.starvation.starved for layer in found.layers]
-    kinds = (("never active", BLUE, dead), ("constant", SKY, constant), ("starved of gradient", ORANGE, starved))
-    for step, (label, colour, heights) in enumerate(kinds):
-        bars = axes.bar(np.arange(len(heights)) + 0.27 * (step - 1), heights, width=0.25, color=colour, label=label)
+    kinds = (
+        ("never active", BLUE, dead),
+        ("constant", SKY, constant),
+        ("starved of gradient", ORANGE, starved),
+    )
+    for step, (label, color, heights) in enumerate(kinds):
+        bars = axes.bar(
+            np.arange(len(heights)) + 0.27 * (step - 1),
+            heights,
+            width=0.25,
+            color=color,
+            label=label,
+        )
         if len(sets) <= SLANTED:
             texts = ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights]
             axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
@@ -63,9 +91,11 @@ def _accuracy(axes: Axes, found: Diagnosis) -> None:
         known |= {"uniform": found.ablation.uniform, "random": found.ablation.random}
     if found.baseline is not None:
         known["baseline"] = found.baseline.second
-    colours = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
-    drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colours)
-    axes.bar_label(drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1)
+    colors = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
+    drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colors)
+    axes.bar_label(
+        drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1
+    )
     _dress(axes, f"accuracy with these couplings, {found.num_samples} images", list(known))
 
 

@@ -7,14 +7,26 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import BELOW, BLUE, RED, SMALL, STYLES, TEXT, Axes, Figure, line, panels, plain
+from torchcaps.viz.canvas import (
+    BELOW,
+    BLUE,
+    RED,
+    SMALL,
+    STYLES,
+    TEXT,
+    Axes,
+    Figure,
+    line,
+    panels,
+    plain,
+)
 from torchcaps.viz.names import short_names
 
 Metrics = Sequence[Mapping[str, float | None]]
 
 # Key, name in the legend, style.
 SERIES = (("train", "training", (BLUE, "o")), ("val", "validation", (RED, "s")))
-DASHES = ("-", "--", ":", "-.")  # a second round of colours is told apart by these
+DASHES = ("-", "--", ":", "-.")  # a second round of colors is told apart by these
 MOST_RUNS = 4 * len(STYLES)
 
 
@@ -35,20 +47,38 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
     figure, drawn = panels(2, 2, 4.5, 3.6)
     known = [_epoch(row, i) for i, row in enumerate(metrics)]
     margin = max(0.03 * (max(known) - min(known)), 0.3)
-    for axes, measure, title in zip(drawn, ("loss", score), (f"{loss} loss".strip(), score), strict=True):
+    for axes, measure, title in zip(
+        drawn, ("loss", score), (f"{loss} loss".strip(), score), strict=True
+    ):
         for prefix, name, style in SERIES:
             epochs, values = _series(metrics, f"{prefix}_{measure}")
             finite = [value for value in values if isfinite(value)]
             if finite:
-                kind, best = ("lowest", min(finite)) if measure == "loss" else ("highest", max(finite))
+                kind, best = (
+                    ("lowest", min(finite)) if measure == "loss" else ("highest", max(finite))
+                )
                 shown = f"{best:.2f} %" if measure.endswith("accuracy") else f"{best:.3g}"
-                line(axes, epochs, values, style, f"{name}: {kind} {shown} at epoch {epochs[values.index(best)]:g}")
+                line(
+                    axes,
+                    epochs,
+                    values,
+                    style,
+                    f"{name}: {kind} {shown} at epoch {epochs[values.index(best)]:g}",
+                )
         _dress(axes, title)
         axes.set_xlim(min(known) - margin, max(known) + margin)
         if axes.lines:
             axes.legend(fontsize=SMALL, frameon=False)
         else:
-            axes.text(0.5, 0.5, "not recorded", ha="center", va="center", fontsize=TEXT, transform=axes.transAxes)
+            axes.text(
+                0.5,
+                0.5,
+                "not recorded",
+                ha="center",
+                va="center",
+                fontsize=TEXT,
+                transform=axes.transAxes,
+            )
             axes.set_yticks([])
     _scale_loss(drawn[0])
     return figure
@@ -72,7 +102,9 @@ def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> 
 def _dress(axes: Axes, measure: str) -> None:
     unit = " (%)" if measure.endswith("accuracy") else ""
     plain(axes, measure.replace("_", " ") + unit, xlabel="epoch", grid=True)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+    )
 
 
 def _scale_loss(axes: Axes) -> None:
@@ -86,8 +118,14 @@ def _scale_loss(axes: Axes) -> None:
 def _series(metrics: Metrics, key: str) -> tuple[list[float], list[float]]:
     """Epochs and values of one key; values that are not finite become NaN, which a line leaves out."""
     scale = 100.0 if key.endswith("accuracy") else 1.0
-    rows = [(_epoch(row, i), value) for i, row in enumerate(metrics) if (value := row.get(key)) is not None]
-    return [epoch for epoch, _ in rows], [scale * value if isfinite(value) else nan for _, value in rows]
+    rows = [
+        (_epoch(row, i), value)
+        for i, row in enumerate(metrics)
+        if (value := row.get(key)) is not None
+    ]
+    return [epoch for epoch, _ in rows], [
+        scale * value if isfinite(value) else nan for _, value in rows
+    ]
 
 
 def _epoch(row: Mapping[str, float | None], index: int) -> float:

@@ -33,23 +33,32 @@ def check_length(argument: str, values: Sized, expected: int) -> None:
         raise ValueError(f"{argument}: expected {expected} entries, got {len(values)}")
 
 
-def class_indices(argument: str, values: ArrayLike, classes: int, **sizes: int) -> NDArray[np.int64]:
+def class_indices(
+    argument: str, values: ArrayLike, classes: int, **sizes: int
+) -> NDArray[np.int64]:
     """`values` as an array of indices of `classes` classes, with axes of these names and sizes. Raises ValueError for
     another shape, or an index that is no class."""
     indices = np.asarray(values)
     check_shape(argument, indices, tuple(sizes), **sizes)
     outside = indices[(indices < 0) | (indices >= classes)]
     if len(outside):
-        raise ValueError(f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}")
+        raise ValueError(
+            f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}"
+        )
     return indices
 
 
 def drawable(classes: Sequence[str]) -> list[str]:
     """The names as pictures can show them: by number where the font lacks a letter, or the script runs to the left."""
-    letters = font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap()
+    letters = font_manager.get_font(
+        font_manager.findfont(font_manager.FontProperties())
+    ).get_charmap()
     return [
         label
-        if all(ord(c) in letters and bidirectional(c) not in ("R", "AL") for c in " ".join(label.split()))
+        if all(
+            ord(c) in letters and bidirectional(c) not in ("R", "AL")
+            for c in " ".join(label.split())
+        )
         else f"class {index}"
         for index, label in enumerate(classes)
     ]

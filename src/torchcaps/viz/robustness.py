@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range
-from torchcaps.viz.canvas import BELOW, GREY, STYLES, TEXT, Figure, line, panels, plain
+from torchcaps.viz.canvas import BELOW, GRAY, STYLES, TEXT, Figure, line, panels, plain
 from torchcaps.viz.names import short, short_names
 
 Curve = tuple[ArrayLike, ArrayLike]
@@ -21,13 +21,18 @@ def accuracy_curves(
     accuracy of a guess, is a dashed line. Raises ValueError for no curve or too many, or lists that do not go together.
     """
     check_range("number of curves", len(curves), low=1, high=len(STYLES))
-    figure = affine_curves({name: {xlabel: curve} for name, curve in curves.items()}, units={}, chance=chance)
+    figure = affine_curves(
+        {name: {xlabel: curve} for name, curve in curves.items()}, units={}, chance=chance
+    )
     figure.axes[0].set_title(short(title, 70), fontsize=TEXT, loc="left")
     return figure
 
 
 def affine_curves(
-    models: Mapping[str, Mapping[str, Curve]], *, units: Mapping[str, str], chance: float | None = None
+    models: Mapping[str, Mapping[str, Curve]],
+    *,
+    units: Mapping[str, str],
+    chance: float | None = None,
 ) -> Figure:
     """A panel a transformation, 1 to 8 in all, a line a model, 1 to 6; see `accuracy_curves`. Units of the amounts are
     by transformation. Raises ValueError for no model or too many, or curves that do not fit."""
@@ -35,13 +40,15 @@ def affine_curves(
     kinds = list(dict.fromkeys(kind for curves in models.values() for kind in curves))
     check_range("number of transformations", len(kinds), low=1, high=8)
     columns = min(len(kinds), 4)
-    figure, drawn = panels(len(kinds), columns, 3.3 if columns > 1 else 4.6, 3.0, 0.2 + 0.2 * (len(models) // columns))
+    figure, drawn = panels(
+        len(kinds), columns, 3.3 if columns > 1 else 4.6, 3.0, 0.2 + 0.2 * (len(models) // columns)
+    )
     for axes, kind in zip(drawn, kinds, strict=True):
         for (name, curves), style in zip(models.items(), STYLES, strict=False):
             if kind in curves:
                 line(axes, *_ascending(name, curves[kind]), style, name)
         if chance is not None:
-            axes.axhline(100 * chance, color=GREY, ls="--", lw=1.2, zorder=0, label="chance")
+            axes.axhline(100 * chance, color=GRAY, ls="--", lw=1.2, zorder=0, label="chance")
         unit = f" ({units[kind]})" if kind in units else ""
         plain(axes, xlabel=kind + unit, ylabel="accuracy (%)", grid=True)
         axes.set_ylim(-2, 102)
@@ -54,6 +61,8 @@ def _ascending(name: str, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Amounts in their order, and accuracies in percent."""
     x, y = (np.asarray(values, dtype=np.float64) for values in curve)
     if x.ndim != 1 or x.shape != y.shape or not len(x):
-        raise ValueError(f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}")
+        raise ValueError(
+            f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}"
+        )
     order = np.argsort(x, kind="stable")
     return x[order], 100 * y[order]

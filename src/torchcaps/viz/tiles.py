@@ -16,17 +16,25 @@ from torchcaps.viz.images import check_alike, pictures, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
 MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
-LINE, ROOM, GAP = 0.15, 0.98, 0.06  # inches: a line of names, across for the names of an image, between images
-CENTRED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}
-INKS = ("#B000B0", "#007A00")  # of text; the drawings: magenta, green, to suit colour-blind readers
+LINE, ROOM, GAP = (
+    0.15,
+    0.98,
+    0.06,
+)  # inches: a line of names, across for the names of an image, between images
+CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}
+INKS = ("#B000B0", "#007A00")  # of text; the drawings: magenta, green, to suit color-blind readers
 SHADE = 0.3  # of the input, under the drawings
 GROUND, HEAT = 0.6, 0.9  # how much of the image and of the map is seen
 
 
 def reconstructions(
-    images: ArrayLike, reconstructions: ArrayLike, labels: ArrayLike, *,
-    predictions: ArrayLike, classes: Sequence[str],
-) -> Figure:  # fmt: skip
+    images: ArrayLike,
+    reconstructions: ArrayLike,
+    labels: ArrayLike,
+    *,
+    predictions: ArrayLike,
+    classes: Sequence[str],
+) -> Figure:
     """Up to 80 originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
     Raises ValueError for shapes that do not fit, or more images."""
     shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
@@ -36,16 +44,24 @@ def reconstructions(
     true = class_indices("labels", labels, len(classes), n=count)
     taken = class_indices("predictions", predictions, len(classes), n=count)
     wrong = true != taken
-    above = [f"{names[k]}\n→ {names[other]}" if k != other else names[k] for k, other in zip(true, taken, strict=True)]
+    above = [
+        f"{names[k]}\n→ {names[other]}" if k != other else names[k]
+        for k, other in zip(true, taken, strict=True)
+    ]
     mistakes = f"; {wrong.sum()} of {count} taken for another class (red)" if wrong.any() else ""
     title = f"originals above, reconstructions below{mistakes}"
     return draw_pairs(shown, rebuilt, above, columns=10, title=title, framed=wrong.tolist())
 
 
 def overlaps(
-    images: ArrayLike, drawn: ArrayLike, labels: ArrayLike, *,
-    shown: ArrayLike, lengths: ArrayLike, classes: Sequence[str],
-) -> Figure:  # fmt: skip
+    images: ArrayLike,
+    drawn: ArrayLike,
+    labels: ArrayLike,
+    *,
+    shown: ArrayLike,
+    lengths: ArrayLike,
+    classes: Sequence[str],
+) -> Figure:
     """Up to 40 inputs above the two drawings `[n, 2, channels, height, width]` of each, the first in magenta, the
     second in green, white where both are; of each the first channel is shown.
 
@@ -56,26 +72,48 @@ def overlaps(
     count = len(inputs)
     check_range("number of images", count, high=MOST_OVERLAPS)
     height, width = inputs.shape[1:3]
-    check_shape("drawn", values, ("n", "k", "channels", "height", "width"), n=count, k=2, height=height, width=width)
-    layers = pictures("drawn", values.reshape(-1, *values.shape[2:]))[..., 0].reshape(count, 2, height, width)
+    check_shape(
+        "drawn",
+        values,
+        ("n", "k", "channels", "height", "width"),
+        n=count,
+        k=2,
+        height=height,
+        width=width,
+    )
+    layers = pictures("drawn", values.reshape(-1, *values.shape[2:]))[..., 0].reshape(
+        count, 2, height, width
+    )
     true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count, k=2)
     names = short_names(classes, 10)
     below = [
-        [(f"{'' if k in true[i] else '*'}{names[k]}  {long[i, j]:.2f}", INKS[j]) for j, k in enumerate(taken[i])]
+        [
+            (f"{'' if k in true[i] else '*'}{names[k]}  {long[i, j]:.2f}", INKS[j])
+            for j, k in enumerate(taken[i])
+        ]
         for i in range(count)
     ]
     return draw_pairs(
-        inputs, np.stack([coloured(image, layer) for image, layer in zip(inputs, layers, strict=True)]),
-        [" + ".join(names[k] for k in both) for both in true], below=below, columns=8, longest=1.15,
+        inputs,
+        np.stack([colored(image, layer) for image, layer in zip(inputs, layers, strict=True)]),
+        [" + ".join(names[k] for k in both) for both in true],
+        below=below,
+        columns=8,
+        longest=1.15,
         title="above: input; below: decoded alone, magenta and green; *: no label",
-    )  # fmt: skip
+    )
 
 
-def masks(images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]) -> Figure:
-    """Up to 40 images, and the same under true and under predicted masks `[n, height, width]`, with the colours of the
+def masks(
+    images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]
+) -> Figure:
+    """Up to 40 images, and the same under true and under predicted masks `[n, height, width]`, with the colors of the
     classes that appear; the background is the first class. Raises ValueError for shapes that do not fit, or more
     images."""
-    shown, both = pictures("images", images), [np.asarray(x, dtype=np.uint8) for x in (true, predicted)]
+    shown, both = (
+        pictures("images", images),
+        [np.asarray(x, dtype=np.uint8) for x in (true, predicted)],
+    )
     count, height, width, _ = shown.shape
     check_range("number of images", count, high=MOST_MAPS)
     for name, values in zip(("true", "predicted"), both, strict=True):
@@ -85,9 +123,13 @@ def masks(images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: 
         for values in both
         for image, mask in zip(shown, values, strict=True)
     ]
-    figure = tile_grid(np.stack([*shown, *rows]), ["image", "true", "found"], longest=1.1, below=0.4)
-    appear, colours = np.unique(np.stack(both)), palette(len(classes)) / 255
-    patches = [Patch(color=tuple(colours[k]), label=short_names(classes, 13)[k]) for k in appear if k]
+    figure = tile_grid(
+        np.stack([*shown, *rows]), ["image", "true", "found"], longest=1.1, below=0.4
+    )
+    appear, colors = np.unique(np.stack(both)), palette(len(classes)) / 255
+    patches = [
+        Patch(color=tuple(colors[k]), label=short_names(classes, 13)[k]) for k in appear if k
+    ]
     figure.legend(handles=patches, ncols=min(6, max(1, len(patches))), **BELOW)
     return figure
 
@@ -96,13 +138,16 @@ def _decoded(
     labels: ArrayLike, shown: ArrayLike, lengths: ArrayLike, classes: int, **sizes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """True classes, decoded classes and the lengths of their capsules, checked."""
-    true, taken = (class_indices(name, v, classes, **sizes) for name, v in (("labels", labels), ("shown", shown)))
+    true, taken = (
+        class_indices(name, v, classes, **sizes)
+        for name, v in (("labels", labels), ("shown", shown))
+    )
     long = np.asarray(lengths, dtype=np.float64)
     check_shape("lengths", long, tuple(sizes), **sizes)
     return true, taken, long
 
 
-def coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def colored(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Two drawings `[2, height, width]` in magenta and green over a dark `[height, width, 3]` input."""
     ground = (image * SHADE).astype(np.uint8)
     for channel, layer in enumerate((0, 1, 0)):
@@ -111,9 +156,14 @@ def coloured(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.
 
 
 def coupling_map(
-    images: ArrayLike, maps: ArrayLike, labels: ArrayLike, *,
-    shown: ArrayLike, lengths: ArrayLike, classes: Sequence[str],
-) -> Figure:  # fmt: skip
+    images: ArrayLike,
+    maps: ArrayLike,
+    labels: ArrayLike,
+    *,
+    shown: ArrayLike,
+    lengths: ArrayLike,
+    classes: Sequence[str],
+) -> Figure:
     """Images over the same with a map on them: orange where votes support the class shown, blue where they oppose it.
 
     Each map `[n, height, width]`, such as those of `evaluation.coupling_maps`, has its own scale, from nothing to its
@@ -123,7 +173,14 @@ def coupling_map(
     inputs, values = pictures("images", images), np.asarray(maps, dtype=np.float64)
     count = len(inputs)
     check_range("number of images", count, high=MOST_MAPS)
-    check_shape("maps", values, ("n", "height", "width"), n=count, height=inputs.shape[1], width=inputs.shape[2])
+    check_shape(
+        "maps",
+        values,
+        ("n", "height", "width"),
+        n=count,
+        height=inputs.shape[1],
+        width=inputs.shape[2],
+    )
     if not np.isfinite(values).all():
         raise ValueError("maps: expected finite numbers, got NaN or infinity")
     true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count)
@@ -133,19 +190,22 @@ def coupling_map(
         for index, length, right in zip(taken, long, true, strict=True)
     ]
     return draw_pairs(
-        inputs, np.stack([overlaid(image, map_) for image, map_ in zip(inputs, values, strict=True)]),
-        [names[index] for index in true], below=below, columns=10,
+        inputs,
+        np.stack([overlaid(image, map_) for image, map_ in zip(inputs, values, strict=True)]),
+        [names[index] for index in true],
+        below=below,
+        columns=10,
         title="orange: votes for the class below; blue: against it",
-    )  # fmt: skip
+    )
 
 
 def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """`[height, width, 3]`: the image in dark grey, with the map in its colours over it."""
+    """`[height, width, 3]`: the image in dark gray, with the map in its colors over it."""
     largest = np.abs(values).max()
     alpha = np.abs(values)[..., None] / largest if largest > 0 else np.zeros((*values.shape, 1))
-    colour = np.where(values[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
-    grey = GROUND * image.mean(axis=-1, keepdims=True)
-    return (grey * (1 - HEAT * alpha) + HEAT * alpha * colour + 0.5).clip(0, 255).astype(np.uint8)
+    color = np.where(values[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
+    gray = GROUND * image.mean(axis=-1, keepdims=True)
+    return (gray * (1 - HEAT * alpha) + HEAT * alpha * color + 0.5).clip(0, 255).astype(np.uint8)
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
@@ -182,11 +242,18 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
 
 
 def draw_pairs(
-    upper: NDArray[np.uint8], lower: NDArray[np.uint8], above: Sequence[str], *, columns: int, title: str,
-    longest: float = 1.0, below: Sequence[Sequence[tuple[str, str]]] = (), framed: Sequence[bool] = (),
-) -> Figure:  # fmt: skip
+    upper: NDArray[np.uint8],
+    lower: NDArray[np.uint8],
+    above: Sequence[str],
+    *,
+    columns: int,
+    title: str,
+    longest: float = 1.0,
+    below: Sequence[Sequence[tuple[str, str]]] = (),
+    framed: Sequence[bool] = (),
+) -> Figure:
     """Images `[n, height, width, 3]` over others of their size, so many pairs a row, a longer side of `longest` inches.
-    Text stands above each pair, and `below` it lines of (text, colour); a framed lower image and its text are red."""
+    Text stands above each pair, and `below` it lines of (text, color); a framed lower image and its text are red."""
     height, width = tile_size(upper.shape[1:3], longest)
     head = LINE * _lines([text] for text in above) + 0.06
     foot = LINE * _lines([text for text, _ in some] for some in below) + 0.06
@@ -196,14 +263,20 @@ def draw_pairs(
     figure = new_figure(max(columns * across, 5.2) + 0.2, rows * down + 0.5)
     axes: Axes = figure.subplots()
     for i, pair in enumerate(zip(upper, lower, strict=True)):
-        centre, top = (i % columns + 0.5) * across, i // columns * down + head
-        left, under = centre - width / 2, top + height + GAP
+        center, top = (i % columns + 0.5) * across, i // columns * down + head
+        left, under = center - width / 2, top + height + GAP
         for image, y in zip(pair, (top, under), strict=True):
-            axes.imshow(image, extent=(left, left + width, y + height, y), interpolation="antialiased")
+            axes.imshow(
+                image, extent=(left, left + width, y + height, y), interpolation="antialiased"
+            )
         red = bool(framed and framed[i])
-        axes.text(centre, top - 0.04, above[i], va="bottom", color=RED if red else "black", **CENTRED)
-        for row, (text, colour) in enumerate(below[i] if below else ()):
-            axes.text(centre, under + height + 0.04 + row * LINE, text, va="top", color=colour, **CENTRED)
+        axes.text(
+            center, top - 0.04, above[i], va="bottom", color=RED if red else "black", **CENTERED
+        )
+        for row, (text, color) in enumerate(below[i] if below else ()):
+            axes.text(
+                center, under + height + 0.04 + row * LINE, text, va="top", color=color, **CENTERED
+            )
         if red:
             axes.add_patch(_frame(left, under, width, height, RED))
     axes.set(xlim=(0, columns * across), ylim=(rows * down, 0))
@@ -212,8 +285,10 @@ def draw_pairs(
     return figure
 
 
-def _frame(left: float, top: float, width: float, height: float, colour: str) -> Rectangle:
-    return Rectangle((left, top), width, height, fill=False, edgecolor=colour, linewidth=2, clip_on=False)
+def _frame(left: float, top: float, width: float, height: float, color: str) -> Rectangle:
+    return Rectangle(
+        (left, top), width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False
+    )
 
 
 def _lines(texts: Iterable[Sequence[str]]) -> int:

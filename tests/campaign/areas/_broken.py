@@ -34,7 +34,13 @@ def _works(folder: Path) -> None:
 
 
 WAYS = {
-    "nothing": lambda folder: None, "aborts": lambda folder: os.abort(), "hangs": lambda folder: time.sleep(60),
-    "grows": lambda folder: bytearray(100 << 20), "swells": lambda folder: (bytearray(1 << 30), time.sleep(60)),
-    "raises": lambda folder: {}["key"], "writes": _writes, "runs": _runs, "works": _works,
-}  # fmt: skip
+    "nothing": lambda folder: None,
+    "aborts": lambda folder: os.abort(),
+    "hangs": lambda folder: time.sleep(60),
+    "grows": lambda folder: bytearray(100 << 20),
+    "swells": lambda folder: (bytearray(1 << 30), time.sleep(60)),
+    "raises": lambda folder: {}["key"],
+    "writes": _writes,
+    "runs": _runs,
+    "works": _works,
+}

@@ -16,7 +16,13 @@ from campaign import runs
 from campaign.core import Case
 from campaign.watch import listing
 
-TESTS = {"closed streams": 6, "empty words": 20, "two signals": 12, "modes of files": 1, "SIGTERM to a page": 1}
+TESTS = {
+    "closed streams": 6,
+    "empty words": 20,
+    "two signals": 12,
+    "modes of files": 1,
+    "SIGTERM to a page": 1,
+}
 SECONDS, WALL = 120.0, 300.0
 FLAGS = ("--output", "--data", "--root", "--device", "--seed", "--option", "--loss", "")
 PAGE = """
@@ -35,9 +41,12 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     """Which streams, words or moments."""
     return {
         "streams": random.choice((["out"], ["err"], ["out", "err"], ["in"], ["in", "out", "err"])),
-        "flag": random.choice(FLAGS), "joined": random.random() < 0.5, "rows": random.randint(0, 2),
-        "apart": round(random.uniform(0, 0.3), 3), "signals": random.choice((["INT", "INT"], ["TERM", "INT"])),
-    }  # fmt: skip
+        "flag": random.choice(FLAGS),
+        "joined": random.random() < 0.5,
+        "rows": random.randint(0, 2),
+        "apart": round(random.uniform(0, 0.3), 3),
+        "signals": random.choice((["INT", "INT"], ["TERM", "INT"])),
+    }
 
 
 def check(case: Case, folder: Path) -> None:
@@ -51,9 +60,13 @@ def closed(case: Case, folder: Path) -> None:
     marks = {"in": "<&-", "out": ">&-", "err": "2>errors"}
     line = [sys.executable, "-c", runs.LINES.format("pass"), *runs.START]
     script = f'exec "$@" {" ".join(marks[name] for name in case["streams"])}'
-    done = subprocess.run(["sh", "-c", script, "sh", *line], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *line], capture_output=True, text=True, check=False
+    )
     errors = done.stderr + (Path("errors").read_text() if Path("errors").exists() else "")
-    assert done.returncode == 0 and "Traceback" not in errors, f"status {done.returncode}: {errors[-300:]}"
+    assert done.returncode == 0 and "Traceback" not in errors, (
+        f"status {done.returncode}: {errors[-300:]}"
+    )
     runs.same(folder)
 
 
@@ -98,8 +111,13 @@ def modes(case: Case, folder: Path) -> None:
 
 def page(case: Case, folder: Path) -> None:
     """A served page ends at once, with a client that has its answer and one that has not ended its request."""
-    with subprocess.Popen([sys.executable, "-c", PAGE], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        address = ("127.0.0.1", int(process.stdout.readline().strip().rstrip(b"/").rpartition(b":")[2]))
+    with subprocess.Popen(
+        [sys.executable, "-c", PAGE], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        address = (
+            "127.0.0.1",
+            int(process.stdout.readline().strip().rstrip(b"/").rpartition(b":")[2]),
+        )
         head = b" HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         with socket.create_connection(address) as served, socket.create_connection(address) as half:
             served.sendall(b"GET /api/about" + head + b"\r\n")
@@ -113,6 +131,9 @@ def page(case: Case, folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Case, Path], None]] = {
-    "closed streams": closed, "empty words": empty, "two signals": signals, "modes of files": modes,
+    "closed streams": closed,
+    "empty words": empty,
+    "two signals": signals,
+    "modes of files": modes,
     "SIGTERM to a page": page,
-}  # fmt: skip
+}

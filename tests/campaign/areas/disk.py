@@ -24,7 +24,11 @@ def prepare() -> None:
 
 def draw(test: str, random: Random) -> dict[str, Any]:
     """At which change of files the disk is full and whether it stays so, or how large a file may become."""
-    return {"change": random.randrange(70), "once": random.random() < 0.5, "bytes": int(10 ** random.uniform(1, 5.6))}
+    return {
+        "change": random.randrange(70),
+        "once": random.random() < 0.5,
+        "bytes": int(10 ** random.uniform(1, 5.6)),
+    }
 
 
 def check(case: Case, folder: Path) -> None:

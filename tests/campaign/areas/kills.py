@@ -19,9 +19,28 @@ TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
 SECONDS, WALL = 120.0, 900.0
 CHANGES, LARGE_CHANGES = 60, 70  # of files, in a whole run: more or less
 # Of the published size, on the images that come with the package; 8 steps, each with a checkpoint of 100 MB.
-LARGE = ("train", "capsnet", "--data", "digits", "--output", "run", "--keep-memory", "no", "--threads", "1",
-         "--epochs", "2", "--epoch-size", "128", "--batch-size", "32", "--holdout", "100",
-         "--checkpoint-every", "1")  # fmt: skip
+LARGE = (
+    "train",
+    "capsnet",
+    "--data",
+    "digits",
+    "--output",
+    "run",
+    "--keep-memory",
+    "no",
+    "--threads",
+    "1",
+    "--epochs",
+    "2",
+    "--epoch-size",
+    "128",
+    "--batch-size",
+    "32",
+    "--holdout",
+    "100",
+    "--checkpoint-every",
+    "1",
+)
 
 
 def prepare() -> None:
@@ -32,10 +51,15 @@ def prepare() -> None:
 def draw(test: str, random: Random) -> dict[str, Any]:
     """Moments of kills; or how much later the second of two processes starts."""
     if test in ("two starts", "two resumes"):
-        return {"step": random.randint(2, 8), "later": round(random.choice((0, 0, random.uniform(0, 2))), 3)}
+        return {
+            "step": random.randint(2, 8),
+            "later": round(random.choice((0, 0, random.uniform(0, 2))), 3),
+        }
     if test == "full size":
         share = {"share": random.random()}
-        return {"moments": [random.choice((share, share, {"change": random.randrange(LARGE_CHANGES)}))]}
+        return {
+            "moments": [random.choice((share, share, {"change": random.randrange(LARGE_CHANGES)}))]
+        }
     return {"moments": [moment(random) for _ in range(random.choice((1, 1, 1, 2)))]}
 
 
@@ -66,13 +90,21 @@ def check(case: Case, folder: Path) -> None:
     runs.same(folder)
 
 
-def killed(folder: Path, words: tuple[str, ...], when: dict[str, float], seconds: float = 0.0) -> None:
+def killed(
+    folder: Path, words: tuple[str, ...], when: dict[str, float], seconds: float = 0.0
+) -> None:
     """Start or resume a run, and kill it then, unless it ends before; `seconds` is what a whole one takes."""
-    arm = f"from campaign.watch import killed_at; killed_at({when['change']})" if "change" in when else "pass"
+    arm = (
+        f"from campaign.watch import killed_at; killed_at({when['change']})"
+        if "change" in when
+        else "pass"
+    )
     process = runs.begun(folder, *words, "--resume", first=arm)
     if "change" in when:
         outcome = runs.ended(process)
-        assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
+        assert outcome.status in (0, -signal.SIGKILL), (
+            f"status {outcome.status}: {outcome.err[-300:]}"
+        )
         return
     if "rows" in when:
         runs.until(lambda: rows(folder / "run") >= when["rows"], process)
@@ -108,12 +140,16 @@ def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
         if outcome.status != 0:
             sentence = runs.refusal(outcome)
             known = any(f"process {process.pid}" in sentence for process in processes)
-            assert known or "there is a run here already" in sentence, f"refused without a reason: {sentence}"
+            assert known or "there is a run here already" in sentence, (
+                f"refused without a reason: {sentence}"
+            )
     assert done, f"neither worked: {outcomes[0].err[-200:]}"
     resumed = "--resume" in lines[0]
     assert resumed or len(done) == 1, "two starts in one folder both ended well"
     seed = re.search(r'"seed": (\d+)', (folder / "run" / "config.json").read_text())
-    assert resumed or int(seed[1]) == 3 + done[0], "the configuration is not that of the start that worked"
+    assert resumed or int(seed[1]) == 3 + done[0], (
+        "the configuration is not that of the start that worked"
+    )
     runs.same(folder, seed=3 if resumed else 3 + done[0])
 
 
@@ -134,5 +170,7 @@ def full_size(case: Case, folder: Path) -> None:
         killed(folder, LARGE, when, seconds)
     finish(folder, LARGE)
     found = contents(folder / "run")
-    assert [name for name in wanted if found[name] != wanted[name]] == [], "other bytes than without a kill"
+    assert [name for name in wanted if found[name] != wanted[name]] == [], (
+        "other bytes than without a kill"
+    )
     assert not left_behind(folder), f"left behind: {left_behind(folder)}"

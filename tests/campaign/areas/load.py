@@ -20,9 +20,15 @@ from torchcaps.data import Preprocess
 from torchcaps.training.checkpoint import describe_model, load_tensors, save_tensors
 
 TESTS = {
-    "one bit": 700, "bit flips": 100, "truncation": 100, "lengths": 150, "splices": 100, "header": 250,
-    "description": 400, "weights": 200,
-}  # fmt: skip
+    "one bit": 700,
+    "bit flips": 100,
+    "truncation": 100,
+    "lengths": 150,
+    "splices": 100,
+    "header": 250,
+    "description": 400,
+    "weights": 200,
+}
 RAW = ("one bit", "bit flips", "truncation", "lengths", "splices")
 CLASSES, SIZE = ("cat", "dog", "owl"), (20, 18)
 MODELS: dict[str, dict[str, Any]] = {
@@ -30,7 +36,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "matrix_caps": {"channels": 2, "primary_types": 2, "types": [2, 2]},
     "cnn_baseline": {"channels": [2, 2, 2], "hidden": [4]},
 }
-NUMBERS = {"nan": float("nan"), "infinite": float("inf"), "huge": 1e38, "denormal": 1e-45, "zero": 0.0}
+NUMBERS = {
+    "nan": float("nan"),
+    "infinite": float("inf"),
+    "huge": 1e38,
+    "denormal": 1e-45,
+    "zero": 0.0,
+}
 
 
 @cache
@@ -40,7 +52,11 @@ def stock(name: str) -> bytes:
     model = create_model(name, num_classes=len(CLASSES), in_chans=1, img_size=SIZE, **MODELS[name])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
-        save_tensors(path, model.state_dict(), describe_model(name, MODELS[name], CLASSES, Preprocess(SIZE, 1)))
+        save_tensors(
+            path,
+            model.state_dict(),
+            describe_model(name, MODELS[name], CLASSES, Preprocess(SIZE, 1)),
+        )
         return path.read_bytes()
 
 
@@ -54,7 +70,11 @@ def prepare() -> None:
 
 def draw(test: str, random: Random) -> dict[str, Any]:
     """Which model, and for weights which number or shape."""
-    more = {"weights": random.choice([*NUMBERS, "shape", "type", "drop", "add", "empty"])} if test == "weights" else {}
+    more = (
+        {"weights": random.choice([*NUMBERS, "shape", "type", "drop", "add", "empty"])}
+        if test == "weights"
+        else {}
+    )
     return {"model": random.choice(list(MODELS))} | more
 
 
@@ -69,7 +89,9 @@ def check(case: Case, folder: Path) -> None:
         path.write_bytes(mutate.packed(other_header(case, header, random), payload))
     elif case["test"] == "description":
         tensors, about = load_tensors(path)
-        save_tensors(path, tensors, edited(case, about, random))  # signed, as by somebody who has this library
+        save_tensors(
+            path, tensors, edited(case, about, random)
+        )  # signed, as by somebody who has this library
     else:
         tensors, about = load_tensors(path)
         save_tensors(path, other_weights(case["weights"], tensors, random), about)
@@ -84,9 +106,13 @@ def judge(case: Case, path: Path, whole: bytes, folder: Path) -> None:
         except Exception as error:
             one_sentence(error)
             return
-        assert case.get("weights") not in ("nan", "infinite"), "weights that are no numbers were taken"
+        assert case.get("weights") not in ("nan", "infinite"), (
+            "weights that are no numbers were taken"
+        )
         found = model(torch.zeros(1, model.preprocess.in_chans, *model.preprocess.model_size))
-    assert found.shape == (1, len(model.classes)), f"{list(found.shape)} for {len(model.classes)} classes"
+    assert found.shape == (1, len(model.classes)), (
+        f"{list(found.shape)} for {len(model.classes)} classes"
+    )
     if case["test"] in RAW or case["test"] == "header":
         path.write_bytes(whole)
         right = load(path)
@@ -101,7 +127,9 @@ def other_header(case: Case, header: str, random: Random) -> str:
     """The header as other text, which no checksum covers: nested too deep, or with a part edited."""
     if "depth" in case:
         deep = mutate.nested(case["depth"])
-        return deep if case["where"] == "header" else json.dumps({"__metadata__": {"torchcaps": deep}})
+        return (
+            deep if case["where"] == "header" else json.dumps({"__metadata__": {"torchcaps": deep}})
+        )
     if random.random() < 0.3:
         return mutate.renumber(header.encode(), random).decode()
     return json.dumps(mutate.edit(json.loads(header), random))
@@ -116,7 +144,9 @@ def edited(case: Case, about: dict[str, Any], random: Random) -> Any:
     return about
 
 
-def other_weights(kind: str, tensors: dict[str, torch.Tensor], random: Random) -> dict[str, torch.Tensor]:
+def other_weights(
+    kind: str, tensors: dict[str, torch.Tensor], random: Random
+) -> dict[str, torch.Tensor]:
     """One tensor changed."""
     name = random.choice(sorted(tensors))
     tensor = tensors[name]
@@ -128,5 +158,9 @@ def other_weights(kind: str, tensors: dict[str, torch.Tensor], random: Random) -
         return {key: value for key, value in tensors.items() if key != name}
     if kind == "add":
         return tensors | {"more": tensor.clone()}
-    other = {"shape": tensor.flatten()[:-1], "type": tensor.to(torch.int64), "empty": tensor.flatten()[:0]}
+    other = {
+        "shape": tensor.flatten()[:-1],
+        "type": tensor.to(torch.int64),
+        "empty": tensor.flatten()[:0],
+    }
     return tensors | {name: other[kind].clone()}

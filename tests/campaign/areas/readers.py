@@ -20,22 +20,60 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import TorchcapsError
 
 TESTS = {
-    "bit flips": 900, "truncation": 500, "lengths": 900, "splices": 600, "numbers": 400, "archives": 350,
-    "pickles": 350, "named": 0,
-}  # fmt: skip
+    "bit flips": 900,
+    "truncation": 500,
+    "lengths": 900,
+    "splices": 600,
+    "numbers": 400,
+    "archives": 350,
+    "pickles": 350,
+    "named": 0,
+}
 LONGEST = 4000  # characters of an error
 NAMES = (
-    "cat/0.png", "dog/../../up.png", "/tmp/campaign-escape/a.png", "cat/" + "9" * 5000 + ".png", "9" * 5000 + "/a.png",
-    "cat/a\nb.png", "\udc80/a.png", "", "cat//./1.png", "..", "train/cat/1.png", "cat/.hidden.png", "C:\\x\\a.png",
-)  # fmt: skip
-TYPES = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE)
+    "cat/0.png",
+    "dog/../../up.png",
+    "/tmp/campaign-escape/a.png",
+    "cat/" + "9" * 5000 + ".png",
+    "9" * 5000 + "/a.png",
+    "cat/a\nb.png",
+    "\udc80/a.png",
+    "",
+    "cat//./1.png",
+    "..",
+    "train/cat/1.png",
+    "cat/.hidden.png",
+    "C:\\x\\a.png",
+)
+TYPES = (
+    tarfile.REGTYPE,
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.CHRTYPE,
+    tarfile.GNUTYPE_SPARSE,
+)
 SPARSE = {
-    "GNU.sparse.major": ("1", "0", "x"), "GNU.sparse.minor": ("0", "1"), "GNU.sparse.realsize": ("9" * 10, "-1", "x"),
-    "GNU.sparse.map": ("0,9999999999", "x", "0", ""), "GNU.sparse.size": ("8589934592",), "size": ("-5", "9" * 40, "x"),
-    "mtime": ("x", "1e999"), "path": ("cat/9.png", "../x.png"), "GNU.sparse.numblocks": ("1", "9" * 20),
-}  # fmt: skip
-DANGERS = (("os", "system"), ("builtins", "eval"), ("numpy", "load"), ("torch", "load"), ("numpy", "ndarray"),
-           ("numpy.core.multiarray", "_reconstruct"), ("numpy", "dtype"), ("_codecs", "encode"))  # fmt: skip
+    "GNU.sparse.major": ("1", "0", "x"),
+    "GNU.sparse.minor": ("0", "1"),
+    "GNU.sparse.realsize": ("9" * 10, "-1", "x"),
+    "GNU.sparse.map": ("0,9999999999", "x", "0", ""),
+    "GNU.sparse.size": ("8589934592",),
+    "size": ("-5", "9" * 40, "x"),
+    "mtime": ("x", "1e999"),
+    "path": ("cat/9.png", "../x.png"),
+    "GNU.sparse.numblocks": ("1", "9" * 20),
+}
+DANGERS = (
+    ("os", "system"),
+    ("builtins", "eval"),
+    ("numpy", "load"),
+    ("torch", "load"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+)
 
 
 def prepare() -> None:
@@ -46,7 +84,10 @@ def prepare() -> None:
 
 def draw(test: str, random: Random) -> dict[str, Any]:
     """A format, which way it is damaged, and how it is read."""
-    how = {"split": random.choice(("train", "test")), "img_size": random.choice((None, None, None, 4))}
+    how = {
+        "split": random.choice(("train", "test")),
+        "img_size": random.choice((None, None, None, 4)),
+    }
     if test == "named":
         return how | {"name": random.choice(sorted(hostile.FILES))}
     return how | {"format": random.choice(sorted(formats())), "inside": random.random() < 0.7}
@@ -61,7 +102,11 @@ def check(case: Case, folder: Path) -> None:
         path = folder / "a.tar"
         path.write_bytes(archive(random))
     elif case["test"] == "pickles":
-        path = written(folder, formats()["cifar"], {"s/data_batch_1": pickled(random), "s/test_batch": pickled(random)})
+        path = written(
+            folder,
+            formats()["cifar"],
+            {"s/data_batch_1": pickled(random), "s/test_batch": pickled(random)},
+        )
     else:
         path = damaged(folder, formats()[case["format"]], case, random)
     judge(path, case.get("split", "train"), case.get("img_size"), folder)
@@ -76,17 +121,25 @@ def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
             one_sentence(error)
             return
     images, labels = found.images, found.labels
-    assert images.dim() == 4 and images.dtype in (torch.uint8, torch.float32), f"images of {images.dtype}"
+    assert images.dim() == 4 and images.dtype in (torch.uint8, torch.float32), (
+        f"images of {images.dtype}"
+    )
     assert len(images) == len(labels) > 0, f"{len(labels)} labels for {len(images)} images"
     assert labels.min() >= 0 and labels.max() < len(found.classes), "a label outside the classes"
-    assert images.dtype == torch.uint8 or (images.min() >= 0 and images.max() <= 1), "pixels outside [0, 1]"
+    assert images.dtype == torch.uint8 or (images.min() >= 0 and images.max() <= 1), (
+        "pixels outside [0, 1]"
+    )
 
 
 def one_sentence(error: Exception) -> None:
     """The form of every error of the library."""
-    assert isinstance(error, TorchcapsError) or type(error) is ValueError, f"{type(error).__name__}: {error}"
+    assert isinstance(error, TorchcapsError) or type(error) is ValueError, (
+        f"{type(error).__name__}: {error}"
+    )
     text = str(error)
-    assert text and len(text.splitlines()) == 1, f"an error of {len(text.splitlines())} lines: {text[:300]!r}"
+    assert text and len(text.splitlines()) == 1, (
+        f"an error of {len(text.splitlines())} lines: {text[:300]!r}"
+    )
     assert len(text) <= LONGEST, f"an error of {len(text)} characters: {text[:300]!r}"
 
 
@@ -113,8 +166,15 @@ def archive(random: Random) -> bytes:
     """A tar archive of two classes and members of every type, name and size."""
     members = [member(name, data) for name, data in photos(random.randint(0, 2)).items()]
     for _ in range(random.randint(1, 4)):
-        headers = {key: random.choice(SPARSE[key]) for key in random.sample(sorted(SPARSE), random.randint(0, 4))}
-        info, data = member(random.choice(NAMES), random.choice((b"", photo(), b"%!PS\n")), type=random.choice(TYPES))
+        headers = {
+            key: random.choice(SPARSE[key])
+            for key in random.sample(sorted(SPARSE), random.randint(0, 4))
+        }
+        info, data = member(
+            random.choice(NAMES),
+            random.choice((b"", photo(), b"%!PS\n")),
+            type=random.choice(TYPES),
+        )
         info.linkname = random.choice(("", "cat/0.png", "/etc/passwd", info.name))
         info.pax_headers = headers if random.random() < 0.5 else {}
         if info.type != tarfile.REGTYPE:
@@ -140,7 +200,9 @@ def pickled(random: Random) -> bytes:
     """A program for a pickle machine: a damaged batch, or opcodes at random."""
     whole = formats()["cifar"].files["s/data_batch_1"]
     if random.random() < 0.4:
-        return mutate.BYTES[random.choice(("bit flips", "lengths", "splices", "numbers"))](whole, random)
+        return mutate.BYTES[random.choice(("bit flips", "lengths", "splices", "numbers"))](
+            whole, random
+        )
     module, name = random.choice(DANGERS)
     call = f"c{module}\n{name}\n".encode() + b"(X\x05\0\0\0touchtR."
     if random.random() < 0.4:
@@ -158,5 +220,9 @@ def _opcode(random: Random) -> bytes:
         return code + random.choice(mutate.NUMBERS).encode() + b"\n"
     width = {"1": 1, "2": 2, "4": 4, "8": 8}.get(kind[-1:], 0)
     number = struct.pack("<Q", random.choice((*mutate.EXTREMES, 3, 7)) % 2**64)
-    text = random.randbytes(random.randint(0, 8)) if kind.startswith(("string", "unicode", "bytes")) else b""
+    text = (
+        random.randbytes(random.randint(0, 8))
+        if kind.startswith(("string", "unicode", "bytes"))
+        else b""
+    )
     return code + number[:width] + text

@@ -24,14 +24,42 @@ from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explorer import Session
 from torchcaps.explorer.server import bound, make_app, settings
 
-TESTS = {"bodies": 900, "bytes": 250, "pictures": 250, "addresses": 250, "sockets": 150, "a class": 0}
+TESTS = {
+    "bodies": 900,
+    "bytes": 250,
+    "pictures": 250,
+    "addresses": 250,
+    "sockets": 150,
+    "a class": 0,
+}
 HOME, SIZE, CLASSES = "http://127.0.0.1:8700", (18, 20), ("zero", "one", "two")
 QUESTIONS = ("look", "decode", "routing", "sweep", "overlap", "examples")
 PATHS = (
-    "/", "/api/about", "/api/look", "/api/picture", "/static/main.js", "/static/../app.py", "/static/%2e%2e/app.py",
-    "/api/__class__", "/static//etc/passwd", "/x" * 2000, "/api/look%00", "/%ff", "/api/look?token=" + "x" * 5000,
-)  # fmt: skip
-HOSTS = (None, None, "127.0.0.1:8700", "evil.example", "", "169.254.169.254", "[::1", "127.0.0.1.evil", "x" * 5000)
+    "/",
+    "/api/about",
+    "/api/look",
+    "/api/picture",
+    "/static/main.js",
+    "/static/../app.py",
+    "/static/%2e%2e/app.py",
+    "/api/__class__",
+    "/static//etc/passwd",
+    "/x" * 2000,
+    "/api/look%00",
+    "/%ff",
+    "/api/look?token=" + "x" * 5000,
+)
+HOSTS = (
+    None,
+    None,
+    "127.0.0.1:8700",
+    "evil.example",
+    "",
+    "169.254.169.254",
+    "[::1",
+    "127.0.0.1.evil",
+    "x" * 5000,
+)
 ORIGINS = (None, None, HOME, "null", "http://evil.example", "http://127.0.0.1:1", "\xff", "")
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "FOO")
 PUPILS, LOOKS = 30, 2
@@ -72,7 +100,9 @@ def prepare() -> None:
 
 def client() -> Any:
     """A client in this process."""
-    from starlette.testclient import TestClient  # warns of a newer one, which a test would take for an error
+    from starlette.testclient import (
+        TestClient,
+    )  # warns of a newer one, which a test would take for an error
 
     return TestClient(application(), base_url=HOME)
 
@@ -82,9 +112,20 @@ def body() -> dict[str, Any]:
     picture = base64.b64encode(pixels(*SIZE).tobytes()).decode()
     turned = {"degrees": 20, "scale": 1.1, "right": 2, "down": -1, "changing": "degrees"}
     return {
-        "image": picture, "second": picture, "label": 1, "values": [-10, 0, 10], "poses": [[0.1] * 16], "index": 2,
-        "count": 3, "start": 0, "classes": [0, 2], "motion": turned, "uniform": False, "model": 0, "right": 3,
-    }  # fmt: skip
+        "image": picture,
+        "second": picture,
+        "label": 1,
+        "values": [-10, 0, 10],
+        "poses": [[0.1] * 16],
+        "index": 2,
+        "count": 3,
+        "start": 0,
+        "classes": [0, 2],
+        "motion": turned,
+        "uniform": False,
+        "model": 0,
+        "right": 3,
+    }
 
 
 def draw(test: str, random: Random) -> dict[str, Any]:
@@ -111,10 +152,17 @@ def check(case: Case, folder: Path) -> None:
         elif case["test"] == "addresses":
             headers = {name: value.encode("latin-1") for name, value in case["headers"].items()}
             content = json.dumps(body()).encode() if case["method"] == "POST" else None
-            answer = client().request(case["method"], HOME + case["path"], headers=headers, content=content)
+            answer = client().request(
+                case["method"], HOME + case["path"], headers=headers, content=content
+            )
             judge(answer, case["method"])
-            elsewhere = case["headers"].get("host") in HOSTS[3:] or case["headers"].get("origin") in ORIGINS[3:]
-            assert not elsewhere or answer.status_code == 403, f"answered with {answer.status_code} from elsewhere"
+            elsewhere = (
+                case["headers"].get("host") in HOSTS[3:]
+                or case["headers"].get("origin") in ORIGINS[3:]
+            )
+            assert not elsewhere or answer.status_code == 403, (
+                f"answered with {answer.status_code} from elsewhere"
+            )
         elif case["test"] == "pictures":
             judge(client().post("/api/picture", content=picture(case, random)))
         else:
@@ -124,11 +172,17 @@ def check(case: Case, folder: Path) -> None:
 def judge(answer: Any, method: str = "POST") -> None:
     """2xx, or a refusal of one sentence."""
     status = answer.status_code
-    assert 200 <= status < 300 or 400 <= status < 500 or status == 503, f"status {status}: {answer.text[:300]}"
+    assert 200 <= status < 300 or 400 <= status < 500 or status == 503, (
+        f"status {status}: {answer.text[:300]}"
+    )
     if status >= 300 and method != "HEAD":
         sentence = answer.json()["error"]
-        assert sentence and len(sentence.splitlines()) == 1 and len(sentence) < 1000, f"no sentence: {sentence[:300]!r}"
-        assert "Traceback" not in sentence and ".py" not in sentence, f"no sentence of the page: {sentence}"
+        assert sentence and len(sentence.splitlines()) == 1 and len(sentence) < 1000, (
+            f"no sentence: {sentence[:300]!r}"
+        )
+        assert "Traceback" not in sentence and ".py" not in sentence, (
+            f"no sentence of the page: {sentence}"
+        )
 
 
 def text(case: Case, random: Random) -> bytes:
@@ -142,17 +196,24 @@ def text(case: Case, random: Random) -> bytes:
         for _ in range(random.randint(1, 3)):
             found = mutate.edit(found, random)
         return json.dumps(found).encode("utf-8", "surrogatepass")
-    damage = mutate.BYTES[random.choice(("bit flips", "truncation", "lengths", "splices", "numbers"))]
+    damage = mutate.BYTES[
+        random.choice(("bit flips", "truncation", "lengths", "splices", "numbers"))
+    ]
     return damage(json.dumps(body()).encode(), random)
 
 
 def picture(case: Case, random: Random) -> bytes:
     """An image file, damaged; or one that is far larger than its bytes."""
     if "sides" in case or random.random() < 0.1:
-        width, height = case.get("sides") or (random.choice((1, 9400, 60_000, 2**31 - 1)) for _ in range(2))
+        width, height = case.get("sides") or (
+            random.choice((1, 9400, 60_000, 2**31 - 1)) for _ in range(2)
+        )
         head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
         chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(1 << 20))), (b"IEND", b"")]
-        parts = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks]
+        parts = [
+            struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d))
+            for kind, d in chunks
+        ]
         return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
     if case.get("postscript"):
         return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
@@ -163,11 +224,16 @@ def picture(case: Case, random: Random) -> bytes:
 def over_a_socket(case: Case, random: Random) -> None:
     """A request that is no HTTP, or half of one: refused or not answered, and the next one is."""
     whole = json.dumps(body()).encode()
-    request = b"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole
+    request = (
+        b"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(whole)
+        + whole
+    )
     damage = mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))]
     status = exchanged(damage(request[: 100 + random.randrange(len(request))], random))
     assert status is None or 200 <= status < 500 or status == 503, f"status {status}"
-    assert exchanged(b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 60.0) == 200, "the server is gone"
+    assert exchanged(b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 60.0) == 200, (
+        "the server is gone"
+    )
 
 
 def exchanged(request: bytes, seconds: float = 0.2) -> int | None:
@@ -189,7 +255,9 @@ def a_class() -> None:
     def pupil(number: int) -> None:
         with client() as asking:
             for _ in range(LOOKS):
-                answer = asking.post("/api/look", json=body(), headers={"x-stream": f"pupil {number}"})
+                answer = asking.post(
+                    "/api/look", json=body(), headers={"x-stream": f"pupil {number}"}
+                )
                 if answer.status_code != 200:
                     refused.append(answer.status_code)
 
@@ -198,4 +266,6 @@ def a_class() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not refused, f"{len(refused)} of {PUPILS * LOOKS} looks were refused, the first with {refused[0]}"
+    assert not refused, (
+        f"{len(refused)} of {PUPILS * LOOKS} looks were refused, the first with {refused[0]}"
+    )

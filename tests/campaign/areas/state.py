@@ -19,10 +19,22 @@ from torchcaps.training.checkpoint import load_tensors, save_tensors
 from training.makers import contents
 
 TESTS = {
-    "one bit": 300, "bit flips": 20, "truncation": 20, "splices": 20, "signed": 40, "config": 60, "environment": 30,
-    "metrics": 30, "other data": 5, "two threads": 5,
-}  # fmt: skip
-LAST, PREVIOUS, MODEL = "checkpoints/last.safetensors", "checkpoints/previous.safetensors", "model.safetensors"
+    "one bit": 300,
+    "bit flips": 20,
+    "truncation": 20,
+    "splices": 20,
+    "signed": 40,
+    "config": 60,
+    "environment": 30,
+    "metrics": 30,
+    "other data": 5,
+    "two threads": 5,
+}
+LAST, PREVIOUS, MODEL = (
+    "checkpoints/last.safetensors",
+    "checkpoints/previous.safetensors",
+    "model.safetensors",
+)
 JSON = {"config": "config.json", "environment": "environment.json", "metrics": "metrics.jsonl"}
 SECONDS = 60.0  # of training, evaluation and threads
 
@@ -45,7 +57,9 @@ def check(case: Case, folder: Path) -> None:
     random = dice(case)
     found = damaged(case, runs.history()[0][case.get("step", 6)], folder, random)
     runs.put(folder / "run", found)
-    runs.put(folder, {"bars.npz": other_data(random) if case["test"] == "other data" else runs.bars()})
+    runs.put(
+        folder, {"bars.npz": other_data(random) if case["test"] == "other data" else runs.bars()}
+    )
     outcome = runs.command(*runs.RESUME)
     if outcome.status != 0:
         runs.refusal(outcome)
@@ -78,7 +92,11 @@ def signed(data: bytes, case: Case, folder: Path, random: Random) -> bytes:
     path = folder / "edited.safetensors"
     path.write_bytes(data)
     tensors, about = load_tensors(path)
-    save_tensors(path, tensors, mutate.changed(about, case["set"]) if "set" in case else mutate.edit(about, random))
+    save_tensors(
+        path,
+        tensors,
+        mutate.changed(about, case["set"]) if "set" in case else mutate.edit(about, random),
+    )
     data = path.read_bytes()
     path.unlink()
     return data
@@ -93,7 +111,9 @@ def edited(text: str, case: Case, random: Random) -> bytes:
     if "set" in case:
         lines[0] = json.dumps(mutate.changed(json.loads(lines[0]), case["set"]))
     elif not lines or random.random() < 0.3:
-        return mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))](text.encode(), random)
+        return mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))](
+            text.encode(), random
+        )
     else:
         lines[number] = json.dumps(mutate.edit(json.loads(lines[number]), random))
     return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
@@ -102,7 +122,9 @@ def edited(text: str, case: Case, random: Random) -> bytes:
 def other_data(random: Random) -> bytes:
     """As many images and labels of the same sizes, with other pixels."""
     labels = npy(np.arange(60) % 3)
-    return zipped({"images.npy": npy(pixels(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels})
+    return zipped(
+        {"images.npy": npy(pixels(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels}
+    )
 
 
 def two_threads(folder: Path) -> None:
@@ -113,7 +135,11 @@ def two_threads(folder: Path) -> None:
     def run(name: str, seed: int) -> None:
         try:
             config = TrainConfig.of(
-                model="capsnet", data="bars.npz", model_options=runs.OPTIONS, seed=seed, **runs.SETTINGS
+                model="capsnet",
+                data="bars.npz",
+                model_options=runs.OPTIONS,
+                seed=seed,
+                **runs.SETTINGS,
             )
             train(config, folder / name)
         except BaseException as error:
@@ -130,4 +156,6 @@ def two_threads(folder: Path) -> None:
     sys.setswitchinterval(before)
     assert not failures, failures[0]
     for name, seed in seeds.items():
-        assert contents(folder / name) == runs.history(seed)[1], "a training beside another gives other bits"
+        assert contents(folder / name) == runs.history(seed)[1], (
+            "a training beside another gives other bits"
+        )

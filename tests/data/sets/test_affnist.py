@@ -16,10 +16,12 @@ def struct(**changes):
     one_of_n = np.zeros((10, COUNT))
     one_of_n[LABELS, np.arange(COUNT)] = 1
     fields = {
-        "affine_matrix": np.zeros((6, COUNT)), "image": IMAGES.reshape(COUNT, 1600).T.copy(),
-        "label_int": LABELS[None].astype(np.uint8), "label_one_of_n": one_of_n,
+        "affine_matrix": np.zeros((6, COUNT)),
+        "image": IMAGES.reshape(COUNT, 1600).T.copy(),
+        "label_int": LABELS[None].astype(np.uint8),
+        "label_one_of_n": one_of_n,
         "original_id": np.arange(1.0, COUNT + 1)[None],
-    }  # fmt: skip
+    }
     return {name: value for name, value in {**fields, **changes}.items() if value is not None}
 
 
@@ -51,12 +53,14 @@ def test_files_of_a_split_in_natural_order(tmp_path):
     found = load_dataset("affnist", "test", tmp_path, cache_dir=tmp_path / "none")
     assert found.images[::COUNT, 0, 0, 0].tolist() == [1, 2, 10]
     assert len(load_dataset(tmp_path / "affnist", "train")) == COUNT
-    kept, held = found.split_off(1 / 3)
+    kept, held = found.train_val_split(1 / 3)
     assert not set(kept.factors["original"].tolist()) & set(held.factors["original"].tolist())
 
 
 def test_where_to_get_it(tmp_path):
-    with pytest.raises(DataError, match=r"get it from https://www.cs.toronto.edu/~tijmen/affNIST/$"):
+    with pytest.raises(
+        DataError, match=r"get it from https://www.cs.toronto.edu/~tijmen/affNIST/$"
+    ):
         load_dataset("affnist", root=tmp_path, cache_dir=tmp_path)
 
 
@@ -64,7 +68,10 @@ def test_where_to_get_it(tmp_path):
     ("changes", "words"),
     [
         ({"image": None}, "expected a struct affNISTdata with a field image"),
-        ({"image": np.zeros((784, COUNT), np.uint8)}, r"expected image \[1600, n\] of uint8, got \[784, 6\] of uint8"),
+        (
+            {"image": np.zeros((784, COUNT), np.uint8)},
+            r"expected image \[1600, n\] of uint8, got \[784, 6\] of uint8",
+        ),
         ({"image": np.zeros((1600, COUNT))}, "of float64"),
         ({"label_int": None}, "expected label_int for 6 images in affNISTdata"),
     ],

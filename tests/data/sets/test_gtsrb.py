@@ -6,7 +6,14 @@ from torchcaps.data import load_dataset, read_gtsrb
 from torchcaps.errors import DataError
 
 COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
-BOX = (5, 6, 45, 54, 50, 60)  # left, top, right, bottom, width, height, in the pixels of the original
+BOX = (
+    5,
+    6,
+    45,
+    54,
+    50,
+    60,
+)  # left, top, right, bottom, width, height, in the pixels of the original
 
 
 def ppm(pixels, comment=b"CREATOR: test "):
@@ -48,7 +55,10 @@ def write_gtsrb(root, labels=(0, 3), tracks=5, frames=4, test=3, images="Final_T
 
 
 def test_a_header_of_41_bytes_with_a_comment(tmp_path):
-    root, picture = write_gtsrb(tmp_path), np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    root, picture = (
+        write_gtsrb(tmp_path),
+        np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8),
+    )
     comment = b"CREATOR: OpenCV converter "
     data = ppm(picture, comment)
     assert (data[:3], len(data)) == (b"P6\n", 41 + 3072)
@@ -70,7 +80,11 @@ def test_classes_tracks_and_frames(tmp_path):
 
 def test_the_test_split_has_no_tracks(tmp_path):
     found = read_gtsrb(write_gtsrb(tmp_path), "test")
-    assert (found.labels.tolist(), found.group, found.factors["track"].tolist()) == ([0, 3, 0], None, [-1] * 3)
+    assert (found.labels.tolist(), found.group, found.factors["track"].tolist()) == (
+        [0, 3, 0],
+        None,
+        [-1] * 3,
+    )
 
 
 def marked(part):
@@ -78,7 +92,7 @@ def marked(part):
 
 
 def test_a_holdout_takes_whole_tracks(tmp_path):
-    kept, held = read_gtsrb(write_gtsrb(tmp_path)).split_off(0.2)
+    kept, held = read_gtsrb(write_gtsrb(tmp_path)).train_val_split(0.2)
     assert (len(kept), len(held)) == (32, 8)
     assert not marked(kept) & marked(held)
     assert held.labels.unique().tolist() == [0, 3]
@@ -101,7 +115,9 @@ def test_the_box_is_scaled_to_the_image(tmp_path):
     assert cut.images.shape == (40, 3, 32, 32)
 
 
-@pytest.mark.parametrize("box", [(0, 0, 1, 1, 200, 200), (199, 199, 200, 200, 200, 200), (0, 0, 200, 200, 200, 200)])
+@pytest.mark.parametrize(
+    "box", [(0, 0, 1, 1, 200, 200), (199, 199, 200, 200, 200, 200), (0, 0, 200, 200, 200, 200)]
+)
 def test_every_box_leaves_a_pixel(tmp_path, box):
     root = write_gtsrb(tmp_path, labels=(0,), tracks=2, frames=1, test=0)
     table = COLUMNS + row("00000_00000.ppm", 0, box) + row("00001_00000.ppm", 0, box)
@@ -115,7 +131,7 @@ def test_other_places_of_the_class_folders(tmp_path, images):
     assert len(load_dataset("gtsrb", "train", tmp_path, cache_dir=tmp_path / "none")) == 32
 
 
-def test_by_path_in_another_size_and_grey(tmp_path):
+def test_by_path_in_another_size_and_gray(tmp_path):
     found = load_dataset(write_gtsrb(tmp_path), "test", img_size=(20, 24), in_chans=1)
     assert found.images.shape == (3, 1, 20, 24)
 
@@ -131,8 +147,14 @@ def write_table(root, text):
         (COLUMNS, "no image in this table"),
         (COLUMNS + row("00000_00000.ppm", 43), "line 2: expected a ClassId from 0 to 42, got 43"),
         (COLUMNS + row("00000_00000.ppm", "x"), "line 2: expected whole numbers in Width"),
-        (COLUMNS + row("00000_00000.ppm", 0, (5, 5, 4, 9, 32, 32)), "the box 5, 5 to 4, 9 does not lie in 32 × 32"),
-        (COLUMNS + row("00000_00000.ppm", 0, (0, 0, 33, 9, 32, 32)), "the box 0, 0 to 33, 9 does not lie"),
+        (
+            COLUMNS + row("00000_00000.ppm", 0, (5, 5, 4, 9, 32, 32)),
+            "the box 5, 5 to 4, 9 does not lie in 32 × 32",
+        ),
+        (
+            COLUMNS + row("00000_00000.ppm", 0, (0, 0, 33, 9, 32, 32)),
+            "the box 0, 0 to 33, 9 does not lie",
+        ),
         (COLUMNS + row("no.ppm", 0), "line 2: no such file"),
         (COLUMNS + "00000_00000.ppm;32\n", "line 2: expected whole numbers"),
     ],

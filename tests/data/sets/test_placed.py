@@ -19,7 +19,9 @@ def generator(seed=0):
 
 def source(count=40, height=10, width=8, channels=1):
     random = np.random.RandomState(0)
-    images = torch.from_numpy(random.randint(1, 256, (count, channels, height, width)).astype(np.uint8))
+    images = torch.from_numpy(
+        random.randint(1, 256, (count, channels, height, width)).astype(np.uint8)
+    )
     return ImageSet(images, torch.arange(count) % 2, ("a", "b"), "toy")
 
 
@@ -30,14 +32,19 @@ def dot(row, column, value=255, side=28, count=1):
 
 
 def window(images, tops, lefts, height, width):
-    return torch.stack([i[:, t : t + height, x : x + width] for i, t, x in zip(images, tops, lefts, strict=True)])
+    return torch.stack(
+        [i[:, t : t + height, x : x + width] for i, t, x in zip(images, tops, lefts, strict=True)]
+    )
 
 
 def test_every_place_is_used_and_nothing_is_cut():
     one = source(count=2)
     made = placed(one, 16)
     index = torch.zeros(3000, dtype=torch.int64)
-    found, images = made.draw(index, generator=generator()).images.mul(255).round().to(torch.uint8), one.images[index]
+    found, images = (
+        made.draw(index, generator=generator()).images.mul(255).round().to(torch.uint8),
+        one.images[index],
+    )
     assert found.shape == (3000, 1, 16, 16)
     assert (found.flatten(1).long().sum(dim=1) == images[0].long().sum()).all()
     tops = (found[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
@@ -50,7 +57,9 @@ def test_every_place_is_used_and_nothing_is_cut():
 def test_placed_images_are_where_their_factors_say():
     made = placed(source(), 16)
     assert isinstance(made, PlacedSet)
-    torch.testing.assert_close(window(made.images, made.factors["top"], made.factors["left"], 10, 8), source().images)
+    torch.testing.assert_close(
+        window(made.images, made.factors["top"], made.factors["left"], 10, 8), source().images
+    )
     assert (made.images > 0).flatten(1).sum(dim=1).tolist() == [80] * 40
     assert made.name == "placed-toy"
 
@@ -66,30 +75,43 @@ def test_drawing_moves_the_content_alone():
     index = torch.arange(40)
     drawn = made.draw(index, generator=generator())
     assert (drawn.images.shape, drawn.singles) == ((40, 3, 16, 16), None)
-    torch.testing.assert_close(drawn.images.sum((1, 2, 3)), source(channels=3).float_images().sum((1, 2, 3)))
+    torch.testing.assert_close(
+        drawn.images.sum((1, 2, 3)), source(channels=3).float_images().sum((1, 2, 3))
+    )
     assert drawn.labels.tolist() == made.labels.tolist()
     assert not torch.equal(drawn.images, made.float_images())
-    torch.testing.assert_close(drawn.images, made.draw(index, generator=generator()).images, rtol=0, atol=0)
+    torch.testing.assert_close(
+        drawn.images, made.draw(index, generator=generator()).images, rtol=0, atol=0
+    )
     tops = (drawn.images[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
     lefts = (drawn.images[:, 0].amax(dim=1) > 0).int().argmax(dim=1)
-    torch.testing.assert_close(window(drawn.images, tops, lefts, 10, 8), source(channels=3).float_images())
+    torch.testing.assert_close(
+        window(drawn.images, tops, lefts, 10, 8), source(channels=3).float_images()
+    )
 
 
 def test_parts_of_a_placed_set_can_be_drawn():
-    kept, held = placed(source(), 16).split_off(0.25)
+    kept, held = placed(source(), 16).train_val_split(0.25)
     assert (len(kept), len(held)) == (30, 10)
     assert held.draw([0, 9], generator=generator()).images.shape == (2, 1, 16, 16)
 
 
 def test_a_resized_canvas_is_refused():
     made = load_dataset("placed-digits", "test", img_size=20)
-    with pytest.raises(DataError, match="placed-digits: expected canvases of 40 pixels, as they were made, got"):
+    with pytest.raises(
+        DataError, match="placed-digits: expected canvases of 40 pixels, as they were made, got"
+    ):
         made.draw([0], generator=generator())
 
 
 def test_ranges_of_the_transformations():
     made = affine_copies(dot(14, 14, count=100), copies=20)
-    limits = {"rotation": (-20, 20), "shear": (-0.2, 0.2), "scale_x": (0.8, 1.2), "scale_y": (0.8, 1.2)}
+    limits = {
+        "rotation": (-20, 20),
+        "shear": (-0.2, 0.2),
+        "scale_x": (0.8, 1.2),
+        "scale_y": (0.8, 1.2),
+    }
     for name, (low, high) in limits.items():
         values, width = made.factors[name], high - low
         assert low <= values.min() < low + 0.02 * width
@@ -126,7 +148,9 @@ def test_all_places_that_keep_the_ink_inside_are_used():
 def test_a_bright_dot_goes_where_the_matrix_sends_it(row, column):
     """Two dots: the one in the middle is the origin, the other shows where A sends its point."""
     count = 100
-    images = torch.zeros(count, 1, 29, 29, dtype=torch.uint8)  # odd, so that a pixel is in the middle
+    images = torch.zeros(
+        count, 1, 29, 29, dtype=torch.uint8
+    )  # odd, so that a pixel is in the middle
     images[:, 0, 14, 14] = 255
     images[:, 0, row, column] = 120
     made = affine_copies(ImageSet(images, torch.arange(count) % 2, ("a", "b"), "dots"), copies=1)
@@ -135,14 +159,21 @@ def test_a_bright_dot_goes_where_the_matrix_sends_it(row, column):
     for i in range(count):
         turn, shear, x, y = (float(made.factors[name][i]) for name in AMOUNTS)
         turn = math.radians(turn)
-        rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        rotation = torch.tensor(
+            [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]
+        )
         sent = rotation @ torch.tensor([[1.0, shear], [0.0, 1.0]]) @ (torch.tensor([x, y]) * point)
         image = made.images[i, 0].float()
-        peak = divmod(int(image.argmax()), 40)  # of either dot; each lights a few pixels next to each other
+        peak = divmod(
+            int(image.argmax()), 40
+        )  # of either dot; each lights a few pixels next to each other
         near = torch.maximum((along[:, None] - peak[0]).abs(), (along - peak[1]).abs()) <= 2
         dots = sorted((image * near, image * ~near), key=torch.sum, reverse=True)
-        centres = [torch.stack([(d.sum(0) * along).sum(), (d.sum(1) * along).sum()]) / d.sum() for d in dots]
-        assert (centres[1] - centres[0] - sent).norm() < 0.5, (i, centres, sent)
+        centers = [
+            torch.stack([(d.sum(0) * along).sum(), (d.sum(1) * along).sum()]) / d.sum()
+            for d in dots
+        ]
+        assert (centers[1] - centers[0] - sent).norm() < 0.5, (i, centers, sent)
 
 
 def test_a_seed_settles_the_copies():
@@ -154,9 +185,17 @@ def test_a_seed_settles_the_copies():
 
 
 def test_what_is_too_large_is_drawn_again():
-    full = ImageSet(torch.full((60, 1, 28, 28), 255, dtype=torch.uint8), torch.arange(60) % 2, ("a", "b"), "full")
+    full = ImageSet(
+        torch.full((60, 1, 28, 28), 255, dtype=torch.uint8),
+        torch.arange(60) % 2,
+        ("a", "b"),
+        "full",
+    )
     made = affine_copies(full, 2, size=34)
-    rows, columns = (made.images[:, 0] > 0).any(dim=2).sum(dim=1), (made.images[:, 0] > 0).any(dim=1).sum(dim=1)
+    rows, columns = (
+        (made.images[:, 0] > 0).any(dim=2).sum(dim=1),
+        (made.images[:, 0] > 0).any(dim=1).sum(dim=1),
+    )
     assert max(rows.max(), columns.max()) <= 34
     assert made.images.flatten(1).sum(dim=1).min() > 0
     with pytest.raises(DataError, match="full: image 0 does not fit a canvas of 12 × 12 pixels"):
@@ -164,7 +203,9 @@ def test_what_is_too_large_is_drawn_again():
 
 
 def test_copies_of_one_stay_together():
-    kept, held = affine_copies(load_dataset("digits", "test").subset(range(100)), 3).split_off(0.2)
+    kept, held = affine_copies(
+        load_dataset("digits", "test").subset(range(100)), 3
+    ).train_val_split(0.2)
     assert not set(kept.factors["original"].tolist()) & set(held.factors["original"].tolist())
     assert len(held) % 3 == 0
 
@@ -178,7 +219,11 @@ def test_an_empty_image_stays_empty():
     ("make", "error", "words"),
     [
         (lambda: placed(source(), 9), ValueError, "size: expected at least 10, got 9"),
-        (lambda: affine_copies(source(channels=3)), DataError, "toy: expected uint8 images of one channel"),
+        (
+            lambda: affine_copies(source(channels=3)),
+            DataError,
+            "toy: expected uint8 images of one channel",
+        ),
         (lambda: affine_copies(source(), 0), ValueError, "copies: expected at least 1, got 0"),
     ],
 )

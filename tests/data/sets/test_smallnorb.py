@@ -14,8 +14,12 @@ from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import DataError, UnknownNameError
 
 MAGIC = {
-    "float32": 0x1E3D4C51, "float64": 0x1E3D4C53, "int32": 0x1E3D4C54, "uint8": 0x1E3D4C55, "int16": 0x1E3D4C56
-}  # fmt: skip
+    "float32": 0x1E3D4C51,
+    "float64": 0x1E3D4C53,
+    "int32": 0x1E3D4C54,
+    "uint8": 0x1E3D4C55,
+    "int16": 0x1E3D4C56,
+}
 PACKED = 0x1E3D4C52
 TOYS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 # Of all files of both splits with categories in turn: published by those who distribute the set.
@@ -47,7 +51,9 @@ def write_norb(folder, count=10, side=96, eyes=2, stems=STEMS):
 
 @settings(deadline=None)
 @given(
-    array=st.sampled_from(sorted(MAGIC)).flatmap(lambda kind: arrays(kind, array_shapes(max_dims=5, max_side=4))),
+    array=st.sampled_from(sorted(MAGIC)).flatmap(
+        lambda kind: arrays(kind, array_shapes(max_dims=5, max_side=4))
+    ),
     packed=st.booleans(),
 )
 def test_every_type_comes_back(tmp_path_factory, array, packed):
@@ -71,7 +77,10 @@ def test_the_published_categories_are_in_turn(tmp_path):
     assert hashlib.md5(data).hexdigest() == CATEGORIES_MD5
     (tmp_path / "cat.mat").write_bytes(data)
     assert np.bincount(read_matrix(tmp_path / "cat.mat")).tolist() == [4860] * 5
-    assert hashlib.md5(matrix_bytes((np.arange(24_300) % 5).astype(np.int32))).hexdigest() == CATEGORIES_MD5
+    assert (
+        hashlib.md5(matrix_bytes((np.arange(24_300) % 5).astype(np.int32))).hexdigest()
+        == CATEGORIES_MD5
+    )
 
 
 def test_the_sixth_type_is_named(tmp_path):
@@ -96,8 +105,14 @@ def test_every_truncation_is_one_sentence(tmp_path):
             matrix_bytes(np.zeros(3, np.int32)) + b"x",
             r"too long, the header \[3\] asks for 12 bytes of data, got 13",
         ),
-        (header(0x1E3D4C99, (3,)) + b"x" * 12, r"expected the magic number of a binary matrix .*, got 0x1E3D4C99"),
-        (header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, r"damaged, the header \[-3, 1\] has a size below 1"),
+        (
+            header(0x1E3D4C99, (3,)) + b"x" * 12,
+            r"expected the magic number of a binary matrix .*, got 0x1E3D4C99",
+        ),
+        (
+            header(MAGIC["uint8"], (-3, 1)) + b"x" * 12,
+            r"damaged, the header \[-3, 1\] has a size below 1",
+        ),
         (struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1), "header of a binary matrix of 99 axes"),
     ],
 )
@@ -117,7 +132,9 @@ def test_left_stays_left_and_right_stays_right(tmp_path):
     both = read_norb(tmp_path, halve=False)
     torch.testing.assert_close(both.images, torch.from_numpy(photographs))
     for side, eyes in enumerate(("left", "right")):
-        torch.testing.assert_close(read_norb(tmp_path, eyes=eyes, halve=False).images, both.images[:, side, None])
+        torch.testing.assert_close(
+            read_norb(tmp_path, eyes=eyes, halve=False).images, both.images[:, side, None]
+        )
         small = read_norb(tmp_path, eyes=eyes).images
         torch.testing.assert_close(small, read_norb(tmp_path).images[:, side, None])
     each = read_norb(tmp_path, eyes="each", halve=False)
@@ -148,8 +165,11 @@ def test_no_toy_is_in_both_splits_nor_on_both_sides_of_a_holdout(tmp_path):
     write_norb(tmp_path, count=100, side=8)
     train, test = read_norb(tmp_path), read_norb(tmp_path, "test")
     assert not set(train.factors["instance"].tolist()) & set(test.factors["instance"].tolist())
-    kept, held = train.split_off(0.2)
-    toys = [set(zip(part.labels.tolist(), part.factors["instance"].tolist(), strict=True)) for part in (kept, held)]
+    kept, held = train.train_val_split(0.2)
+    toys = [
+        set(zip(part.labels.tolist(), part.factors["instance"].tolist(), strict=True))
+        for part in (kept, held)
+    ]
     assert not toys[0] & toys[1]
     assert sorted(label for label, _ in toys[1]) == [0, 1, 2, 3, 4]
 
@@ -167,7 +187,9 @@ def test_by_name_gzipped_and_by_path(tmp_path):
     found = load_dataset("smallnorb", "test", tmp_path, cache_dir=tmp_path / "none")
     assert (found.images.shape, found.name) == ((5, 2, 48, 48), "smallnorb")
     assert len(load_dataset(tmp_path / "smallnorb")) == 5
-    with pytest.raises(DataError, match="torchcaps data fetch synthnorb"):  # another set in the same layout
+    with pytest.raises(
+        DataError, match="torchcaps data fetch synthnorb"
+    ):  # another set in the same layout
         load_dataset("synthnorb", root=tmp_path / "smallnorb", cache_dir=tmp_path / "none")
 
 
@@ -181,11 +203,23 @@ def test_an_absent_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
-        ("dat", np.zeros((10, 96, 96), np.uint8), r"expected photographs \[n, eyes, height, width\] of uint8, got"),
+        (
+            "dat",
+            np.zeros((10, 96, 96), np.uint8),
+            r"expected photographs \[n, eyes, height, width\] of uint8, got",
+        ),
         ("dat", np.zeros((10, 2, 8, 8), np.int16), "got .* of int16"),
-        ("cat", np.zeros(9, np.int32), r"expected a category for each of 10 photographs, got \[9\] of int32"),
+        (
+            "cat",
+            np.zeros(9, np.int32),
+            r"expected a category for each of 10 photographs, got \[9\] of int32",
+        ),
         ("cat", np.full(10, 5, np.int32), "5"),
-        ("info", np.zeros((10, 3), np.int32), "expected instance, elevation, azimuth, lighting for each of 10"),
+        (
+            "info",
+            np.zeros((10, 3), np.int32),
+            "expected instance, elevation, azimuth, lighting for each of 10",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit(tmp_path, kind, values, words):
@@ -196,5 +230,7 @@ def test_shapes_that_do_not_fit(tmp_path, kind, values, words):
 
 
 def test_other_eyes(tmp_path):
-    with pytest.raises(UnknownNameError, match="unknown choice of eyes 'rihgt'; did you mean 'right'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown choice of eyes 'rihgt'; did you mean 'right'"
+    ):
         read_norb(tmp_path, eyes="rihgt")

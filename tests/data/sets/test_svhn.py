@@ -23,7 +23,7 @@ def test_ten_is_the_digit_zero(tmp_path, kind):
     assert found.classes == tuple("0123456789")
 
 
-def test_rows_columns_and_colours_stay_where_they_are(tmp_path):
+def test_rows_columns_and_colors_stay_where_they_are(tmp_path):
     found = read_svhn(write(tmp_path / "train_32x32.mat"))
     assert found.images.shape == (12, 3, 32, 32)
     assert found.images[7, 2, 30, 5] == IMAGES[30, 5, 2, 7]
@@ -35,15 +35,20 @@ def test_by_name_and_by_path(tmp_path):
     write(tmp_path / "svhn" / "train_32x32.mat")
     write(tmp_path / "svhn" / "test_32x32.mat", IMAGES[..., :5], LABELS[:5])
     for found in (
-        load_dataset("svhn", "test", tmp_path, cache_dir=tmp_path / "none"), load_dataset(tmp_path / "svhn", "test")
-    ):  # fmt: skip
+        load_dataset("svhn", "test", tmp_path, cache_dir=tmp_path / "none"),
+        load_dataset(tmp_path / "svhn", "test"),
+    ):
         assert (len(found), found.name) == (5, "svhn")
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
-        (IMAGES[:16], LABELS, r"expected X \[32, 32, 3, n\] of uint8, got \[16, 32, 3, 12\] of uint8"),
+        (
+            IMAGES[:16],
+            LABELS,
+            r"expected X \[32, 32, 3, n\] of uint8, got \[16, 32, 3, 12\] of uint8",
+        ),
         (IMAGES.astype(np.float64), LABELS, "got .* of float64"),
         (IMAGES, LABELS[:5], "5 labels for 12 images"),
         (IMAGES, LABELS - 1, "expected labels from 1 to 10, where 10 is the digit 0, got 0 to 9"),

@@ -20,16 +20,26 @@ def train():
 
 def test_every_toy_from_every_view_under_every_lamp_once(train):
     assert train.images.shape == (5 * 5 * 2 * 2 * 2, 1, 16, 16)
-    known = [train.labels, *(train.factors[name] for name in ("instance", "elevation", "azimuth", "lighting"))]
+    known = [
+        train.labels,
+        *(train.factors[name] for name in ("instance", "elevation", "azimuth", "lighting")),
+    ]
     rows = {tuple(int(v) for v in row) for row in zip(*known, strict=True)}
     assert len(rows) == len(train)
-    assert [set(values.tolist()) for values in known[1:]] == [{4, 6, 7, 8, 9}, {0, 8}, {0, 30}, {0, 4}]
+    assert [set(values.tolist()) for values in known[1:]] == [
+        {4, 6, 7, 8, 9},
+        {0, 8},
+        {0, 30},
+        {0, 4},
+    ]
 
 
 def test_categories_take_turns_as_in_smallnorb(train):
     assert train.labels.tolist() == [i % 5 for i in range(len(train))]
     assert train.classes == ("animal", "human", "airplane", "truck", "car")
-    assert train.factors["instance"][:20].tolist() != sorted(train.factors["instance"][:20].tolist())
+    assert train.factors["instance"][:20].tolist() != sorted(
+        train.factors["instance"][:20].tolist()
+    )
 
 
 def test_no_toy_is_in_both_splits(train):
@@ -39,7 +49,9 @@ def test_no_toy_is_in_both_splits(train):
 
 
 def test_a_seed_settles_everything():
-    one, two, other = (rendered(instances=(2,), azimuths=(0, 6), lightings=(0,), seed=seed) for seed in (0, 0, 1))
+    one, two, other = (
+        rendered(instances=(2,), azimuths=(0, 6), lightings=(0,), seed=seed) for seed in (0, 0, 1)
+    )
     torch.testing.assert_close(one.images, two.images, rtol=0, atol=0)
     assert one.factors["azimuth"].tolist() == two.factors["azimuth"].tolist()
     assert one.factors["azimuth"].tolist() != other.factors["azimuth"].tolist()
@@ -59,7 +71,13 @@ def picture(images, **known):
 def test_every_factor_changes_the_picture(train):
     at = {"category": 3, "instance": 4, "elevation": 0, "azimuth": 0, "lighting": 0}
     base = picture(train, **at)
-    for name, value in (("category", 0), ("instance", 9), ("elevation", 8), ("azimuth", 30), ("lighting", 4)):
+    for name, value in (
+        ("category", 0),
+        ("instance", 9),
+        ("elevation", 8),
+        ("azimuth", 30),
+        ("lighting", 4),
+    ):
         assert (picture(train, **{**at, name: value}) - base).abs().mean() > 3, name
 
 
@@ -90,7 +108,12 @@ def small(monkeypatch):
     whole = make.render_synthnorb
 
     def few(split, progress=None):
-        views = {"elevations": (0, 4), "azimuths": (0, 10), "lightings": (0,), "instances": make.SPLIT[split][:2]}
+        views = {
+            "elevations": (0, 4),
+            "azimuths": (0, 10),
+            "lightings": (0,),
+            "instances": make.SPLIT[split][:2],
+        }
         return whole(split, **views, size=8, progress=progress)
 
     monkeypatch.setattr(make, "render_synthnorb", few)
@@ -115,14 +138,19 @@ def test_viewpoint_sets_by_name(tmp_path, small):
     make.write_synthnorb(tmp_path / "synthnorb")
     for by, familiar in (("azimuth", {0}), ("elevation", {0})):
         found = {
-            (name, split): load_dataset(f"synthnorb-{by}{name}", split, tmp_path, cache_dir=tmp_path / "none")
-            for name in ("", "-familiar") for split in ("train", "test")
-        }  # fmt: skip
+            (name, split): load_dataset(
+                f"synthnorb-{by}{name}", split, tmp_path, cache_dir=tmp_path / "none"
+            )
+            for name in ("", "-familiar")
+            for split in ("train", "test")
+        }
         for (name, split), images in found.items():
             seen = set(images.factors[by].tolist())
             assert (seen == familiar) == (split == "train" or name == "-familiar")
             assert images.name == f"synthnorb-{by}{name}"
-        whole = split_views(load_dataset("synthnorb", "test", tmp_path, cache_dir=tmp_path / "none"), by)
+        whole = split_views(
+            load_dataset("synthnorb", "test", tmp_path, cache_dir=tmp_path / "none"), by
+        )
         torch.testing.assert_close(found["", "test"].images, whole.novel.images)
 
 

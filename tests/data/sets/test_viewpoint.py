@@ -12,13 +12,21 @@ TOYS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 def views(split):
     """A set with a pixel for each of smallNORB's 24,300 scenes."""
     known = torch.tensor(list(product(range(5), TOYS[split], range(9), range(0, 36, 2), range(6))))
-    factors = dict(zip(("instance", "elevation", "azimuth", "lighting"), known[:, 1:].unbind(dim=1), strict=True))
+    factors = dict(
+        zip(
+            ("instance", "elevation", "azimuth", "lighting"),
+            known[:, 1:].unbind(dim=1),
+            strict=True,
+        )
+    )
     images = torch.zeros(len(known), 1, 1, 1, dtype=torch.uint8)
     return ImageSet(images, known[:, 0], tuple("abcde"), split, factors, "instance")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize(("by", "codes"), [("azimuth", {30, 32, 34, 0, 2, 4}), ("elevation", {0, 1, 2})])
+@pytest.mark.parametrize(
+    ("by", "codes"), [("azimuth", {30, 32, 34, 0, 2, 4}), ("elevation", {0, 1, 2})]
+)
 def test_both_protocols(split, by, codes):
     familiar, novel = split_views(views(split), by)
     assert (len(familiar), len(novel)) == (8_100, 16_200)
@@ -39,7 +47,9 @@ def test_infos_say_how_many(base, by):
 
 def test_what_cannot_be_parted():
     whole = views("test")
-    with pytest.raises(UnknownNameError, match="unknown viewpoint 'azimut'; did you mean 'azimuth'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown viewpoint 'azimut'; did you mean 'azimuth'"
+    ):
         split_views(whole, "azimut")
     with pytest.raises(DataError, match="test: all of its images are familiar by azimuth"):
         split_views(split_views(whole, "azimuth").familiar, "azimuth")

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchcaps.data import centre_crop, random_crop, relight, render_synthnorb
+from torchcaps.data import center_crop, color_jitter, random_crop, render_synthnorb
 from torchcaps.data.sets.smallnorb import FAMILIAR
-from torchcaps.functional import standardise
+from torchcaps.functional import standardize
 
 EPOCHS, BATCH = 12, 64
 
@@ -29,9 +29,12 @@ def trained(images, seed):
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=EPOCHS * steps)
     for _ in range(EPOCHS):
         for index in torch.randperm(len(images), generator=generator)[: steps * BATCH].split(BATCH):
-            batch = relight(random_crop(images.float_images(index), 32, generator=generator), generator=generator)
+            batch = color_jitter(
+                random_crop(images.float_images(index), 32, generator=generator),
+                generator=generator,
+            )
             optimizer.zero_grad()
-            F.cross_entropy(model(standardise(batch)), images.labels[index]).backward()
+            F.cross_entropy(model(standardize(batch)), images.labels[index]).backward()
             optimizer.step()
             rate.step()
     return model.eval()
@@ -39,7 +42,7 @@ def trained(images, seed):
 
 @torch.no_grad()
 def error(model, images):
-    found = model(standardise(centre_crop(images.float_images(), 32))).argmax(dim=1)
+    found = model(standardize(center_crop(images.float_images(), 32))).argmax(dim=1)
     return float((found != images.labels).float().mean())
 
 

@@ -18,7 +18,7 @@ def rays(count=4000, seed=0):
 
 def inside(solid, points):
     """Whether points lie in a solid, by its definition and not by how rays meet it."""
-    local = np.linalg.inv(solid.frame) @ (points.double().numpy().T - solid.centre[:, None])
+    local = np.linalg.inv(solid.frame) @ (points.double().numpy().T - solid.center[:, None])
     x, y, z = local
     if solid.kind == 0:
         return (local**2).sum(axis=0) < 1

@@ -13,7 +13,9 @@ from torchcaps.evaluation import calibration, reliability
 def test_error_of_four_samples_worked_out_by_hand() -> None:
     # Ten bins: (0.9, 1] holds 0.92 and 0.98, of which one is right: |1/2 - 0.95|; (0.6, 0.7] holds 0.65, right; (0.5,
     # 0.6] holds 0.55, wrong. (2 * 0.45 + 0.35 + 0.55) / 4 = 0.45.
-    table = reliability(torch.tensor([0.92, 0.98, 0.65, 0.55]), torch.tensor([True, False, True, False]), bins=10)
+    table = reliability(
+        torch.tensor([0.92, 0.98, 0.65, 0.55]), torch.tensor([True, False, True, False]), bins=10
+    )
     assert table.error == pytest.approx(0.45)
     assert table.count == [0, 0, 0, 0, 0, 1, 1, 0, 0, 2]
     assert table.accuracy == [None] * 5 + [0.0, 1.0, None, None, 0.5]
@@ -27,18 +29,18 @@ def test_an_edge_belongs_to_the_bin_below_it_and_zero_to_the_first() -> None:
     assert reliability(confidence, torch.ones(5, dtype=torch.bool), bins=4).count == [2, 1, 1, 1]
 
 
-def test_both_readings_of_unnormalised_lengths() -> None:
+def test_both_readings_of_unnormalized_lengths() -> None:
     # Sums to one: 0.75 and 0.75, one right, in one bin: |1/2 - 3/4|. Longest: 0.9 right, 0.6 wrong, in two bins:
     # (0.1 + 0.6) / 2.
     found = calibration(torch.tensor([[0.9, 0.3], [0.2, 0.6]]), torch.tensor([0, 0]))
-    assert found.normalised.error == pytest.approx(0.25)
+    assert found.normalized.error == pytest.approx(0.25)
     assert found.length.error == pytest.approx(0.35)
     assert len(found.length.count) == 15
 
 
 def test_dead_capsules_count_as_an_even_guess() -> None:
     found = calibration(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), bins=10)
-    assert found.normalised.confidence[1] == pytest.approx(0.2)
+    assert found.normalized.confidence[1] == pytest.approx(0.2)
     assert found.length.confidence[0] == 0.0
 
 
@@ -47,7 +49,10 @@ def test_sure_and_right_is_perfect() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
+@given(
+    st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 20),
+)
 def test_agrees_with_a_plain_loop(samples: list[tuple[float, bool]], bins: int) -> None:
     confidence = torch.tensor([c for c, _ in samples])
     table = reliability(confidence, torch.tensor([right for _, right in samples]), bins)
@@ -70,6 +75,8 @@ def test_agrees_with_a_plain_loop(samples: list[tuple[float, bool]], bins: int) 
         (torch.ones(2), torch.ones(2), 0, "bins: expected at least 1"),
     ],
 )
-def test_arguments_that_do_not_fit(confidence: torch.Tensor, correct: torch.Tensor, bins: int, message: str) -> None:
+def test_arguments_that_do_not_fit(
+    confidence: torch.Tensor, correct: torch.Tensor, bins: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         reliability(confidence, correct.bool(), bins)

@@ -50,7 +50,9 @@ def test_figures_worked_out_by_hand(pets: StubData) -> None:
 def test_the_default_loss_is_the_margin_loss_and_another_may_be_given(pets: StubData) -> None:
     found = evaluate(PixelReader(4), pets)
     assert found.loss == pytest.approx(float(margin_loss(found.activations, pets.labels)))
-    assert evaluate(PixelReader(4), pets, loss=lambda activation, _: activation.max()).loss == pytest.approx(0.9)
+    assert evaluate(
+        PixelReader(4), pets, loss=lambda activation, _: activation.max()
+    ).loss == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
@@ -63,9 +65,16 @@ def test_the_batch_size_changes_no_figure(pets: StubData, batch_size: int) -> No
 def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets: StubData) -> None:
     document = json.loads(json.dumps(evaluate(PixelReader(4), pets).to_dict(), allow_nan=False))
     assert set(document) == {
-        "accuracy", "error", "per_class", "num_samples", "confusion_matrix", "loss", "calibration_error", "calibration",
+        "accuracy",
+        "error",
+        "per_class",
+        "num_samples",
+        "confusion_matrix",
+        "loss",
+        "calibration_error",
+        "calibration",
         "classes",
-    }  # fmt: skip
+    }
     assert document["classes"] == list(CLASSES)
     assert document["calibration_error"] == document["calibration"]["length"]["error"]
     assert sum(document["calibration"]["length"]["count"]) == 6
@@ -121,12 +130,16 @@ def test_the_figures_agree_with_each_other(samples: int, classes: int, seed: int
     assert int(found.confusion.diagonal().sum()) == sum(row["correct"] for row in found.per_class)
     assert found.accuracy == pytest.approx(int(found.confusion.diagonal().sum()) / samples)
     assert found.accuracy + found.error == pytest.approx(1)
-    assert [row["count"] for row in found.per_class] == torch.bincount(labels, minlength=classes).tolist()
+    assert [row["count"] for row in found.per_class] == torch.bincount(
+        labels, minlength=classes
+    ).tolist()
 
 
 def test_a_model_with_another_number_of_classes(pets: StubData) -> None:
     wrong = StubData(pets.images, pets.labels, CLASSES[:3])
-    with pytest.raises(ValueError, match=r"model: expected \[batch, classes=3\] activations.*got \[6, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"model: expected \[batch, classes=3\] activations.*got \[6, 4\]"
+    ):
         evaluate(PixelReader(4), wrong)
 
 

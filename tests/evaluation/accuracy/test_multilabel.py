@@ -8,7 +8,9 @@ from torchcaps.evaluation import evaluate_multilabel, score_multilabel, top_labe
 from ..stubs import PixelReader, StubData
 
 # The two largest are: 0 and 1; 1 and 2; 3 and 0; 3 and 2.
-ACTIVATIONS = torch.tensor([[0.9, 0.8, 0.1, 0.2], [0.1, 0.7, 0.6, 0.0], [0.4, 0.1, 0.0, 0.5], [0.0, 0.1, 0.8, 0.9]])
+ACTIVATIONS = torch.tensor(
+    [[0.9, 0.8, 0.1, 0.2], [0.1, 0.7, 0.6, 0.0], [0.4, 0.1, 0.0, 0.5], [0.0, 0.1, 0.8, 0.9]]
+)
 LABELS = torch.tensor([[1, 0], [1, 3], [0, 3], [0, 1]])  # both right; one; both; none
 
 
@@ -48,8 +50,10 @@ def test_a_data_set_with_several_labels() -> None:
 def test_figures_as_text() -> None:
     found = score_multilabel(ACTIVATIONS, LABELS)
     assert found.table()[1:] == [
-        ("all labels found", "50.00 %"), ("at least one", "75.00 %"), ("of single labels", "62.50 %"),
-    ]  # fmt: skip
+        ("all labels found", "50.00 %"),
+        ("at least one", "75.00 %"),
+        ("of single labels", "62.50 %"),
+    ]
     assert found.summary.startswith("error 50.00%")
     assert found.to_dict()["almost"] == 0.75
 
@@ -59,7 +63,10 @@ def test_figures_as_text() -> None:
     [
         ([[0, 4]] * 4, "labels: expected class indices from 0 to 3, got 4"),
         ([[0, 1]] * 3, r"labels: expected \[n=4, k\]"),
-        ([[0, 1], [2, 2], [0, 1], [0, 1]], r"labels: expected different classes in one image, got \[2, 2\] in image 1"),
+        (
+            [[0, 1], [2, 2], [0, 1], [0, 1]],
+            r"labels: expected different classes in one image, got \[2, 2\] in image 1",
+        ),
     ],
 )
 def test_labels_that_do_not_fit(labels, message: str) -> None:

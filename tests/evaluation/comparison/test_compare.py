@@ -33,25 +33,67 @@ def answers(only_first: int, only_second: int, n: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("only_first", "only_second", "n", "outcome", "verdict"),
     [
-        (2, 0, 256, "undecided", "These images do not tell the two models apart, nor show that they are equally good "
-         "within 1 point (+0.78 points, 95 % from +0.00 to +1.95, p = 0.5). On so many images, only a difference of "
-         "3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
-        (0, 0, 256, "undecided", "The two models give the same answers, right or wrong, on all 256 images; these do "
-         "not show that they are equally good within 1 point (p = 0.077 for a larger gap). On so many images, "
-         "only a difference of 3.1 points or more is seen in 80 % of tries; a smaller one may be there."),
-        (0, 0, 1000, "equivalent", "The two models give the same answers, right or wrong, on all 1,000 images, and are "
-         "equally good within 1 point (p = 0.001 for a larger gap)."),
-        (3, 4, 1000, "equivalent", "The two models are equally good within 1 point (-0.10 points, 95 % from -0.60 to "
-         "+0.40, p = 0.0059 for a larger gap)."),
-        (40, 9, 1000, "first", "The first model is better on these images (+3.10 points, 95 % from +1.70 to +4.50, "
-         "p = 9.3e-06)."),
-        (2, 20, 10_000, "second", "The second model is better on these images, by less than 1 point (-0.18 points, "
-         "95 % from -0.28 to -0.09, p = 0.00012)."),
-        (1, 0, 4, "undecided", "These images do not tell the two models apart, nor show that they are equally good "
-         "within 1 point (+25.00 points, 95 % from +0.00 to +75.00, p = 1). On so many images, no difference would be "
-         "seen, however large."),
+        (
+            2,
+            0,
+            256,
+            "undecided",
+            "These images do not tell the two models apart, nor show that they are equally good "
+            "within 1 point (+0.78 points, 95 % from +0.00 to +1.95, p = 0.5). On so many images, only a difference of "
+            "3.1 points or more is seen in 80 % of tries; a smaller one may be there.",
+        ),
+        (
+            0,
+            0,
+            256,
+            "undecided",
+            "The two models give the same answers, right or wrong, on all 256 images; these do "
+            "not show that they are equally good within 1 point (p = 0.077 for a larger gap). On so many images, "
+            "only a difference of 3.1 points or more is seen in 80 % of tries; a smaller one may be there.",
+        ),
+        (
+            0,
+            0,
+            1000,
+            "equivalent",
+            "The two models give the same answers, right or wrong, on all 1,000 images, and are "
+            "equally good within 1 point (p = 0.001 for a larger gap).",
+        ),
+        (
+            3,
+            4,
+            1000,
+            "equivalent",
+            "The two models are equally good within 1 point (-0.10 points, 95 % from -0.60 to "
+            "+0.40, p = 0.0059 for a larger gap).",
+        ),
+        (
+            40,
+            9,
+            1000,
+            "first",
+            "The first model is better on these images (+3.10 points, 95 % from +1.70 to +4.50, "
+            "p = 9.3e-06).",
+        ),
+        (
+            2,
+            20,
+            10_000,
+            "second",
+            "The second model is better on these images, by less than 1 point (-0.18 points, "
+            "95 % from -0.28 to -0.09, p = 0.00012).",
+        ),
+        (
+            1,
+            0,
+            4,
+            "undecided",
+            "These images do not tell the two models apart, nor show that they are equally good "
+            "within 1 point (+25.00 points, 95 % from +0.00 to +75.00, p = 1). On so many images, no difference "
+            "would be seen, however large.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_there_are_three_answers_and_each_gives_its_figures(
     only_first: int, only_second: int, n: int, outcome: str, verdict: str
 ) -> None:
@@ -98,5 +140,7 @@ def test_arguments_that_do_not_fit() -> None:
     some = torch.ones(3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"second: expected \[n=3\]"):
         compare_answers(some, some[:2])
-    with pytest.raises(ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 0"):
+    with pytest.raises(
+        ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 0"
+    ):
         compare_answers(some, some, margin=0)

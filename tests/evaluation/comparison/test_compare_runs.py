@@ -12,17 +12,27 @@ from torch import Tensor
 
 from torchcaps.evaluation import RunsComparison, compare_runs, score
 
-HARD, CHANCE = 1.0, 0.7  # how much images differ, and how much single answers are left to chance, as normal deviates
+HARD, CHANCE = (
+    1.0,
+    0.7,
+)  # how much images differ, and how much single answers are left to chance, as normal deviates
 CDF = NormalDist().cdf
 
 
 def drawn(
-    rng: np.random.Generator, runs: int, n: int, *, lead: float = 0.0, by_seed: float, shared: float = 0.0
+    rng: np.random.Generator,
+    runs: int,
+    n: int,
+    *,
+    lead: float = 0.0,
+    by_seed: float,
+    shared: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Answers of `runs` runs of two methods: right where skill + seed + chance is above an image's difficulty."""
     hard, pairs = rng.normal(0, HARD, n), rng.normal(0, shared, (runs, 1))
     methods = (
-        2 + gain + pairs + rng.normal(0, by_seed, (runs, 1)) + rng.normal(0, CHANCE, (runs, n)) > hard
+        2 + gain + pairs + rng.normal(0, by_seed, (runs, 1)) + rng.normal(0, CHANCE, (runs, n))
+        > hard
         for gain in (lead, 0.0)
     )
     first, second = (torch.from_numpy(answers) for answers in methods)
@@ -34,9 +44,14 @@ def true_lead(lead: float, by_seed: float, shared: float = 0.0) -> float:
     return CDF((2 + lead) / spread) - CDF(2 / spread)
 
 
-def simulated(tries: int, runs: int, n: int, *, paired: bool = False, **how: float) -> list[RunsComparison]:
+def simulated(
+    tries: int, runs: int, n: int, *, paired: bool = False, **how: float
+) -> list[RunsComparison]:
     rng = np.random.default_rng(0)
-    return [compare_runs(*drawn(rng, runs, n, **how), paired=paired, resamples=1000, seed=k) for k in range(tries)]
+    return [
+        compare_runs(*drawn(rng, runs, n, **how), paired=paired, resamples=1000, seed=k)
+        for k in range(tries)
+    ]
 
 
 def covered(found: list[RunsComparison], truth: float) -> float:
@@ -65,7 +80,8 @@ def test_pairs_see_more_where_seeds_are_shared() -> None:
     rng = np.random.default_rng(0)
     pairs = [drawn(rng, 5, 2000, by_seed=0.02, shared=0.3) for _ in range(40)]
     widths = [
-        [compare_runs(*pair, paired=paired, resamples=1000).visible for pair in pairs] for paired in (True, False)
+        [compare_runs(*pair, paired=paired, resamples=1000).visible for pair in pairs]
+        for paired in (True, False)
     ]
     assert np.median(widths[0]) < 0.8 * np.median(widths[1])
 
@@ -74,7 +90,9 @@ def test_the_smallest_visible_difference_is_seen_in_four_of_five_tries() -> None
     blind = simulated(100, 5, 2000, by_seed=0.05)
     visible = float(np.median([one.visible or 1 for one in blind]))
     lead = next(k / 1000 for k in range(1000) if true_lead(k / 1000, 0.05) >= visible)
-    seen = np.mean([one.outcome == "first" for one in simulated(200, 5, 2000, lead=lead, by_seed=0.05)])
+    seen = np.mean(
+        [one.outcome == "first" for one in simulated(200, 5, 2000, lead=lead, by_seed=0.05)]
+    )
     assert 0.7 < seen < 0.9
 
 
@@ -111,7 +129,10 @@ def test_seeds_that_vary_widen_the_interval() -> None:
 
 
 def test_more_runs_see_more() -> None:
-    found = [np.median([one.visible or 1 for one in simulated(40, runs, 1000, by_seed=0.1)]) for runs in (2, 3, 6)]
+    found = [
+        np.median([one.visible or 1 for one in simulated(40, runs, 1000, by_seed=0.1)])
+        for runs in (2, 3, 6)
+    ]
     assert found == sorted(found, reverse=True)
 
 
@@ -121,14 +142,20 @@ def test_the_same_answers_are_equivalent_where_there_are_enough_images() -> None
     found = compare_runs(few, few)
     assert found.outcome == "undecided"
     assert found.interval[0] < 0 < found.interval[1]
-    assert found.verdict.startswith("These runs do not tell the two methods apart, nor show that they are equally good")
+    assert found.verdict.startswith(
+        "These runs do not tell the two methods apart, nor show that they are equally good"
+    )
     assert "With so many runs and images, only a difference of " in found.verdict
 
 
 def test_two_runs_on_two_images_show_nothing() -> None:
-    found = compare_runs(torch.tensor([[True, False], [True, True]]), torch.tensor([[False, False], [True, False]]))
+    found = compare_runs(
+        torch.tensor([[True, False], [True, True]]), torch.tensor([[False, False], [True, False]])
+    )
     assert found.visible is None
-    assert found.verdict.endswith("With so many runs and images, no difference would be seen, however large.")
+    assert found.verdict.endswith(
+        "With so many runs and images, no difference would be seen, however large."
+    )
 
 
 def test_what_is_told() -> None:
@@ -138,7 +165,9 @@ def test_what_is_told() -> None:
     assert found.first == pytest.approx(first.double().mean(dim=1).tolist())
     assert found.difference == pytest.approx(float(first.double().mean() - second.double().mean()))
     assert found.verdict.startswith("The first method is better over seeds and images (+")
-    assert compare_runs(second, first).verdict.startswith("The second method is better over seeds and images (-")
+    assert compare_runs(second, first).verdict.startswith(
+        "The second method is better over seeds and images (-"
+    )
     assert "by less than 50 points" in compare_runs(first, second, margin=0.5).verdict
     heading, row, _ = found.table()
     assert heading == ("method", "accuracy", "runs")
@@ -175,7 +204,9 @@ def test_arguments_that_do_not_fit() -> None:
         compare_runs(some[:, :1], some[:, :1])
     with pytest.raises(ValueError, match="second: expected 3 runs, one for each of first, got 2"):
         compare_runs(some, some[:2], paired=True)
-    with pytest.raises(ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 0"):
+    with pytest.raises(
+        ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 0"
+    ):
         compare_runs(some, some, margin=0)
     with pytest.raises(ValueError, match="resamples: expected at least 1000, got 100"):
         compare_runs(some, some, resamples=100)

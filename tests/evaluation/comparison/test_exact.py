@@ -27,7 +27,9 @@ def test_mcnemar_of_thousands() -> None:
 def samples(n: int, discordant: float, difference: float, count: int) -> list[list[int]]:
     """Draws of (only first, only second) for models whose accuracies truly differ by `difference`."""
     shares = [(discordant + difference) / 2, (discordant - difference) / 2, 1 - discordant]
-    drawn: list[list[int]] = np.random.default_rng(0).multinomial(n, shares, size=count)[:, :2].tolist()
+    drawn: list[list[int]] = (
+        np.random.default_rng(0).multinomial(n, shares, size=count)[:, :2].tolist()
+    )
     return drawn
 
 
@@ -39,10 +41,18 @@ def test_power_of_few_images_is_a_sum_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("n", "discordant", "difference"),
-    [(256, 0.01, 0.003), (256, 0.06, 0.03), (1000, 0.05, 0.02), (1000, 0.05, 0.0), (10_000, 0.05, 0.006)],
+    [
+        (256, 0.01, 0.003),
+        (256, 0.06, 0.03),
+        (1000, 0.05, 0.02),
+        (1000, 0.05, 0.0),
+        (10_000, 0.05, 0.006),
+    ],
 )
 def test_power_is_that_of_simulated_samples(n: int, discordant: float, difference: float) -> None:
-    seen = np.mean([cached_mcnemar(*sample) < 0.05 for sample in samples(n, discordant, difference, 5000)])
+    seen = np.mean(
+        [cached_mcnemar(*sample) < 0.05 for sample in samples(n, discordant, difference, 5000)]
+    )
     assert mcnemar_power(difference, n, discordant) == pytest.approx(seen, abs=0.02)
 
 
@@ -51,7 +61,9 @@ def test_256_images_do_not_show_three_tenths_of_a_point() -> None:
     assert mcnemar_power(0.003, 256, 0.01) == pytest.approx(0.0031, abs=1e-4)
     visible = smallest_visible(256, 0.01)
     assert visible == pytest.approx(0.031, abs=5e-4)
-    seen = np.mean([cached_mcnemar(*sample) < 0.05 for sample in samples(256, visible, visible, 10_000)])
+    seen = np.mean(
+        [cached_mcnemar(*sample) < 0.05 for sample in samples(256, visible, visible, 10_000)]
+    )
     assert seen == pytest.approx(0.8, abs=0.015)
 
 
@@ -70,9 +82,14 @@ def test_more_images_show_smaller_differences() -> None:
 
 
 @pytest.mark.parametrize("discordant", [0.02, 0.024])
-def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent(discordant: float) -> None:
+def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent(
+    discordant: float,
+) -> None:
     """The level at the boundary, where it is hardest to keep: few discordant images, nearly all on one side."""
-    found = [cached_equivalence(*sample, 256, margin=0.02) < 0.05 for sample in samples(256, discordant, 0.02, 4000)]
+    found = [
+        cached_equivalence(*sample, 256, margin=0.02) < 0.05
+        for sample in samples(256, discordant, 0.02, 4000)
+    ]
     assert 0.01 < np.mean(found) < 0.05 + 0.007  # two standard errors of 4,000 tries
 
 
@@ -93,7 +110,9 @@ def test_equivalence_is_the_harder_the_larger_the_difference() -> None:
     assert found == sorted(found)
     assert equivalence_test(0, 10, 1000) == equivalence_test(10, 0, 1000) > 0.3
     assert equivalence_test(0, 30, 1000) > 0.99
-    assert equivalence_test(500, 500, 10_000) == pytest.approx(0.0018, abs=2e-4)  # 3.16 standard deviations, 0.0008
+    assert equivalence_test(500, 500, 10_000) == pytest.approx(
+        0.0018, abs=2e-4
+    )  # 3.16 standard deviations, 0.0008
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -103,7 +122,9 @@ def test_arguments_that_do_not_fit() -> None:
         mcnemar_power(-0.3, 10, 0.2)
     with pytest.raises(ValueError, match="num_samples: expected at least 7, got 6"):
         equivalence_test(3, 4, 6)
-    with pytest.raises(ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 1"):
+    with pytest.raises(
+        ValueError, match="margin: expected a difference in accuracy between 0 and 1, got 1"
+    ):
         equivalence_test(3, 4, 60, margin=1)
     with pytest.raises(ValueError, match="num_samples: expected at least 1, got 0"):
         smallest_visible(0, 0.5)

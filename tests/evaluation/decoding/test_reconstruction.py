@@ -76,7 +76,9 @@ def test_encoding_goes_by_bounded_chunks(images: Tensor, monkeypatch: pytest.Mon
 
 def test_the_middle_step_is_the_reconstruction(images: Tensor) -> None:
     found = perturb(PoseReader(), images, steps=5)
-    assert torch.allclose(found.reconstructions[:, 1, 2], reconstructions(PoseReader(), images).images, atol=1e-7)
+    assert torch.allclose(
+        found.reconstructions[:, 1, 2], reconstructions(PoseReader(), images).images, atol=1e-7
+    )
 
 
 def test_dropout_is_off_the_mode_comes_back_and_images_stay(images: Tensor) -> None:
@@ -97,7 +99,9 @@ def test_results_are_ordinary_tensors(images: Tensor) -> None:
 
 
 def test_a_model_without_capsules() -> None:
-    with pytest.raises(ValueError, match="model: expected one with class capsules and a decoder, got Linear"):
+    with pytest.raises(
+        ValueError, match="model: expected one with class capsules and a decoder, got Linear"
+    ):
         reconstructions(nn.Linear(2, 2), torch.zeros(1, 1, 3, 2))
 
 
@@ -105,7 +109,9 @@ def test_what_a_model_can_do_is_declared_not_found_out(images: Tensor) -> None:
     class Undeclared(PoseReader):
         spec = ModelSpec(pose=True, activation="length")
 
-    with pytest.raises(ValueError, match="model: expected one with class capsules and a decoder, got Undeclared"):
+    with pytest.raises(
+        ValueError, match="model: expected one with class capsules and a decoder, got Undeclared"
+    ):
         reconstructions(Undeclared(), images)
 
 

@@ -72,11 +72,18 @@ def test_found_classes_are_put_in_the_place_of_their_labels() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "labels", "want"),
-    [([5, 1], [1, 2], [1, 5]), ([2, 5], [1, 2], [5, 2]), ([1, 5], [1, 2], [1, 5]), ([6, 5], [1, 2], [6, 5])],
+    [
+        ([5, 1], [1, 2], [1, 5]),
+        ([2, 5], [1, 2], [5, 2]),
+        ([1, 5], [1, 2], [1, 5]),
+        ([6, 5], [1, 2], [6, 5]),
+    ],
 )
 def test_a_class_that_is_no_label_takes_the_place_that_is_left(shown, labels, want) -> None:
     images = torch.tensor(shown, dtype=torch.float32).view(1, 2, 1, 1, 1)
-    found = match_segments(Segments(images, torch.tensor([shown]), torch.zeros(1, 7)), torch.tensor([labels]))
+    found = match_segments(
+        Segments(images, torch.tensor([shown]), torch.zeros(1, 7)), torch.tensor([labels])
+    )
     assert found.shown.tolist() == [want]
     assert found.images.flatten().tolist() == want
 
@@ -97,7 +104,9 @@ def test_equally_bright_drawings_decide_nothing() -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"digits: expected \[n=3, k=2, channels=1, height=4, width=4\]"):
+    with pytest.raises(
+        ValueError, match=r"digits: expected \[n=3, k=2, channels=1, height=4, width=4\]"
+    ):
         score_segmentation(SHAPES[PAIRS], SHAPES[PAIRS][:, :1])
     with pytest.raises(ValueError, match="threshold: expected between"):
         score_segmentation(SHAPES[PAIRS], SHAPES[PAIRS], threshold=0.0)

@@ -22,7 +22,7 @@ def dot(row: int, column: int, size: int = 9) -> Tensor:
         ({"rotation": 90}, 4, 6),  # the top goes to the right: clockwise
         ({"rotation": 180}, 6, 4),
         ({"shift": (3, 1)}, 3, 7),  # right, down
-        ({"shear": 45}, 2, 2),  # two rows above the centre go two to the left
+        ({"shear": 45}, 2, 2),  # two rows above the center go two to the left
         ({"rotation": 90, "shift": (1, 0)}, 4, 7),  # moved after it was turned
         ({"rotation": 90, "shear": 45}, 2, 6),  # turned after it was slanted
     ],
@@ -32,11 +32,13 @@ def test_a_dot_goes_where_it_should(options, row: int, column: int) -> None:
     assert torch.allclose(moved, dot(row, column), atol=1e-5)
 
 
-def test_size_is_about_the_centre_and_outside_is_black() -> None:
+def test_size_is_about_the_center_and_outside_is_black() -> None:
     twice = transform_images(torch.ones(1, 1, 8, 8), scale=50)
     assert torch.allclose(twice[0, 0, 2:6, 2:6], torch.ones(4, 4), atol=1e-5)
     assert twice.sum() == pytest.approx(16, abs=1e-3)
-    assert torch.allclose(transform_images(dot(2, 4), scale=200)[0, 0, 0, 4], torch.tensor(1.0), atol=1e-5)
+    assert torch.allclose(
+        transform_images(dot(2, 4), scale=200)[0, 0, 0, 4], torch.tensor(1.0), atol=1e-5
+    )
 
 
 def test_pictures_that_are_not_square_turn_without_distortion() -> None:
@@ -50,7 +52,16 @@ def test_pictures_that_are_not_square_turn_without_distortion() -> None:
 
 def test_a_sweep_at_no_change_is_plain_accuracy() -> None:
     images, labels = torch.rand(20, 1, 1, 4), torch.randint(0, 4, (20,))
-    found = affine_sweep(PixelReader(4), images, labels, rotation=[0], scale=[100], shear=[0], shift=[0], batch_size=7)
+    found = affine_sweep(
+        PixelReader(4),
+        images,
+        labels,
+        rotation=[0],
+        scale=[100],
+        shear=[0],
+        shift=[0],
+        batch_size=7,
+    )
     plain = float((images.flatten(1).argmax(dim=1) == labels).double().mean())
     assert found.clean == pytest.approx(plain)
     assert found.chance == 0.25
@@ -71,11 +82,13 @@ def test_shifts_go_to_all_four_sides() -> None:
 
 def test_half_drop_is_the_smallest_change_that_is_bad_enough() -> None:
     images = torch.eye(5).view(5, 1, 1, 5)
-    found = affine_sweep(PixelReader(5), images, torch.arange(5), rotation=[180, 0, 360, 20], scale=[100])
+    found = affine_sweep(
+        PixelReader(5), images, torch.arange(5), rotation=[180, 0, 360, 20], scale=[100]
+    )
     curve = found.curves["rotation"]
     assert curve.unit == "degrees"
     assert curve.amounts == (180, 0, 360, 20)
-    assert curve.accuracy[0] == pytest.approx(0.2)  # only the centre stays
+    assert curve.accuracy[0] == pytest.approx(0.2)  # only the center stays
     assert curve.half_drop == 180
     assert found.curves["scale"].half_drop is None
     assert list(found.curves) == ["rotation", "scale"]

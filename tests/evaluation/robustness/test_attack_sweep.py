@@ -24,7 +24,9 @@ LABELS = torch.tensor([0, 0, 0, 0])  # the last one is answered wrongly as it is
 
 @pytest.mark.parametrize("attack", ["fgsm", "bim", "pgd"])
 def test_accuracy_is_over_all_images_and_success_over_those_that_were_right(attack) -> None:
-    found = attack_sweep(Shifted(torch.tensor([1.0])), IMAGES, LABELS, [0.0, 0.1, 0.2, 0.5], attack=attack)
+    found = attack_sweep(
+        Shifted(torch.tensor([1.0])), IMAGES, LABELS, [0.0, 0.1, 0.2, 0.5], attack=attack
+    )
     assert found.clean == 0.75
     assert [outcome.accuracy for outcome in found.outcomes] == [0.75, 0.5, 0.25, 0.0]
     assert [outcome.success for outcome in found.outcomes] == pytest.approx([0, 1 / 3, 2 / 3, 1])
@@ -44,7 +46,9 @@ def test_the_norm_is_that_of_successful_changes() -> None:
 
 
 def test_nothing_to_attack() -> None:
-    found = attack_outcome(Shifted(torch.tensor([1.0])), IMAGES[3:], IMAGES[3:], LABELS[3:], eps=0.1)
+    found = attack_outcome(
+        Shifted(torch.tensor([1.0])), IMAGES[3:], IMAGES[3:], LABELS[3:], eps=0.1
+    )
     assert found.success is None
     assert found.distance is None
 

@@ -34,7 +34,9 @@ def test_on_a_linear_model_attacks_find_the_optimum(attack, loss, images: Tensor
 
 
 def test_the_optimum_in_the_corner_is_clipped(images: Tensor) -> None:
-    assert torch.allclose(fgsm(Linear(WEIGHT), images, LABELS, 0.6), worst(images, 0.6).clamp(0, 1), atol=1e-6)
+    assert torch.allclose(
+        fgsm(Linear(WEIGHT), images, LABELS, 0.6), worst(images, 0.6).clamp(0, 1), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("attack", [fgsm, bim, pgd])
@@ -69,7 +71,9 @@ def test_restarts_keep_what_fooled_the_model() -> None:
             return torch.stack([1 - over, over], dim=1)
 
     images, labels = torch.full((40, 1, 1, 1), 0.45), torch.zeros(40, dtype=torch.int64)
-    once, often = (Step()(pgd(Step(), images, labels, 0.1, steps=1, restarts=r))[:, 1].sum() for r in (1, 8))
+    once, often = (
+        Step()(pgd(Step(), images, labels, 0.1, steps=1, restarts=r))[:, 1].sum() for r in (1, 8)
+    )
     assert 0 < once < often
 
 
@@ -103,7 +107,10 @@ def test_mode_and_gradients_stay() -> None:
         ({"step_size": 0.0}, "step_size: expected above 0, got 0.0"),
         ({"restarts": 0}, "restarts: expected at least 1, got 0"),
         ({"labels": LABELS + 1}, "labels: expected class indices from 0 to 1, got 2"),
-        ({"images": torch.full((5, 1, 2, 2), 255.0)}, r"images: expected pixels in \[0, 1\], got values from 255"),
+        (
+            {"images": torch.full((5, 1, 2, 2), 255.0)},
+            r"images: expected pixels in \[0, 1\], got values from 255",
+        ),
         ({"loss": lambda a, _: a.detach().sum()}, "loss: expected a value with a gradient"),
     ],
 )
@@ -114,7 +121,11 @@ def test_arguments_that_do_not_fit(options, message: str, images: Tensor) -> Non
 
 
 def test_the_vote_attack_goes_by_the_model_without_routing() -> None:
-    model, images, labels = RoutedPixels(6, 3, iterations=3), torch.rand(4, 1, 6, 4), torch.tensor([0, 1, 2, 0])
+    model, images, labels = (
+        RoutedPixels(6, 3, iterations=3),
+        torch.rand(4, 1, 6, 4),
+        torch.tensor([0, 1, 2, 0]),
+    )
     nn.init.normal_(model.layers[0].weight, std=2.0)
     twin = RoutedPixels(6, 3, iterations=1)
     twin.load_state_dict(model.state_dict())
@@ -122,5 +133,7 @@ def test_the_vote_attack_goes_by_the_model_without_routing() -> None:
     assert torch.equal(found, pgd(twin, images, labels, 0.1, steps=3))
     assert not torch.equal(found, pgd(model, images, labels, 0.1, steps=3))
     assert model.layers[0].router.iterations == 3
-    with pytest.raises(ValueError, match="expected a capsule network with routed layers, got Linear"):
+    with pytest.raises(
+        ValueError, match="expected a capsule network with routed layers, got Linear"
+    ):
         vote_attack(Linear(WEIGHT), images, labels, 0.1)

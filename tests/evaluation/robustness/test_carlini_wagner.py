@@ -21,7 +21,9 @@ class Shifted(Linear):
 def test_on_a_linear_model_it_finds_the_distance_to_the_plane() -> None:
     images = torch.rand(3, 1, 2, 2) * 0.4 + 0.3
     score = (images - 0.5).flatten(1) @ WEIGHT
-    found = carlini_wagner(Shifted(WEIGHT), images, (score < 0).long(), steps=100, searches=6, step_size=0.03)
+    found = carlini_wagner(
+        Shifted(WEIGHT), images, (score < 0).long(), steps=100, searches=6, step_size=0.03
+    )
     distance = (found - images).flatten(1).norm(dim=1)
     want = score.abs() / WEIGHT.norm()
     assert distance.tolist() == pytest.approx(want.tolist(), rel=0.01)
@@ -31,12 +33,17 @@ def test_on_a_linear_model_it_finds_the_distance_to_the_plane() -> None:
 def test_what_cannot_be_turned_stays() -> None:
     model = Linear(torch.ones(4))  # never negative on images
     images = torch.rand(3, 1, 2, 2)
-    assert torch.equal(carlini_wagner(model, images, torch.zeros(3, dtype=torch.int64), steps=5, searches=2), images)
+    assert torch.equal(
+        carlini_wagner(model, images, torch.zeros(3, dtype=torch.int64), steps=5, searches=2),
+        images,
+    )
 
 
 def test_pixels_stay_in_range_and_the_model_as_it_was() -> None:
     model, images = RoutedPixels(6, 3).train(), torch.rand(2, 1, 6, 4).round()
-    found = carlini_wagner(model, images, model(images).argmax(dim=1), steps=20, searches=2, step_size=0.1)
+    found = carlini_wagner(
+        model, images, model(images).argmax(dim=1), steps=20, searches=2, step_size=0.1
+    )
     assert found.min() >= 0
     assert found.max() <= 1
     assert model.training

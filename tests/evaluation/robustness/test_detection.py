@@ -62,7 +62,9 @@ def test_false_positives_where_one_known_image_in_twenty_may_be_lost() -> None:
 @pytest.mark.parametrize("n", [20, 1000])
 def test_the_threshold_flags_its_share_of_what_it_was_set_on(rate: float, n: int) -> None:
     distances = torch.rand(n)
-    assert float((distances > detection_threshold(distances, rate)).double().mean()) == pytest.approx(rate)
+    assert float(
+        (distances > detection_threshold(distances, rate)).double().mean()
+    ) == pytest.approx(rate)
 
 
 def test_distances_are_norms() -> None:
@@ -82,7 +84,9 @@ def test_an_image_that_changed_sides_is_unlike_itself() -> None:
     assert found.detected == 0.5
     assert found.success == pytest.approx(2 / 3)
     assert found.undetected == pytest.approx(1 / 3)
-    assert found.auroc == pytest.approx(auroc(reconstruction_distances(Painter(), adversarial), torch.zeros(4)))
+    assert found.auroc == pytest.approx(
+        auroc(reconstruction_distances(Painter(), adversarial), torch.zeros(4))
+    )
     assert found.num_samples == 4
 
 

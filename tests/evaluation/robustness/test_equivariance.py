@@ -15,7 +15,9 @@ from ..stubs import Linear
 
 def turn(degrees: float) -> Tensor:
     a = math.radians(degrees)
-    return torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float64)
+    return torch.tensor(
+        [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float64
+    )
 
 
 def test_a_known_rotation_is_learned() -> None:
@@ -30,7 +32,9 @@ def test_the_ridge_draws_towards_no_change() -> None:
     loose, tight = (linear_map(poses, poses @ turn(90).T, ridge=ridge) for ridge in (1e-6, 1e6))
     assert torch.allclose(loose, turn(90), atol=1e-3)
     assert torch.allclose(tight, torch.eye(2, dtype=torch.float64), atol=1e-3)
-    constant = linear_map(torch.ones(5, 3).double(), 2 * torch.ones(5, 3).double(), ridge=0.0)  # no single solution
+    constant = linear_map(
+        torch.ones(5, 3).double(), 2 * torch.ones(5, 3).double(), ridge=0.0
+    )  # no single solution
     assert constant.isfinite().all()
 
 
@@ -43,7 +47,7 @@ def test_share_of_variance_by_hand() -> None:
 
 
 class Compass(nn.Module):
-    """The pose is the place of the ink around the centre; one class is always there."""
+    """The pose is the place of the ink around the center; one class is always there."""
 
     spec = ModelSpec(pose=True, activation="probability")
 
@@ -61,7 +65,9 @@ def test_poses_that_turn_with_the_image() -> None:
     for image in images:
         row, column = torch.randint(4, 10, (2,), generator=generator)
         image[0, row : row + 2, column : column + 2] = 1
-    found = equivariance(Compass(), images, torch.zeros(40, dtype=torch.int64), rotation=[0, 30, 180])
+    found = equivariance(
+        Compass(), images, torch.zeros(40, dtype=torch.int64), rotation=[0, 30, 180]
+    )
     assert found.equivariant == pytest.approx((1, 1, 1), abs=0.02)
     assert found.invariant[0] == pytest.approx(1)
     assert found.invariant[1] < 0.9

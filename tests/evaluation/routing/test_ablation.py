@@ -5,15 +5,23 @@ import json
 import pytest
 import torch
 
-from torchcaps.errors import NoAblationError
-from torchcaps.evaluation import RoutingAblation, compare_answers, iteration_dynamics, routing_ablation
+from torchcaps.errors import AblationUnsupportedError
+from torchcaps.evaluation import (
+    RoutingAblation,
+    compare_answers,
+    iteration_dynamics,
+    routing_ablation,
+)
 from torchcaps.functional import Votes, em_routing, uniform_routing
 from torchcaps.nn import CapsuleLinear, DynamicRouting, EMRouting, Router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 from ..stubs import RoutedPixels
 
-IMAGES, LABELS = torch.rand(8, 1, 6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+IMAGES, LABELS = (
+    torch.rand(8, 1, 6, 4, generator=torch.Generator().manual_seed(1)),
+    torch.arange(8) % 3,
+)
 
 
 @pytest.fixture
@@ -58,15 +66,21 @@ def test_a_function_with_couplings_of_its_own_is_refused() -> None:
 
     model = RoutedPixels(6, 3)
     model.layers[0] = CapsuleLinear(6, 4, 3, 4, own)
-    with pytest.raises(NoAblationError, match="routing: own makes its couplings by itself"):
+    with pytest.raises(
+        AblationUnsupportedError, match="routing: own makes its couplings by itself"
+    ):
         routing_ablation(model, IMAGES, LABELS)
 
 
 @pytest.mark.parametrize(
     ("routed", "uniform", "n", "words"),
-    [(90, 50, 100, "needs its routing"), (50, 90, 100, "better without"), (9, 8, 10, "do not show"),
-     (900, 899, 1000, "as well without its routing, within")],
-)  # fmt: skip
+    [
+        (90, 50, 100, "needs its routing"),
+        (50, 90, 100, "better without"),
+        (9, 8, 10, "do not show"),
+        (900, 899, 1000, "as well without its routing, within"),
+    ],
+)
 def test_verdicts_ask_for_evidence(routed: int, uniform: int, n: int, words: str) -> None:
     right = [torch.arange(n) < count for count in (routed, uniform)]
     assert words in RoutingAblation(compare_answers(*right), 0.1, 0.1).verdict
@@ -94,11 +108,11 @@ def test_a_trained_router_with_equal_couplings_is_found_to_do_nothing() -> None:
     images = noise + 0.5 * torch.eye(3)[labels][:, None, None, [0, 1, 2, 0]]
     model = RoutedPixels(6, 3)
     model.layers[0] = CapsuleLinear(6, 4, 3, 4, Average(), init_std=0.3)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for _ in range(100):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
     found = routing_ablation(model, images, labels)
     assert found.routed > 0.8
     assert found.changed == 0
@@ -115,8 +129,12 @@ def test_iterations_one_by_one(sharp: RoutedPixels) -> None:
         model.load_state_dict(sharp.state_dict())
         answers.append(model(IMAGES).argmax(dim=1))
     assert found.iterations == (1, 2, 3)
-    assert found.accuracy == pytest.approx([float((answer == LABELS).double().mean()) for answer in answers])
-    assert found.changed == pytest.approx([float((answer != answers[0]).double().mean()) for answer in answers])
+    assert found.accuracy == pytest.approx(
+        [float((answer == LABELS).double().mean()) for answer in answers]
+    )
+    assert found.changed == pytest.approx(
+        [float((answer != answers[0]).double().mean()) for answer in answers]
+    )
     entropy = found.entropy["layers.0"]
     assert entropy[0] == pytest.approx(1)
     assert entropy[0] > entropy[1] > entropy[2]

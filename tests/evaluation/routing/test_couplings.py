@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_dynamics, coupling_entropy, parse_tree
-from torchcaps.nn import Recorded
+from torchcaps.nn import RoutingTrace
 
 from ..stubs import recorded
 
@@ -14,7 +14,7 @@ N, CHILDREN, PARENTS = 12, 5, 4
 LABELS = torch.arange(N) % 3
 
 
-def hard(parents: torch.Tensor) -> Recorded:
+def hard(parents: torch.Tensor) -> RoutingTrace:
     """Every child has one parent: `parents [n, children]`."""
     return recorded(torch.nn.functional.one_hot(parents, PARENTS).float())
 
@@ -45,7 +45,9 @@ def test_shares_of_a_window_are_taken_within_it() -> None:
 def test_maps_of_parents_are_flattened() -> None:
     coupling = torch.rand(N, 2, 3, CHILDREN, PARENTS).softmax(dim=-1)
     child = torch.rand(N, 2, 3, CHILDREN)
-    whole = coupling_entropy(Recorded(coupling, coupling[..., 0, :], child, coupling[..., :1, :]))
+    whole = coupling_entropy(
+        RoutingTrace(coupling, coupling[..., 0, :], child, coupling[..., :1, :])
+    )
     flat = coupling_entropy(recorded(coupling.flatten(1, 3), child.flatten(1)))
     assert whole.mean == pytest.approx(flat.mean)
 
@@ -103,7 +105,9 @@ def test_idle_children_do_not_count() -> None:
     busy[:, 0] = 0.7
     coupling = torch.nn.functional.one_hot(parents, PARENTS).float()
     assert parse_tree(recorded(coupling, busy), LABELS).information == pytest.approx(math.log2(3))
-    assert parse_tree(recorded(coupling), LABELS).information == pytest.approx(math.log2(3) / CHILDREN)
+    assert parse_tree(recorded(coupling), LABELS).information == pytest.approx(
+        math.log2(3) / CHILDREN
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,9 @@ def test_idle_children_do_not_count() -> None:
         (torch.ones(N, CHILDREN, 2), LABELS[:3], r"labels: expected \[n=12\], got \[n=3\]"),
     ],
 )
-def test_arguments_that_do_not_fit(coupling: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+def test_arguments_that_do_not_fit(
+    coupling: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
     for measure in (coupling_dynamics, parse_tree):
         with pytest.raises(ValueError, match=message):
             measure(recorded(coupling), labels)

@@ -38,7 +38,11 @@ def test_every_measure_of_every_kind_of_network(name: str, digits: data.ImageSet
     assert names == LAYERS.get(name, ["class_capsules"])
     assert found.decay.layers == ("children", *names)
     assert list(found.iterations.entropy) == names
-    assert found.children.capsules == found.layers[0].starvation.capsules == (144 * 2 if name == "matrix" else 72)
+    assert (
+        found.children.capsules
+        == found.layers[0].starvation.capsules
+        == (144 * 2 if name == "matrix" else 72)
+    )
     assert found.parameters == sum(p.numel() for p in model.parameters())
     if name == "uniform":
         assert found.layers[0].entropy.mean == pytest.approx(1)
@@ -59,7 +63,9 @@ def test_figures_agree_with_each_other(digits: data.ImageSet) -> None:
     found = diagnose(create_model(kind, **SIZES, **options), digits, count=12)
     assert found.accuracy == found.ablation.routed == found.iterations.accuracy[-1]
     assert found.iterations.accuracy[0] == found.ablation.uniform
-    assert found.iterations.entropy["class_capsules"][-1] == pytest.approx(found.layers[0].entropy.mean)
+    assert found.iterations.entropy["class_capsules"][-1] == pytest.approx(
+        found.layers[0].entropy.mean
+    )
     assert found.decay.strongest == (found.children.strongest, found.layers[0].parents.strongest)
 
 
@@ -73,7 +79,9 @@ def test_a_cnn_is_a_baseline_but_has_no_routing(digits: data.ImageSet) -> None:
     assert found.baseline.num_samples == 12
     assert found.baseline_parameters == pytest.approx(found.parameters, rel=0.05)
     assert f"{found.parameters:,} parameters against" in found.verdicts()["baseline"]
-    with pytest.raises(ValueError, match="model: expected a capsule network with routed layers, got CNN"):
+    with pytest.raises(
+        ValueError, match="model: expected a capsule network with routed layers, got CNN"
+    ):
         diagnose(cnn, digits, count=12)
 
 

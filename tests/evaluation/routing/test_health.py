@@ -37,7 +37,11 @@ def test_capsules_of_each_position_count() -> None:
 
 
 def test_activations_that_fade() -> None:
-    course = {"first": torch.full((3, 4), 0.8), "second": torch.full((3, 4), 0.2), "third": torch.full((3, 2), 0.04)}
+    course = {
+        "first": torch.full((3, 4), 0.8),
+        "second": torch.full((3, 4), 0.2),
+        "third": torch.full((3, 2), 0.04),
+    }
     found = activation_decay(course)
     assert found.layers == ("first", "second", "third")
     assert found.median == found.strongest == pytest.approx((0.8, 0.2, 0.04))
@@ -58,7 +62,9 @@ def test_a_capsule_without_a_way_to_the_loss_is_starved(images: Tensor) -> None:
 
 def test_starvation_does_not_depend_on_the_batch_size(images: Tensor) -> None:
     model = RoutedPixels(6, 3)
-    whole, parts = (starvation(model, images, LABELS, batch_size=size)["layers.0"] for size in (4, 3))
+    whole, parts = (
+        starvation(model, images, LABELS, batch_size=size)["layers.0"] for size in (4, 3)
+    )
     assert parts.median == pytest.approx(whole.median, rel=1e-4)
 
 
@@ -69,18 +75,24 @@ def test_starvation_by_hand() -> None:
             super().__init__()
             self.layer = RoutedPixels(2, 2, dim=1, routing="uniform").layers[0]
             with torch.no_grad():
-                self.layer.weight.copy_(torch.tensor([2.0, 0.0]).view(2, 1, 1, 1).expand(2, 2, 1, 1))
+                self.layer.weight.copy_(
+                    torch.tensor([2.0, 0.0]).view(2, 1, 1, 1).expand(2, 2, 1, 1)
+                )
 
         def forward(self, images: Tensor) -> Tensor:
             return self.layer(images.squeeze(1)).activation
 
     images = torch.tensor([0.5, 0.3]).view(1, 1, 2, 1)
-    found = starvation(OneChild(), images, torch.tensor([0]), loss=lambda a, _: a[:, 0].mean())["layer"]
+    found = starvation(OneChild(), images, torch.tensor([0]), loss=lambda a, _: a[:, 0].mean())[
+        "layer"
+    ]
     # s = 2 u / 2 = u, and |squash(s)| = s^2 / (1 + s^2), whose slope is 2 s / (1 + s^2)^2.
     slope = 2 * 0.5 / (1 + 0.25) ** 2
     assert found.starved == 0.5
     assert found.median in (0.0, pytest.approx(slope, rel=1e-4))
-    everyone = starvation(OneChild(), images, torch.tensor([0]), loss=lambda a, _: 0 * a.mean())["layer"]
+    everyone = starvation(OneChild(), images, torch.tensor([0]), loss=lambda a, _: 0 * a.mean())[
+        "layer"
+    ]
     assert everyone.starved == 1
     assert "No gradient" in everyone.verdict
 
@@ -108,7 +120,9 @@ def test_a_bias_opens_its_eyes(images: Tensor) -> None:
 
 @pytest.mark.parametrize("measure", [lambda m, x: starvation(m, x, LABELS), sign_test])
 def test_a_model_without_routed_layers(measure, images: Tensor) -> None:
-    with pytest.raises(ValueError, match="model: expected a capsule network with routed layers, got Sequential"):
+    with pytest.raises(
+        ValueError, match="model: expected a capsule network with routed layers, got Sequential"
+    ):
         measure(nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), images)
 
 

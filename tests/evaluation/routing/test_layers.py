@@ -21,7 +21,10 @@ def test_all_images_are_recorded_whatever_the_batch_size() -> None:
     assert torch.allclose(whole.activation, model(images), atol=1e-6)
     assert torch.allclose(whole.children["layers.0"], images.squeeze(1).norm(dim=-1), atol=1e-6)
     for name, layer in whole.layers.items():
-        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(layer[:4], parts.layers[name][:4], strict=True))
+        assert all(
+            torch.allclose(a, b, atol=1e-4)
+            for a, b in zip(layer[:4], parts.layers[name][:4], strict=True)
+        )
         assert torch.allclose(whole.children[name], parts.children[name], atol=1e-5)
     assert not whole.activation.is_inference()
 
@@ -52,4 +55,6 @@ def test_swapped_routers_come_back_after_an_error() -> None:
 
 def test_a_model_without_capsules_is_named() -> None:
     with pytest.raises(ValueError, match="expected a capsule network with routed layers, got CNN"):
-        route_images(create_model("cnn_multimnist", channels=(2, 2), hidden=(4,)), torch.rand(2, 1, 36, 36))
+        route_images(
+            create_model("cnn_multimnist", channels=(2, 2), hidden=(4,)), torch.rand(2, 1, 36, 36)
+        )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torchcaps.evaluation.routing.places import places_of
-from torchcaps.functional.fields import Transposed, Windows
+from torchcaps.functional.fields import ConvField, ConvTransposeField
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn import ConvCaps, TransposedConvCaps
 from torchcaps.nn.routed import RoutedLayer
@@ -22,7 +22,9 @@ def children(side=6, types=2, dim=4):
 
 def test_two_maps_of_one_shape_are_told_apart() -> None:
     torch.manual_seed(0)
-    layers = nn.Sequential(*(ConvCaps(2, 2, kernel_size=3, padding=1, pose_size=(4, 4)) for _ in range(2)))
+    layers = nn.Sequential(
+        *(ConvCaps(2, 2, kernel_size=3, padding=1, pose_size=(4, 4)) for _ in range(2))
+    )
     with places_of(layers) as seen:
         layers(children())
     first, second = (found.capsules for found in seen.maps[:2])
@@ -38,13 +40,15 @@ def test_two_maps_of_one_shape_are_told_apart() -> None:
 def test_any_routed_layer_with_windows_slides_and_transposed_ones_do_not() -> None:
     torch.manual_seed(0)
     sizes = LayerSizes(children=9 * 2, in_dim=4, parents=2, dim=4)
-    layer = RoutedLayer(LinearVotes(sizes), "dynamic", partial(Windows, kernel=3, stride=2, padding=1))
+    layer = RoutedLayer(
+        LinearVotes(sizes), "dynamic", partial(ConvField, kernel=3, stride=2, padding=1)
+    )
     with places_of(layer) as seen:
         layer(children())
     assert seen.slides == (Slide((3, 3), (2, 2), (1, 1)),)
     for layer in [
         TransposedConvCaps(2, 2, kernel_size=2, stride=2, pose_size=(4, 4)),
-        RoutedLayer(LinearVotes(sizes), "dynamic", partial(Transposed, kernel=3, stride=2)),
+        RoutedLayer(LinearVotes(sizes), "dynamic", partial(ConvTransposeField, kernel=3, stride=2)),
     ]:
         with places_of(layer) as seen:
             layer(children())

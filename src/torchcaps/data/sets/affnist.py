@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.budget import door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural
@@ -17,11 +17,19 @@ from torchcaps.errors import DataError
 SIDE = 40
 PARTS = {"train": "training_and_validation_batches", "test": "test_batches"}
 INFO = DatasetInfo(
-    name="affnist", title="affNIST, MNIST under affine transformations", classes=tuple("0123456789"),
-    image_shape=(1, SIDE, SIDE), train=1_920_000, test=320_000, licence="none stated",
+    name="affnist",
+    title="affNIST, MNIST under affine transformations",
+    classes=tuple("0123456789"),
+    image_shape=(1, SIDE, SIDE),
+    train=1_920_000,
+    test=320_000,
+    license="none stated",
     source="https://www.cs.toronto.edu/~tijmen/affNIST/",
-    sha256={"transformed/training_and_validation_batches/1.mat": None, "transformed/test_batches/1.mat": None},
-)  # fmt: skip
+    sha256={
+        "transformed/training_and_validation_batches/1.mat": None,
+        "transformed/test_batches/1.mat": None,
+    },
+)
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -38,17 +46,28 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     """
     data = read_mat(path).get("affNISTdata")
     if not isinstance(data, dict) or not isinstance(data.get("image"), np.ndarray):
-        raise DataError(f"{path}: expected a struct affNISTdata with a field image, which is not in it")
+        raise DataError(
+            f"{path}: expected a struct affNISTdata with a field image, which is not in it"
+        )
     images = data["image"]
     if images.ndim != 2 or images.shape[0] != SIDE * SIDE or images.dtype != np.uint8:
-        raise DataError(f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}")
+        raise DataError(
+            f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}"
+        )
     count = images.shape[1]
     labels, ids = (_numbers(data.get(field), count) for field in ("label_int", "original_id"))
     if labels is None:
         raise DataError(f"{path}: expected label_int for {count} images in affNISTdata")
     pixels = np.require(images.T, requirements=["C", "W"]).reshape(count, 1, SIDE, SIDE)
     factors = {} if ids is None else {"original": ids - 1}
-    return ImageSet(torch.from_numpy(pixels), labels, INFO.classes, name, factors, group=next(iter(factors), None))
+    return ImageSet(
+        torch.from_numpy(pixels),
+        labels,
+        INFO.classes,
+        name,
+        factors,
+        group=next(iter(factors), None),
+    )
 
 
 def _joined(folder: Path, split: str, name: str) -> ImageSet:
@@ -56,7 +75,9 @@ def _joined(folder: Path, split: str, name: str) -> ImageSet:
     if not files:
         raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")
     parts = [read_affnist(file, name) for file in files]
-    images, labels = (torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels"))
+    images, labels = (
+        torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels")
+    )
     factors = {name: torch.cat([part.factors[name] for part in parts]) for name in parts[0].factors}
     return replace(parts[0], images=images, labels=labels, factors=factors)
 
@@ -68,7 +89,9 @@ def _numbers(values: object, count: int) -> Tensor | None:
     return torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
-register_layout(
-    INFO, "a folder of affNIST's batches", lambda folder: any(_files(folder, split) for split in PARTS),
+register_directory_format(
+    INFO,
+    "a folder of affNIST's batches",
+    lambda folder: any(_files(folder, split) for split in PARTS),
     lambda folder, split, name, _: _joined(folder, split, name),
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""CIFAR-10: small colour photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
+"""CIFAR-10: small color photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
 
 Binary batches are records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
 is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins take the place of what rebuilds a
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.budget import door, read_bytes, spend
 from torchcaps.data.dataset import ImageSet, check_labels
 from torchcaps.data.folder import read_tar
@@ -30,13 +30,28 @@ FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
-    name="cifar10", title="CIFAR-10 colour photographs", image_shape=(3, 32, 32), train=50_000, test=10_000,
-    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    licence="none stated; its authors ask that their technical report of 2009 be cited",
+    name="cifar10",
+    title="CIFAR-10 color photographs",
+    image_shape=(3, 32, 32),
+    train=50_000,
+    test=10_000,
+    classes=(
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
+    license="none stated; its authors ask that their technical report of 2009 be cited",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
     sha256=dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")),
     sources=(Archive(URL, folder=FOLDERS[0], md5="c32a1d4ab5d03f1284b67883e8d87530"),),
-)  # fmt: skip
+)
 
 
 def _batches(folder: Path, split: str) -> list[Path]:
@@ -56,18 +71,24 @@ def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") 
         raise DataError(f"{folder}: no {split} batch ({STEMS[split]}, with or without .bin) in it")
     if split == "train" and files[-1].stem[-1] != str(len(files)):
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
-    batches = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    batches = [
+        _read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files
+    ]
     for file, (held, _) in zip(files, batches, strict=True):
         check_labels(str(file), torch.from_numpy(held.astype(np.int64)), INFO.classes)
     labels = torch.from_numpy(np.concatenate([labels for labels, _ in batches]).astype(np.int64))
-    pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in batches]).reshape(-1, *INFO.image_shape))
+    pixels = torch.from_numpy(
+        np.concatenate([pixels for _, pixels in batches]).reshape(-1, *INFO.image_shape)
+    )
     return ImageSet(pixels, labels, INFO.classes, name)
 
 
 def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if len(data) == 0 or len(data) % RECORD:
-        raise DataError(f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}")
+        raise DataError(
+            f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}"
+        )
     return data[::RECORD], data.reshape(-1, RECORD)[:, 1:]
 
 
@@ -79,10 +100,20 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})") from None
-    if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or pixels.shape != (len(labels), RECORD - 1):
-        found = f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
-        raise DataError(f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, got {found}")
+        raise DataError(
+            f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})"
+        ) from None
+    if (
+        labels.dtype.kind not in "iu"
+        or pixels.dtype != np.uint8
+        or pixels.shape != (len(labels), RECORD - 1)
+    ):
+        found = (
+            f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        )
+        raise DataError(
+            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, got {found}"
+        )
     return labels, pixels
 
 
@@ -96,7 +127,9 @@ def _values(value: object) -> np.ndarray:
 
 
 def _dtype(kind: Any) -> np.dtype:
-    texts: Any = [part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])]
+    texts: Any = [
+        part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])
+    ]
     code, order = texts
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
         raise DataError(f"refused: the pickle asks for the type {code!r}")
@@ -125,9 +158,12 @@ class _Text(_Named, bytes):
 
 # Where pickles name an array's builder: its place differs between versions of numpy.
 ALLOWED: dict[tuple[str, str], type] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Named, ("numpy._core.multiarray", "_reconstruct"): _Named,
-    ("numpy", "ndarray"): _Named, ("numpy", "dtype"): _Named, ("_codecs", "encode"): _Text,
-}  # fmt: skip
+    ("numpy.core.multiarray", "_reconstruct"): _Named,
+    ("numpy._core.multiarray", "_reconstruct"): _Named,
+    ("numpy", "ndarray"): _Named,
+    ("numpy", "dtype"): _Named,
+    ("_codecs", "encode"): _Text,
+}
 
 
 class _Opcodes(dict[int, Any]):
@@ -135,7 +171,9 @@ class _Opcodes(dict[int, Any]):
 
     def __getitem__(self, code: int) -> Any:
         spend("the pickle", OPCODE_COST)
-        if code == pickle.BYTEARRAY8[0]:  # makes room for as much as it says, before it looks at what is there
+        if (
+            code == pickle.BYTEARRAY8[0]
+        ):  # makes room for as much as it says, before it looks at what is there
             raise DataError("refused: the pickle holds a bytearray, which no batch needs")
         return super().__getitem__(code)
 
@@ -147,7 +185,9 @@ class _ArraysOnly(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise DataError(f"refused: the pickle asks for {module}.{name}, which is no part of an array")
+            raise DataError(
+                f"refused: the pickle asks for {module}.{name}, which is no part of an array"
+            )
         return ALLOWED[module, name]
 
 
@@ -166,7 +206,9 @@ def _read(folder: Path, split: str, name: str) -> ImageSet:
     return read_cifar(found, split, name)
 
 
-register_layout(
-    INFO, "a folder of CIFAR-10 batches", lambda folder: _found(folder) is not None,
+register_directory_format(
+    INFO,
+    "a folder of CIFAR-10 batches",
+    lambda folder: _found(folder) is not None,
     lambda folder, split, name, _: _read(folder, split, name),
-)  # fmt: skip
+)

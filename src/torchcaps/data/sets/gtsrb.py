@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import DatasetInfo, register_layout
+from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.budget import door, spend
 from torchcaps.data.dataset import TEST_FRACTION, ImageSet, holdout
 from torchcaps.data.entries import csv_rows
@@ -20,25 +20,69 @@ from torchcaps.data.pixels import size_pair
 from torchcaps.errors import DataError
 
 CLASSES = (
-    "limit 20", "limit 30", "limit 50", "limit 60", "limit 70", "limit 80", "end of limit 80", "limit 100",
-    "limit 120", "no overtaking", "no overtaking by lorries", "right of way", "priority road", "give way", "stop",
-    "no vehicles", "no lorries", "no entry", "danger", "bend left", "bend right", "double bend", "uneven road",
-    "slippery road", "road narrows", "road works", "traffic signals", "pedestrians", "children", "bicycles", "ice",
-    "wild animals", "end of limits", "right only", "left only", "straight only", "straight or right",
-    "straight or left", "keep right", "keep left", "roundabout", "end of no overtaking",
+    "limit 20",
+    "limit 30",
+    "limit 50",
+    "limit 60",
+    "limit 70",
+    "limit 80",
+    "end of limit 80",
+    "limit 100",
+    "limit 120",
+    "no overtaking",
+    "no overtaking by lorries",
+    "right of way",
+    "priority road",
+    "give way",
+    "stop",
+    "no vehicles",
+    "no lorries",
+    "no entry",
+    "danger",
+    "bend left",
+    "bend right",
+    "double bend",
+    "uneven road",
+    "slippery road",
+    "road narrows",
+    "road works",
+    "traffic signals",
+    "pedestrians",
+    "children",
+    "bicycles",
+    "ice",
+    "wild animals",
+    "end of limits",
+    "right only",
+    "left only",
+    "straight only",
+    "straight or right",
+    "straight or left",
+    "keep right",
+    "keep left",
+    "roundabout",
+    "end of no overtaking",
     "end of no overtaking by lorries",
-)  # fmt: skip
+)
 COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
 TESTING = ("Final_Test/Images", "Final_Test", "Test")
 MOST_DIGITS = 18  # of an int64
 TEST_TABLES = ("GT-final_test.csv", "../GT-final_test.csv")
 INFO = DatasetInfo(
-    name="gtsrb", title="German Traffic Sign Recognition Benchmark", classes=CLASSES, image_shape=(3, 32, 32),
-    train=39_209, test=12_630, licence="none stated; its authors ask that Stallkamp et al. 2012 be cited",
+    name="gtsrb",
+    title="German Traffic Sign Recognition Benchmark",
+    classes=CLASSES,
+    image_shape=(3, 32, 32),
+    train=39_209,
+    test=12_630,
+    license="none stated; its authors ask that Stallkamp et al. 2012 be cited",
     source="https://benchmark.ini.rub.de/gtsrb_dataset.html",
-    sha256={"Final_Training/Images/00000/GT-00000.csv": None, "Final_Test/Images/GT-final_test.csv": None},
-)  # fmt: skip
+    sha256={
+        "Final_Training/Images/00000/GT-00000.csv": None,
+        "Final_Test/Images/GT-final_test.csv": None,
+    },
+)
 
 
 class _Sign(NamedTuple):
@@ -55,9 +99,13 @@ def _base(folder: Path) -> Path | None:
 
 @door
 def read_gtsrb(
-    folder: str | Path, split: str = "train", *, img_size: int | tuple[int, int] = 32, roi: bool = False,
+    folder: str | Path,
+    split: str = "train",
+    *,
+    img_size: int | tuple[int, int] = 32,
+    roi: bool = False,
     name: str = "gtsrb",
-) -> ImageSet:  # fmt: skip
+) -> ImageSet:
     """Read one split of GTSRB.
 
     The uint8 images `[n, 3, height, width]` have the factors "track" and "frame" (both -1 where unknown); the group is
@@ -73,15 +121,21 @@ def read_gtsrb(
     """
     base = _base(Path(folder))
     if base is None:
-        raise DataError(f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables")
+        raise DataError(
+            f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+        )
     tables = (base / place / table for place in TESTING for table in TEST_TABLES)
     table = next((path for path in tables if path.is_file()), None)
     if split == "test" and table is not None:
         return _read(_rows(table), img_size, roi, name)
     signs = [sign for path in _class_tables(base) for sign in _rows(path)]
     if table is None:
-        labels, tracks = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track"))
-        signs = [signs[i] for i in holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]]
+        labels, tracks = (
+            torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track")
+        )
+        signs = [
+            signs[i] for i in holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]
+        ]
     return _read(signs, img_size, roi, name)
 
 
@@ -107,7 +161,9 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
     file, inside = (path.parent / folder / (row["Filename"] or "") for folder in ("", "Images"))
     file = inside if inside.is_file() and not file.is_file() else file
     try:
-        width, height, left, top, right, bottom, label = (int(row[column] or "") for column in COLUMNS[1:])
+        width, height, left, top, right, bottom, label = (
+            int(row[column] or "") for column in COLUMNS[1:]
+        )
     except ValueError:
         raise DataError(f"{where}: expected whole numbers in {', '.join(COLUMNS[1:])}") from None
     if not 0 <= label < len(CLASSES):
@@ -119,9 +175,13 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
         raise DataError(f"{where}: no such file {file}")
     place = re.fullmatch(r"(\d+)_(\d+)", file.stem)
     if place and max(map(len, place.groups())) > MOST_DIGITS:
-        raise DataError(f"{where}: expected a track and a frame of at most {MOST_DIGITS} digits, got {file.name}")
+        raise DataError(
+            f"{where}: expected a track and a frame of at most {MOST_DIGITS} digits, got {file.name}"
+        )
     track, frame = (int(place[1]), int(place[2])) if place else (-1, -1)
-    return _Sign(file, label, (left / width, top / height, right / width, bottom / height), track, frame)
+    return _Sign(
+        file, label, (left / width, top / height, right / width, bottom / height), track, frame
+    )
 
 
 def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: str) -> ImageSet:
@@ -129,7 +189,9 @@ def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: 
     kinds = ("label", "track", "frame")
     labels, *factors = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in kinds)
     group = "track" if bool((factors[0] >= 0).all()) else None
-    return ImageSet(images, labels, CLASSES, name, dict(zip(kinds[1:], factors, strict=True)), group)
+    return ImageSet(
+        images, labels, CLASSES, name, dict(zip(kinds[1:], factors, strict=True)), group
+    )
 
 
 def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
@@ -142,7 +204,9 @@ def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
         return decode_image(image, size, 3, name=str(sign.file)).unsqueeze(0)
 
 
-register_layout(
-    INFO, "a folder of GTSRB", lambda folder: _base(folder) is not None,
+register_directory_format(
+    INFO,
+    "a folder of GTSRB",
+    lambda folder: _base(folder) is not None,
     lambda folder, split, name, size: read_gtsrb(folder, split, img_size=size or 32, name=name),
-)  # fmt: skip
+)

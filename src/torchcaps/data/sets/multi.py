@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_made
+from torchcaps.data._registry import register_derived
 from torchcaps.data.augment import windows_at
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.masks import MaskedSet
@@ -32,7 +32,9 @@ INK = 128  # of 255: from here on a pixel belongs to a digit
 CHUNK = 4096  # composites made at a time
 
 
-def multi_hot(labels: Int64[Tensor, "batch several"], num_classes: int) -> Float[Tensor, "batch classes"]:
+def multi_hot(
+    labels: Int64[Tensor, "batch several"], num_classes: int
+) -> Float[Tensor, "batch classes"]:
     """1 for each class that is there and 0 for the others, `[batch, num_classes]` float32, as in margin loss.
 
     ValueError for other axes.
@@ -54,11 +56,15 @@ class PairMaker:
         check_range("max_shift", max_shift, low=0)
         check_range("pad", pad, low=0)
         if source.images.dtype != torch.uint8:
-            raise DataError(f"{source.name}: expected uint8 images to make pairs of, got {source.images.dtype}")
+            raise DataError(
+                f"{source.name}: expected uint8 images to make pairs of, got {source.images.dtype}"
+            )
         self.source, self.max_shift, self.pad = source, max_shift, pad
         counts = torch.bincount(source.labels, minlength=source.num_classes)
         if int((counts > 0).sum()) < 2:
-            raise DataError(f"{source.name}: expected images of two classes or more to make pairs of, got one class")
+            raise DataError(
+                f"{source.name}: expected images of two classes or more to make pairs of, got one class"
+            )
         # Sorted by class, the partners of an image are all positions but a block of known place and length.
         self._sorted = source.labels.argsort(stable=True)
         self._count, self._start = counts, counts.cumsum(0) - counts
@@ -67,7 +73,9 @@ class PairMaker:
         """How many images are of another class than each of these."""
         return len(self.source) - self._count[self.source.labels[base]]
 
-    def partner(self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+    def partner(
+        self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
+    ) -> Int64[Tensor, " batch"]:
         """The image of number `rank` among those of another class; `rank` from 0 to `others(base) - 1`."""
         label = self.source.labels[base]
         return self._sorted[rank + self._count[label] * (rank >= self._start[label])]
@@ -75,28 +83,40 @@ class PairMaker:
     def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
         """Composites, uint8, of the images at `base`, each with a random partner and two random shifts."""
         base, place = base.to(self.source.labels.device), generator.device
-        drawn = torch.rand(len(base), generator=generator, device=place, dtype=torch.float64).to(base.device)
+        drawn = torch.rand(len(base), generator=generator, device=place, dtype=torch.float64).to(
+            base.device
+        )
         others = self.others(base)
         rank = torch.minimum((drawn * others).long(), others - 1)
-        moves = torch.randint(2 * self.max_shift + 1, (len(base), 2, 2), generator=generator, device=place)
+        moves = torch.randint(
+            2 * self.max_shift + 1, (len(base), 2, 2), generator=generator, device=place
+        )
         moves = moves.to(base.device) - self.max_shift
         return self.overlay(torch.stack([base, self.partner(base, rank)], dim=1), moves)
 
     def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Drawn:
         """The composites of these pairs of images, moved (down, right) by these numbers of pixels; uint8."""
-        singles = _moved(self.source.images[chosen.flatten()], moves.flatten(0, 1), self.pad).unflatten(0, (-1, 2))
+        singles = _moved(
+            self.source.images[chosen.flatten()], moves.flatten(0, 1), self.pad
+        ).unflatten(0, (-1, 2))
         first, second = singles.unbind(dim=1)
         # In bytes: what is left up to 255 is all that the second may add.
-        return Drawn(first + torch.minimum(second, 255 - first), self.source.labels[chosen], singles)
+        return Drawn(
+            first + torch.minimum(second, 255 - first), self.source.labels[chosen], singles
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairSet(ImageSet):
     """Composites of two images, with labels `[n, 2]`; the single images are not stored, but made from the source."""
 
-    maker: PairMaker = field(kw_only=True)  # what made the set; `maker.source` is the set of single images
+    maker: PairMaker = field(
+        kw_only=True
+    )  # what made the set; `maker.source` is the set of single images
     chosen: Int64[Tensor, "n 2"] = field(kw_only=True)  # indices into the source
-    moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)  # of each of the two, (down, right) in pixels
+    moves: Int64[Tensor, "n 2 2"] = field(
+        kw_only=True
+    )  # of each of the two, (down, right) in pixels
     seed: int = field(default=0, kw_only=True)
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
     several: ClassVar[tuple[int, ...]] = (2,)
@@ -106,7 +126,9 @@ class PairSet(ImageSet):
         labels = self.labels if indices is None else self.labels[self._index(indices)]
         return multi_hot(labels, self.num_classes)
 
-    def singles(self, indices: Tensor | Sequence[int]) -> UInt8[Tensor, "m 2 channels height width"]:
+    def singles(
+        self, indices: Tensor | Sequence[int]
+    ) -> UInt8[Tensor, "m 2 channels height width"]:
         index = self._index(indices)
         return self._fitted_singles(self.maker.overlay(self.chosen[index], self.moves[index]))
 
@@ -116,15 +138,19 @@ class PairSet(ImageSet):
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
-        return Drawn(to_float(self._fitted(pairs.images)), pairs.labels, to_float(self._fitted_singles(pairs)))
+        return Drawn(
+            to_float(self._fitted(pairs.images)),
+            pairs.labels,
+            to_float(self._fitted_singles(pairs)),
+        )
 
-    def split_off(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
+    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
 
         The fraction or count is one of the source's images, as `holdout` takes it; `seed` is of the split.
         """
         per_image = max(round(len(self) / len(self.maker.source)), 1)
-        kept, held = self.maker.source.split_off(fraction_or_count, seed)
+        kept, held = self.maker.source.train_val_split(fraction_or_count, seed)
         return self._of(kept, per_image), self._of(held, per_image)
 
     def to(self, device: torch.device | str) -> Self:
@@ -132,7 +158,9 @@ class PairSet(ImageSet):
         return replace(super().to(device), maker=maker)
 
     def _of(self, source: ImageSet, per_image: int) -> PairSet:
-        made = make_pairs(source, per_image, self.maker.max_shift, self.maker.pad, seed=self.seed, name=self.name)
+        made = make_pairs(
+            source, per_image, self.maker.max_shift, self.maker.pad, seed=self.seed, name=self.name
+        )
         return replace(made, images=self._fitted(made.images))
 
     def _fitted(self, images: Tensor) -> Tensor:
@@ -145,9 +173,14 @@ class PairSet(ImageSet):
 
 
 def make_pairs(
-    source: ImageSet, per_image: int = 1, max_shift: int = 4, pad: int | None = None, *, seed: int = 0,
+    source: ImageSet,
+    per_image: int = 1,
+    max_shift: int = 4,
+    pad: int | None = None,
+    *,
+    seed: int = 0,
     name: str | None = None,
-) -> PairSet:  # fmt: skip
+) -> PairSet:
     """A fixed set of composites: every image of the source with `per_image` different partners of other classes.
 
     An image keeps one shift in all of its composites, as in the authors' code; each partner has its own. Those of an
@@ -169,11 +202,20 @@ def make_pairs(
     first = np.repeat(moves[:, :1], per_image, axis=1)
     both = torch.from_numpy(np.stack([first, moves[:, 1:]], axis=2).reshape(-1, 2, 2))
     chosen = torch.stack([base, maker.partner(base, ranks)], dim=1)
-    parts = [maker.overlay(c, m).images for c, m in zip(chosen.split(CHUNK), both.split(CHUNK), strict=True)]
+    parts = [
+        maker.overlay(c, m).images
+        for c, m in zip(chosen.split(CHUNK), both.split(CHUNK), strict=True)
+    ]
     return PairSet(
-        torch.cat(parts), maker.source.labels[chosen], source.classes, name or f"multi-{source.name}", maker=maker,
-        chosen=chosen, moves=both, seed=seed,
-    )  # fmt: skip
+        torch.cat(parts),
+        maker.source.labels[chosen],
+        source.classes,
+        name or f"multi-{source.name}",
+        maker=maker,
+        chosen=chosen,
+        moves=both,
+        seed=seed,
+    )
 
 
 def _distinct(random: np.random.RandomState, limits: np.ndarray, count: int) -> np.ndarray:
@@ -204,7 +246,9 @@ def _make(source: ImageSet, split: str) -> PairSet:
 def _masked(source: ImageSet, split: str) -> MaskedSet:
     """The same pairs, each pixel of ink with the class of the brighter of the two."""
     pairs = _make(source, split)
-    masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)  # parts between large blocks split up memory
+    masks = torch.empty(
+        (len(pairs), *pairs.img_size), dtype=torch.uint8
+    )  # parts between large blocks split up memory
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, which = pairs.singles(index).amax(dim=2).max(dim=1)
         found = 1 + pairs.labels[index].gather(1, which.flatten(1)).view_as(which)
@@ -212,14 +256,21 @@ def _masked(source: ImageSet, split: str) -> MaskedSet:
     return MaskedSet.of(pairs.images, masks, ("background", *source.classes), pairs.name)
 
 
-_TITLES = ("MultiMNIST, made from MNIST", "pairs of the package's digits", "pairs of Fashion-MNIST's articles")
+_TITLES = (
+    "MultiMNIST, made from MNIST",
+    "pairs of the package's digits",
+    "pairs of Fashion-MNIST's articles",
+)
 for _base, _title in zip((MNIST, DIGITS, FASHION), _TITLES, strict=True):
     _known = {
         "image_shape": (1, *(side + 2 * SHIFT for side in _base.image_shape[1:])),
-        "train": _base.train * PER_IMAGE["train"], "test": _base.test * PER_IMAGE["test"],
-    }  # fmt: skip
+        "train": _base.train * PER_IMAGE["train"],
+        "test": _base.test * PER_IMAGE["test"],
+    }
     _name = f"multi-{_base.name}"
-    register_made(_base, _make, name=_name, title=_title, **_known)
+    register_derived(_base, _make, name=_name, title=_title, **_known)
     if _base is not FASHION:
         _known["classes"] = ("background", *_base.classes)
-        register_made(_base, _masked, name=f"{_name}-masks", title=f"{_title}, with masks", **_known)
+        register_derived(
+            _base, _masked, name=f"{_name}-masks", title=f"{_title}, with masks", **_known
+        )

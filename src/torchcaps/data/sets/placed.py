@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_made
+from torchcaps.data._registry import register_derived
 from torchcaps.data.augment import inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import to_float
@@ -34,40 +34,61 @@ LOW, HIGH = (-20.0, -0.2, 0.8, 0.8), (20.0, 0.2, 1.2, 1.2)
 class PlacedSet(ImageSet):
     """Images at random places of a black canvas; a training draws new places in every step."""
 
-    content: tuple[int, int] = (0, 0)  # (height, width) of the image, whose place is in the factors "top" and "left"
+    content: tuple[int, int] = (
+        0,
+        0,
+    )  # (height, width) of the image, whose place is in the factors "top" and "left"
     canvas: int = 0  # its side in pixels when they were placed
 
     def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
-            raise DataError(f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}")
+            raise DataError(
+                f"{self.name}: expected canvases of {self.canvas} pixels, as they were made, got {self!r}"
+            )
         moves = []
         for name, side in zip(("top", "left"), self.content, strict=True):
             free = self.canvas - side + 1
             place = torch.randint(free, index.shape, generator=generator, device=generator.device)
             moves.append(place.to(index.device) - self.factors[name].to(index.device)[index])
-        return Drawn(to_float(_place(self.images[index], moves[0], moves[1], self.canvas)), self.labels[index])
+        return Drawn(
+            to_float(_place(self.images[index], moves[0], moves[1], self.canvas)),
+            self.labels[index],
+        )
 
 
-def placed(source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None) -> PlacedSet:
+def placed(
+    source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None
+) -> PlacedSet:
     """A set with each image at a random place of a canvas of `size` × `size` black pixels, the same for one seed.
 
     ValueError for a canvas smaller than the images.
     """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
-    tops, lefts = (torch.from_numpy(random.randint(0, size - side + 1, len(source))) for side in source.img_size)
-    images = _place(source.images, tops.to(source.images.device), lefts.to(source.images.device), size)
+    tops, lefts = (
+        torch.from_numpy(random.randint(0, size - side + 1, len(source)))
+        for side in source.img_size
+    )
+    images = _place(
+        source.images, tops.to(source.images.device), lefts.to(source.images.device), size
+    )
     return PlacedSet(
-        images, source.labels, source.classes, name or f"placed-{source.name}",
-        {**source.factors, "top": tops, "left": lefts}, source.group, source.img_size, size,
-    )  # fmt: skip
+        images,
+        source.labels,
+        source.classes,
+        name or f"placed-{source.name}",
+        {**source.factors, "top": tops, "left": lefts},
+        source.group,
+        source.img_size,
+        size,
+    )
 
 
 def affine_copies(
     source: ImageSet, copies: int = 32, size: int = 40, *, seed: int = 0, name: str | None = None
 ) -> ImageSet:
-    """affNIST-like images: every image turned, sheared and scaled about its centre, then placed with all ink inside.
+    """affNIST-like images: every image turned, sheared and scaled about its center, then placed with all ink inside.
 
     Uniform: rotation within ±20°, shear within ±0.2, both scales from 0.8 to 1.2, then the place. Sampled bilinearly;
     what is too large is drawn again. A point p goes to rotation · [[1, shear], [0, 1]] · diag(scales) p.
@@ -87,10 +108,14 @@ def affine_copies(
     images, drawn = (torch.cat(parts) for parts in zip(*warped, strict=True))
     factors = {"original": original, **dict(zip(AMOUNTS, drawn.unbind(dim=1), strict=True))}
     name = name or f"affine-{source.name}"
-    return ImageSet(images, source.labels.cpu()[original], source.classes, name, factors, group="original")
+    return ImageSet(
+        images, source.labels.cpu()[original], source.classes, name, factors, group="original"
+    )
 
 
-def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
+def _fit_chunk(
+    source: ImageSet, index: Tensor, size: int, random: np.random.RandomState
+) -> tuple[Tensor, Tensor]:
     originals = source.images[index.to(source.images.device)].cpu().float()
     images = torch.zeros(len(index), 1, size, size, dtype=torch.uint8)
     amounts = torch.zeros(len(index), 6)
@@ -103,23 +128,31 @@ def _fit_chunk(source: ImageSet, index: Tensor, size: int, random: np.random.Ran
         free = torch.stack([size - height, size - width], dim=1)[fits]
         corner = torch.from_numpy(random.randint(0, free.numpy() + 1))
         done = left_over[fits]
-        images[done] = _place(pixels[fits], corner[:, 0] - top[fits], corner[:, 1] - left[fits], size)
+        images[done] = _place(
+            pixels[fits], corner[:, 0] - top[fits], corner[:, 1] - left[fits], size
+        )
         amounts[done] = torch.cat([drawn[fits], corner.float()], dim=1)
         left_over = left_over[~fits]
         if not len(left_over):
             return images, amounts
-    raise DataError(f"{source.name}: image {int(index[left_over[0]])} does not fit a canvas of {size} × {size} pixels")
+    raise DataError(
+        f"{source.name}: image {int(index[left_over[0]])} does not fit a canvas of {size} × {size} pixels"
+    )
 
 
 def _warp(images: Tensor, drawn: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
-    """Images warped about their centre, on a canvas twice as wide, which no warp in the ranges leaves."""
+    """Images warped about their center, on a canvas twice as wide, which no warp in the ranges leaves."""
     inverse = inverse_map(drawn[:, 0] * (math.pi / 180), *drawn[:, 1:].unbind(dim=1))
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
-    points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # [side, side, (x, y)] in pixels
+    points = torch.stack(
+        torch.meshgrid(along, along, indexing="xy"), dim=-1
+    )  # [side, side, (x, y)] in pixels
     sources = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
-    moved = F.grid_sample(images, sources, mode="bilinear", padding_mode="zeros", align_corners=False)
+    moved = F.grid_sample(
+        images, sources, mode="bilinear", padding_mode="zeros", align_corners=False
+    )
     return moved.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -135,9 +168,14 @@ def _ink_box(images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _place(images: Tensor, tops: Tensor, lefts: Tensor, size: int) -> Tensor:
     """Canvases of `size` × `size` with pixel (0, 0) of each image at (top, left), which may lie outside."""
     along = torch.arange(size, device=images.device)
-    rows, columns = along - tops[:, None], along - lefts[:, None]  # [batch, size]: where each pixel comes from
+    rows, columns = (
+        along - tops[:, None],
+        along - lefts[:, None],
+    )  # [batch, size]: where each pixel comes from
     height, width = images.shape[2:]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
     sample = torch.arange(len(images), device=images.device)[:, None, None]
     pixels = images.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
@@ -149,15 +187,26 @@ def _place_split(source: ImageSet, split: str) -> ImageSet:
 
 
 def _transform_test(source: ImageSet, split: str) -> ImageSet:
-    return _place_split(source, split) if split == "train" else affine_copies(source, COPIES, SIDE, seed=1)
+    return (
+        _place_split(source, split)
+        if split == "train"
+        else affine_copies(source, COPIES, SIDE, seed=1)
+    )
 
 
 for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
-    register_made(
-        _base, _place_split, name=f"placed-{_base.name}", image_shape=(1, SIDE, SIDE),
+    register_derived(
+        _base,
+        _place_split,
+        name=f"placed-{_base.name}",
+        image_shape=(1, SIDE, SIDE),
         title=f"{_digits} at random places of 40 × 40",
-    )  # fmt: skip
-    register_made(
-        _base, _transform_test, name=f"affine-{_base.name}", image_shape=(1, SIDE, SIDE), test=_base.test * COPIES,
+    )
+    register_derived(
+        _base,
+        _transform_test,
+        name=f"affine-{_base.name}",
+        image_shape=(1, SIDE, SIDE),
+        test=_base.test * COPIES,
         title=f"trained on placed {_digits}, tested by affNIST's recipe",
-    )  # fmt: skip
+    )

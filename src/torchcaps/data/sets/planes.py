@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from torchcaps.data._registry import DatasetInfo, register_dataset
-from torchcaps.data.points import PointSet, standardised_points
+from torchcaps.data.points import PointSet, standardized_points
 from torchcaps.errors import check_range
 
 COUNTS = {"train": 512, "test": 64}
@@ -26,7 +26,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
     check_range("count", count, low=1)
     check_range("points", points, low=2)
     random = np.random.RandomState(seed)
-    shapes = standardised_points("planes", np.stack([_plane(points, random) for _ in range(count)]))
+    shapes = standardized_points("planes", np.stack([_plane(points, random) for _ in range(count)]))
     return PointSet.of(shapes, "planes", "plane")
 
 
@@ -38,20 +38,32 @@ def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
     turn, radius = random.uniform(0, 2 * np.pi, counts[0]), np.sqrt(random.uniform(size=counts[0]))
     found = [np.stack([radius * np.cos(turn), width * radius * np.sin(turn)], axis=1)]
     for (front, root, tip, span, sweep), n in zip((wings, tail), counts[1:], strict=True):
-        out, side, back = random.uniform(size=n), random.choice([-1.0, 1.0], size=n), random.uniform(size=n)
+        out, side, back = (
+            random.uniform(size=n),
+            random.choice([-1.0, 1.0], size=n),
+            random.uniform(size=n),
+        )
         x = front - sweep * out - back * (root + (tip - root) * out)
         found.append(np.stack([x, side * span * out], axis=1))
     return np.concatenate(found)
 
 
 INFO = DatasetInfo(
-    name="planes", title="synthetic planes as sets of 256 points", classes=("plane",), image_shape=(2, POINTS, 1),
-    train=COUNTS["train"], test=COUNTS["test"], licence="Apache-2.0, made by this package",
+    name="planes",
+    title="synthetic planes as sets of 256 points",
+    classes=("plane",),
+    image_shape=(2, POINTS, 1),
+    train=COUNTS["train"],
+    test=COUNTS["test"],
+    license="Apache-2.0, made by this package",
     source="torchcaps.data.make_planes",
-    sha256={Path(__file__).name: None}, embedded=Path(__file__).parent,
-)  # fmt: skip
+    sha256={Path(__file__).name: None},
+    embedded=Path(__file__).parent,
+)
 
 
 @register_dataset(INFO)
 def _read(folder: Path, split: str) -> PointSet | None:
-    return make_planes(COUNTS[split], seed=int(split == "test")) if folder == INFO.embedded else None
+    return (
+        make_planes(COUNTS[split], seed=int(split == "test")) if folder == INFO.embedded else None
+    )

@@ -17,12 +17,15 @@ Floats = NDArray[np.float64]
 CLASSES = ("background", "disc", "square", "triangle")
 SIDE, COUNTS = 64, {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
-NOISE, TRIES = 12, 32  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
+NOISE, TRIES = (
+    12,
+    32,
+)  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
 TABLE = "classes.txt"
 
 
 def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
-    """Grey images of two to four shapes of random kind, place, size, turn and brightness, each laid over the last.
+    """Gray images of two to four shapes of random kind, place, size, turn and brightness, each laid over the last.
 
     Sides have `size` pixels, at least 16; the same seed, 0 or more, gives the same set on every machine and version.
 
@@ -44,21 +47,38 @@ def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8],
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(CLASSES))
         inside = _shape(kind, x, y, random)
-        levels.append(max(random.uniform(10, 245, TRIES), key=lambda new: min(abs(new - old) for old in levels)))
+        levels.append(
+            max(
+                random.uniform(10, 245, TRIES),
+                key=lambda new: min(abs(new - old) for old in levels),
+            )
+        )
         light[inside], mask[inside] = levels[-1], kind
-    pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3)) + random.normal(0, NOISE, (size, size))
-    return pixels.round().clip(0, 255).astype(np.uint8), mask[FINE // 2 :: FINE, FINE // 2 :: FINE].copy()
+    pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3)) + random.normal(
+        0, NOISE, (size, size)
+    )
+    return pixels.round().clip(0, 255).astype(np.uint8), mask[
+        FINE // 2 :: FINE, FINE // 2 :: FINE
+    ].copy()
 
 
 def _shape(kind: int, x: Floats, y: Floats, random: np.random.RandomState) -> NDArray[np.bool_]:
     """Where a shape is: all three kinds of one radius have about the same area."""
-    centre, radius, turn = random.uniform(0.15, 0.85, 2), random.uniform(0.1, 0.22), random.uniform(0, 2 * np.pi)
-    x, y = x - centre[0], y - centre[1]
+    center, radius, turn = (
+        random.uniform(0.15, 0.85, 2),
+        random.uniform(0.1, 0.22),
+        random.uniform(0, 2 * np.pi),
+    )
+    x, y = x - center[0], y - center[1]
     if kind == 1:
         return x * x + y * y < radius * radius
-    corners, reach = (4, 0.886 * radius) if kind == 2 else (3, 0.778 * radius)  # from the centre to a side
+    corners, reach = (
+        (4, 0.886 * radius) if kind == 2 else (3, 0.778 * radius)
+    )  # from the center to a side
     sides = turn + 2 * np.pi * np.arange(corners) / corners
-    found: NDArray[np.bool_] = np.all([x * np.cos(a) + y * np.sin(a) < reach for a in sides], axis=0)
+    found: NDArray[np.bool_] = np.all(
+        [x * np.cos(a) + y * np.sin(a) < reach for a in sides], axis=0
+    )
     return found
 
 
@@ -80,13 +100,23 @@ def write_shapes(folder: str | Path, progress: Progress | None = None) -> None:
 
 
 INFO = DatasetInfo(
-    name="shapes", title="rendered shapes that overlap, with masks", classes=CLASSES, image_shape=(1, SIDE, SIDE),
-    train=COUNTS["train"], test=COUNTS["test"], licence="Apache-2.0, rendered by this package",
-    source="torchcaps.data.render_shapes", sources=(Rendering(write_shapes, "rendering"),),
+    name="shapes",
+    title="rendered shapes that overlap, with masks",
+    classes=CLASSES,
+    image_shape=(1, SIDE, SIDE),
+    train=COUNTS["train"],
+    test=COUNTS["test"],
+    license="Apache-2.0, rendered by this package",
+    source="torchcaps.data.render_shapes",
+    sources=(Rendering(write_shapes, "rendering"),),
     sha256={TABLE: None},  # rounding differs between processors, so that no digest holds everywhere
-)  # fmt: skip
+)
 
 
 @register_dataset(INFO)
 def _reader(folder: Path, split: str) -> ImageSet | None:
-    return read_masks(folder, split) if (folder / TABLE).is_file() and (folder / split / "masks").is_dir() else None
+    return (
+        read_masks(folder, split)
+        if (folder / TABLE).is_file() and (folder / split / "masks").is_dir()
+        else None
+    )

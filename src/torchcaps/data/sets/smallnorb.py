@@ -14,18 +14,32 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchcaps.data._registry import DatasetInfo, register_dataset, register_format, register_made
+from torchcaps.data._registry import (
+    DatasetInfo,
+    register_dataset,
+    register_derived,
+    register_format,
+)
 from torchcaps.data.budget import Source, door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError, UnknownNameError
 
-TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "|u1", 0x1E3D4C56: "<i2"}
+TYPES = {
+    0x1E3D4C51: "<f4",
+    0x1E3D4C53: "<f8",
+    0x1E3D4C54: "<i4",
+    0x1E3D4C55: "|u1",
+    0x1E3D4C56: "<i2",
+}
 PACKED = 0x1E3D4C52
 MAGIC = {np.dtype(kind): magic for magic, kind in TYPES.items()}
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
-STEMS = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training", "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}
+STEMS = {
+    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
+    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
+}
 PATTERNS = {"train": "{}-*-training-{}.mat", "test": "{}-*-testing-{}.mat"}
 ANY = "*norb"
 EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
@@ -35,8 +49,13 @@ CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e" 
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
 CODES = {"azimuth": 18, "elevation": 9}
 INFO = DatasetInfo(
-    name="smallnorb", title="smallNORB, stereo photographs of toys", image_shape=(2, 48, 48), train=24_300, test=24_300,
-    classes=("animal", "human", "airplane", "truck", "car"), licence="for research only, as its authors state",
+    name="smallnorb",
+    title="smallNORB, stereo photographs of toys",
+    image_shape=(2, 48, 48),
+    train=24_300,
+    test=24_300,
+    classes=("animal", "human", "airplane", "truck", "car"),
+    license="for research only, as its authors state",
     source="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
     sha256={
         f"{STEMS['train']}-dat.mat": "4813bf104d229583fea8ed57fdc3e9258c927b8dfb43d75412e854a7a9588067",
@@ -47,7 +66,7 @@ INFO = DatasetInfo(
         f"{STEMS['test']}-info.mat": "318f817236b7c97af03cd90e07a9cbb4346e20ef83a1118a61eeb50e3b96db7e",
     },
     sources=(Mirror("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),),
-)  # fmt: skip
+)
 
 
 @door
@@ -61,14 +80,20 @@ def read_matrix(path: str | Path) -> np.ndarray:
     with Source(path) as source:
         start = source.take(8)
         if len(start) < 8:
-            raise DataError(f"{path}: truncated binary matrix, {len(start)} bytes where magic number and axes take 8")
+            raise DataError(
+                f"{path}: truncated binary matrix, {len(start)} bytes where magic number and axes take 8"
+            )
         magic, axes = struct.unpack("<Ii", start)
         if magic not in TYPES:
             found = "packed, which is not read here" if magic == PACKED else f"0x{magic:08X}"
-            raise DataError(f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}")
+            raise DataError(
+                f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}"
+            )
         sizes = source.take(4 * max(axes, 3)) if 1 <= axes <= 8 else b""
         if len(sizes) < 4 * max(axes, 3):
-            raise DataError(f"{path}: truncated or damaged header of a binary matrix of {axes} axes")
+            raise DataError(
+                f"{path}: truncated or damaged header of a binary matrix of {axes} axes"
+            )
         shape, dtype = struct.unpack(f"<{axes}i", sizes[: 4 * axes]), np.dtype(TYPES[magic])
         if min(shape) < 1:
             raise DataError(f"{path}: damaged, the header {list(shape)} has a size below 1")
@@ -78,11 +103,17 @@ def read_matrix(path: str | Path) -> np.ndarray:
 
 def matrix_bytes(array: np.ndarray) -> bytes:
     """A binary matrix of this array, as `read_matrix` reads it; ValueError for a type that the format lacks."""
-    little = array.astype(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)
+    little = array.astype(
+        array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype
+    )
     if little.dtype not in MAGIC:
-        raise ValueError(f"array: expected float32, float64, int32, uint8 or int16, got {array.dtype}")
+        raise ValueError(
+            f"array: expected float32, float64, int32, uint8 or int16, got {array.dtype}"
+        )
     sizes = (*array.shape, 1, 1)[: max(array.ndim, 3)]
-    return struct.pack(f"<Ii{len(sizes)}i", MAGIC[little.dtype], array.ndim, *sizes) + little.tobytes()
+    return (
+        struct.pack(f"<Ii{len(sizes)}i", MAGIC[little.dtype], array.ndim, *sizes) + little.tobytes()
+    )
 
 
 def _file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
@@ -95,13 +126,18 @@ def _holds(folder: Path, stem: str = ANY) -> bool:
 
 @door
 def read_norb(
-    folder: str | Path, split: str = "train", *, eyes: str = "both", halve: bool = True, name: str = "smallnorb",
+    folder: str | Path,
+    split: str = "train",
+    *,
+    eyes: str = "both",
+    halve: bool = True,
+    name: str = "smallnorb",
     stem: str = ANY,
-) -> ImageSet:  # fmt: skip
+) -> ImageSet:
     """Read one split of smallNORB, or of a set in its layout, as uint8 images.
 
     Their factors are "instance", "elevation" (0..8 is 30° to 70°), "azimuth" (0, 2, .. 34; times 10°) and "lighting"
-    (0..5). The group is the instance: `split_off` holds out whole toys.
+    (0..5). The group is the instance: `train_val_split` holds out whole toys.
 
     `folder` holds `smallnorb-…-training-dat.mat`, `-cat.mat` and `-info.mat`, and those of `-testing-`; they begin with
     `stem`, in which * stands for anything. No toy is in both splits. `halve` makes photographs of 96 × 96, and no
@@ -124,28 +160,41 @@ def read_norb(
     if eyes == "each":
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
     if halve and pixels.shape[2:] == (96, 96):
-        pixels = np.concatenate([_halved(pixels[at : at + CHUNK]) for at in range(0, len(pixels), CHUNK)])
+        pixels = np.concatenate(
+            [_halved(pixels[at : at + CHUNK]) for at in range(0, len(pixels), CHUNK)]
+        )
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-    factors = {kind: torch.from_numpy(info[:, i].astype(np.int64)) for i, kind in enumerate(FACTORS)}
+    factors = {
+        kind: torch.from_numpy(info[:, i].astype(np.int64)) for i, kind in enumerate(FACTORS)
+    }
     labels = torch.from_numpy(categories.astype(np.int64))
     if eyes == "each":
-        factors = {kind: values.repeat_interleave(photographs.shape[1]) for kind, values in factors.items()}
+        factors = {
+            kind: values.repeat_interleave(photographs.shape[1]) for kind, values in factors.items()
+        }
         factors["eye"] = torch.arange(photographs.shape[1]).repeat(len(labels))
         labels = labels.repeat_interleave(photographs.shape[1])
     return ImageSet(images, labels, INFO.classes, name, factors, group="instance")
 
 
-def _check_shapes(paths: dict[str, Path], photographs: np.ndarray, categories: np.ndarray, info: np.ndarray) -> None:
+def _check_shapes(
+    paths: dict[str, Path], photographs: np.ndarray, categories: np.ndarray, info: np.ndarray
+) -> None:
     if photographs.ndim != 4 or photographs.dtype != np.uint8 or photographs.shape[1] not in (1, 2):
         found = f"{list(photographs.shape)} of {photographs.dtype}"
-        raise DataError(f"{paths['dat']}: expected photographs [n, eyes, height, width] of uint8, got {found}")
+        raise DataError(
+            f"{paths['dat']}: expected photographs [n, eyes, height, width] of uint8, got {found}"
+        )
     count = len(photographs)
     for kind, array, shape, what in (
-        ("cat", categories, (count,), "a category"), ("info", info, (count, len(FACTORS)), ", ".join(FACTORS))
-    ):  # fmt: skip
+        ("cat", categories, (count,), "a category"),
+        ("info", info, (count, len(FACTORS)), ", ".join(FACTORS)),
+    ):
         if array.shape != shape or array.dtype.kind != "i":
             found = f"{list(array.shape)} of {array.dtype}"
-            raise DataError(f"{paths[kind]}: expected {what} for each of {count} photographs, got {found}")
+            raise DataError(
+                f"{paths[kind]}: expected {what} for each of {count} photographs, got {found}"
+            )
 
 
 def _halved(images: np.ndarray) -> np.ndarray:
@@ -171,11 +220,17 @@ def split_views(images: ImageSet, by: str) -> Views:
     if by not in FAMILIAR:
         raise UnknownNameError("viewpoint", by, FAMILIAR)
     if by not in images.factors:
-        raise DataError(f"{images.name}: expected the factor {by!r}, got {', '.join(images.factors) or 'none'}")
+        raise DataError(
+            f"{images.name}: expected the factor {by!r}, got {', '.join(images.factors) or 'none'}"
+        )
     known = torch.isin(images.factors[by], torch.tensor(FAMILIAR[by]))
     if known.all() or not known.any():
-        raise DataError(f"{images.name}: all of its images are {'familiar' if known.all() else 'novel'} by {by}")
-    return Views(images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten()))
+        raise DataError(
+            f"{images.name}: all of its images are {'familiar' if known.all() else 'novel'} by {by}"
+        )
+    return Views(
+        images.subset(known.nonzero().flatten()), images.subset((~known).nonzero().flatten())
+    )
 
 
 def register_norb(info: DatasetInfo) -> None:
@@ -183,16 +238,27 @@ def register_norb(info: DatasetInfo) -> None:
 
     @register_dataset(info)
     def read(folder: Path, split: str) -> ImageSet | None:
-        return read_norb(folder, split, name=info.name, stem=info.name) if _holds(folder, info.name) else None
+        return (
+            read_norb(folder, split, name=info.name, stem=info.name)
+            if _holds(folder, info.name)
+            else None
+        )
 
     for by, codes in FAMILIAR.items():
         known = info.train * len(codes) // CODES[by]
         title = f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on"
-        for ending, others, test in (("", "the other two", info.test - known), ("-familiar", "the same", known)):
-            register_made(
-                info, partial(_view, by=by, novel=not ending), name=f"{info.name}-{by}{ending}",
-                title=f"{title} {others}", train=known, test=test,
-            )  # fmt: skip
+        for ending, others, test in (
+            ("", "the other two", info.test - known),
+            ("-familiar", "the same", known),
+        ):
+            register_derived(
+                info,
+                partial(_view, by=by, novel=not ending),
+                name=f"{info.name}-{by}{ending}",
+                title=f"{title} {others}",
+                train=known,
+                test=test,
+            )
 
 
 def _view(images: ImageSet, split: str, by: str, novel: bool) -> ImageSet:
@@ -202,5 +268,7 @@ def _view(images: ImageSet, split: str, by: str, novel: bool) -> ImageSet:
 
 register_norb(INFO)
 register_format(
-    "a folder of smallNORB's files", _holds, lambda path, split, *_: read_norb(path, split, name=path.resolve().name)
+    "a folder of smallNORB's files",
+    _holds,
+    lambda path, split, *_: read_norb(path, split, name=path.resolve().name),
 )

@@ -20,14 +20,24 @@ from torchcaps.errors import DataError, check_range
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 AZIMUTHS, ELEVATIONS, LIGHTINGS = tuple(range(0, 36, 2)), tuple(range(9)), tuple(range(6))
 PARALLAX = 3.0  # degrees by which each eye is off the middle
-NAMES = {"train": "synthnorb-5x46789x9x18x6x1x48x48-training", "test": "synthnorb-5x01235x9x18x6x1x48x48-testing"}
+NAMES = {
+    "train": "synthnorb-5x46789x9x18x6x1x48x48-training",
+    "test": "synthnorb-5x01235x9x18x6x1x48x48-testing",
+}
 
 
 def render_synthnorb(
-    split: str = "train", *, instances: Sequence[int] | None = None, elevations: Sequence[int] = ELEVATIONS,
-    azimuths: Sequence[int] = AZIMUTHS, lightings: Sequence[int] = LIGHTINGS, size: int = 48, stereo: bool = False,
-    seed: int = 0, progress: Progress | None = None,
-) -> ImageSet:  # fmt: skip
+    split: str = "train",
+    *,
+    instances: Sequence[int] | None = None,
+    elevations: Sequence[int] = ELEVATIONS,
+    azimuths: Sequence[int] = AZIMUTHS,
+    lightings: Sequence[int] = LIGHTINGS,
+    size: int = 48,
+    stereo: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ImageSet:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp, as `read_norb` gives it.
 
     Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
@@ -44,9 +54,11 @@ def render_synthnorb(
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
     toys = SPLIT[split] if instances is None else tuple(instances)
     for name, codes, last in (
-        ("instances", toys, INSTANCES - 1), ("elevations", elevations, 8), ("azimuths", azimuths, 35),
+        ("instances", toys, INSTANCES - 1),
+        ("elevations", elevations, 8),
+        ("azimuths", azimuths, 35),
         ("lightings", lightings, len(LAMPS) - 1),
-    ):  # fmt: skip
+    ):
         if not len(codes):
             raise DataError(f"{name}: expected at least one, got none")
         for code in codes:
@@ -68,10 +80,14 @@ def render_synthnorb(
             progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
     random = np.random.RandomState(seed)
     places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in categories]
-    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))  # shuffled, with the categories in turn
+    order = torch.from_numpy(
+        np.stack(places, axis=1).reshape(-1)
+    )  # shuffled, with the categories in turn
     known = known[order]
     factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
-    return ImageSet(images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance")
+    return ImageSet(
+        images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance"
+    )
 
 
 def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
@@ -79,7 +95,11 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
     for split, stem in NAMES.items():
         images = render_synthnorb(split, progress=progress)
         info = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-        for kind, values in (("info", info.int()), ("cat", images.labels.int()), ("dat", images.images)):
+        for kind, values in (
+            ("info", info.int()),
+            ("cat", images.labels.int()),
+            ("dat", images.images),
+        ):
             path = Path(folder) / f"{stem}-{kind}.mat"
             part = path.with_name(f"{path.name}.part")
             with writing(part):
@@ -88,11 +108,17 @@ def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> Non
 
 
 INFO = replace(
-    SMALLNORB, name="synthnorb", title="rendered toys, a stand-in for smallNORB", image_shape=(1, 48, 48),
-    licence="Apache-2.0, rendered by this package", source="torchcaps.data.render_synthnorb",
+    SMALLNORB,
+    name="synthnorb",
+    title="rendered toys, a stand-in for smallNORB",
+    image_shape=(1, 48, 48),
+    license="Apache-2.0, rendered by this package",
+    source="torchcaps.data.render_synthnorb",
     # Rounding differs between processors, so that no digest holds everywhere.
-    sha256={f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")},
+    sha256={
+        f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")
+    },
     sources=(Rendering(write_synthnorb, "rendering"),),
-)  # fmt: skip
+)
 
 register_norb(INFO)

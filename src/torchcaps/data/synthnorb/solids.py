@@ -31,25 +31,25 @@ Vector = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Solid:
-    """A unit solid (BALL, BLOCK or CONE) under `x -> frame @ x + centre`; the columns of `frame` are its half axes.
+    """A unit solid (BALL, BLOCK or CONE) under `x -> frame @ x + center`; the columns of `frame` are its half axes.
 
     `top` is a cone's radius at +1 as a share of its radius at -1: 0 is a pointed cone, 1 a cylinder.
     """
 
     kind: int
-    centre: np.ndarray
+    center: np.ndarray
     frame: np.ndarray
     top: float = 1.0
 
 
-def ball(centre: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
+def ball(center: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
     """An ellipsoid; `tilt` turns it about x, then y, then z, in degrees."""
-    return Solid(BALL, np.array(centre, float), turned(tilt) * np.broadcast_to(radii, 3))
+    return Solid(BALL, np.array(center, float), turned(tilt) * np.broadcast_to(radii, 3))
 
 
-def block(centre: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
+def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
     """A box with these half sides; `tilt` as of `ball`."""
-    return Solid(BLOCK, np.array(centre, float), turned(tilt) * np.asarray(half))
+    return Solid(BLOCK, np.array(center, float), turned(tilt) * np.asarray(half))
 
 
 def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:
@@ -63,11 +63,11 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
     return Solid(CONE, np.asarray(start, float) + axis, frame, top)
 
 
-def wing(centre: Vector, half_span: float, chord: float, sweep: float) -> Solid:
+def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
     """A flat box along y, sheared back along x by `sweep` per unit of y; `chord` is half its length along x."""
-    flat = block(centre, (chord, half_span, 0.03))
+    flat = block(center, (chord, half_span, 0.03))
     shear = np.array([[1, -sweep, 0], [0, 1, 0], [0, 0, 1.0]])
-    return Solid(BLOCK, flat.centre - (abs(sweep) * half_span, 0, 0), shear @ flat.frame)
+    return Solid(BLOCK, flat.center - (abs(sweep) * half_span, 0, 0), shear @ flat.frame)
 
 
 def turned(degrees: Vector) -> np.ndarray:
@@ -84,14 +84,22 @@ class Body:
     def __init__(self, solids: Sequence[Solid]) -> None:
         ordered = sorted(solids, key=lambda s: s.kind)
         self.kinds = torch.tensor([s.kind for s in ordered])
-        arrays = ([s.frame for s in ordered], [np.linalg.inv(s.frame) for s in ordered], [s.centre for s in ordered])
-        self.frame, self.inverse, self.centre = (torch.from_numpy(np.stack(some)).float() for some in arrays)
+        arrays = (
+            [s.frame for s in ordered],
+            [np.linalg.inv(s.frame) for s in ordered],
+            [s.center for s in ordered],
+        )
+        self.frame, self.inverse, self.center = (
+            torch.from_numpy(np.stack(some)).float() for some in arrays
+        )
         # Row by row of the maps into the solids' frames: [3, solids, 3], and where the origin goes, [3, solids, 1].
         self._rows = self.inverse.movedim(1, 0).contiguous()
-        self._origin = -(self.inverse @ self.centre.unsqueeze(-1)).movedim(1, 0)
+        self._origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
         self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
 
-    def crossings(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> tuple[Tensor, ...]:
+    def crossings(
+        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
+    ) -> tuple[Tensor, ...]:
         """(ray, solid, where it enters, where it leaves), `[crossings]` each, of parallel rays and solids."""
         ray, solid, start = self._near(origins, direction)
         local = self.inverse @ direction  # [solids, 3]
@@ -100,8 +108,12 @@ class Body:
         along, top = local.T.index_select(1, solid), self.top.index_select(0, solid)
         # Solids are sorted by kind, and so are their crossings.
         counts = torch.bincount(self.kinds.index_select(0, solid), minlength=3).tolist()
-        some = zip(_MEET, start.split(counts, 1), along.split(counts, 1), top.split(counts), strict=True)
-        enter, leave = (torch.cat(ends) for ends in zip(*(meet(*each) for meet, *each in some), strict=True))
+        some = zip(
+            _MEET, start.split(counts, 1), along.split(counts, 1), top.split(counts), strict=True
+        )
+        enter, leave = (
+            torch.cat(ends) for ends in zip(*(meet(*each) for meet, *each in some), strict=True)
+        )
         real = (enter < leave).nonzero().flatten()
         return tuple(values.index_select(0, real) for values in (ray, solid, enter, leave))
 
@@ -110,44 +122,65 @@ class Body:
         side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
         axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
         at = axes @ origins.T
-        far, centre = reach(self.kinds, axes @ self.frame).T, axes @ self.centre.T  # [2, solids]
-        low, high = centre - far, centre + far
+        far, center = reach(self.kinds, axes @ self.frame).T, axes @ self.center.T  # [2, solids]
+        low, high = center - far, center + far
         # First the box around all solids, which most rays miss.
         inside = (at > low.amin(dim=1, keepdim=True)) & (at < high.amax(dim=1, keepdim=True))
         rays = (inside[0] & inside[1]).nonzero().flatten()
         at = at.index_select(1, rays)
-        across, down = ((at[i] - centre[i, :, None]).abs_() < far[i, :, None] for i in (0, 1))
+        across, down = ((at[i] - center[i, :, None]).abs_() < far[i, :, None] for i in (0, 1))
         passes = (across & down).flatten().nonzero().flatten()
         solid = passes // len(rays) if len(rays) else passes
-        starts = torch.baddbmm(self._origin, self._rows, origins.index_select(0, rays).T.expand(3, -1, -1))
-        return rays.index_select(0, passes - solid * len(rays)), solid, starts.flatten(1).index_select(1, passes)
+        starts = torch.baddbmm(
+            self._origin, self._rows, origins.index_select(0, rays).T.expand(3, -1, -1)
+        )
+        return (
+            rays.index_select(0, passes - solid * len(rays)),
+            solid,
+            starts.flatten(1).index_select(1, passes),
+        )
 
-    def first(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]) -> tuple[Tensor, Tensor]:
+    def first(
+        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
+    ) -> tuple[Tensor, Tensor]:
         """`[rays]` each: distance to the nearest solid that a ray enters, or infinity, and that solid, or 0."""
         ray, solid, enter, _ = self.crossings(origins, direction)
         distance = torch.full((len(origins),), torch.inf).scatter_reduce(0, ray, enter, "amin")
         nearest = enter == distance.index_select(0, ray)
         none = torch.zeros(len(origins), dtype=torch.int64)
-        return distance, none.scatter_reduce(0, ray[nearest], solid[nearest], "amin", include_self=False)
+        return distance, none.scatter_reduce(
+            0, ray[nearest], solid[nearest], "amin", include_self=False
+        )
 
-    def covered(self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float) -> Tensor:
+    def covered(
+        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
+    ) -> Tensor:
         """`[rays]`: 1 where something more than `skip` away lies on the ray, so that its light is blocked, or 0."""
         ray, _, enter, leave = self.crossings(origins, direction)
         return torch.zeros(len(origins)).index_fill(0, ray[(leave > skip) & (enter > -skip)], 1.0)
 
-    def normals(self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]) -> Float[Tensor, "rays 3"]:
+    def normals(
+        self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]
+    ) -> Float[Tensor, "rays 3"]:
         """Outward unit normals at points on these solids."""
-        inverse, kind = self.inverse.index_select(0, solid), self.kinds.index_select(0, solid).unsqueeze(-1)
-        local = torch.einsum("pij,pj->pi", inverse, points - self.centre.index_select(0, solid))
+        inverse, kind = (
+            self.inverse.index_select(0, solid),
+            self.kinds.index_select(0, solid).unsqueeze(-1),
+        )
+        local = torch.einsum("pij,pj->pi", inverse, points - self.center.index_select(0, solid))
         rim = _rim(local, self.top.index_select(0, solid))
         size = local.abs()
-        face = local.sign() * (size >= size.amax(dim=-1, keepdim=True))  # of the unit cube, that it is nearest to
+        face = local.sign() * (
+            size >= size.amax(dim=-1, keepdim=True)
+        )  # of the unit cube, that it is nearest to
         out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, face, rim))
         # Normals turn with the inverse's transpose.
         return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
 
 
-def reach(kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]) -> Float[Tensor, "solids k"]:
+def reach(
+    kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]
+) -> Float[Tensor, "solids k"]:
     """How far solids reach along k directions, given as (direction · half axis); a cone counts as a cylinder."""
     round_, square = axes.square(), axes.abs()
     cone = (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2]
@@ -186,11 +219,17 @@ def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tenso
     # only one reaches between the lids.
     low, high = torch.minimum(near, far), torch.maximum(near, far)
     before = torch.where(under > 0, low, leave)
-    steep_enter = torch.where(high < leave, torch.where(before > enter, enter, torch.maximum(enter, high)), enter)
-    steep_leave = torch.where((high < leave) & (before <= enter), leave, torch.minimum(leave, before))
+    steep_enter = torch.where(
+        high < leave, torch.where(before > enter, enter, torch.maximum(enter, high)), enter
+    )
+    steep_leave = torch.where(
+        (high < leave) & (before <= enter), leave, torch.minimum(leave, before)
+    )
     slant_leave = torch.where(under > 0, torch.minimum(leave, far), -torch.inf)
     steep = a < 0
-    return torch.where(steep, steep_enter, torch.maximum(enter, near)), torch.where(steep, steep_leave, slant_leave)
+    return torch.where(steep, steep_enter, torch.maximum(enter, near)), torch.where(
+        steep, steep_leave, slant_leave
+    )
 
 
 _MEET = (_meet_ball, _meet_block, _meet_cone)
@@ -200,7 +239,9 @@ def _rim(local: Tensor, top: Tensor) -> Tensor:
     slope = (top - 1) / 2
     radius = (1 + top) / 2 + slope * local[:, 2]
     mantle = torch.stack([local[:, 0], local[:, 1], -radius * slope], dim=-1)
-    lid = torch.stack([torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1)
+    lid = torch.stack(
+        [torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1
+    )
     to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
     return torch.where(((1 - local[:, 2].abs()).abs() < to_mantle).unsqueeze(-1), lid, mantle)
 
@@ -220,15 +261,15 @@ def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
     """
     stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
     solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
-    centre, frame = np.stack([s.centre for s in solids]), np.stack([s.frame for s in solids])
-    centre, frame = centre * stretch, frame * stretch[:, None]
+    center, frame = np.stack([s.center for s in solids]), np.stack([s.frame for s in solids])
+    center, frame = center * stretch, frame * stretch[:, None]
     far = reach(torch.tensor([s.kind for s in solids]), torch.from_numpy(frame)).numpy()
-    least, most = (centre - far).min(axis=0), (centre + far).max(axis=0)
+    least, most = (center - far).min(axis=0), (center + far).max(axis=0)
     shift = np.array([(least[0] + most[0]) / 2, (least[1] + most[1]) / 2, least[2]])
     sides = most - least
     scale = min(1.9 / max(sides[0], sides[1]), 1.5 / sides[2])
-    parts = zip(solids, (centre - shift) * scale, frame * scale, strict=True)
-    return [replace(solid, centre=middle, frame=axes) for solid, middle, axes in parts]
+    parts = zip(solids, (center - shift) * scale, frame * scale, strict=True)
+    return [replace(solid, center=middle, frame=axes) for solid, middle, axes in parts]
 
 
 class Lamp(NamedTuple):
@@ -242,13 +283,23 @@ class Lamp(NamedTuple):
 
 # From the left, the right, behind, the front; strong and low, weak and high.
 LAMPS = (
-    Lamp(-60, 45, 0.75, 0.25), Lamp(60, 45, 0.75, 0.25), Lamp(150, 40, 0.85, 0.30), Lamp(10, 55, 0.60, 0.15),
-    Lamp(-110, 28, 1.00, 0.20), Lamp(80, 75, 0.50, 0.45),
-)  # fmt: skip
+    Lamp(-60, 45, 0.75, 0.25),
+    Lamp(60, 45, 0.75, 0.25),
+    Lamp(150, 40, 0.85, 0.30),
+    Lamp(10, 55, 0.60, 0.15),
+    Lamp(-110, 28, 1.00, 0.20),
+    Lamp(80, 75, 0.50, 0.45),
+)
 
 
 def photograph(
-    body: Body, elevation: float, azimuth: float, lamps: Sequence[Lamp], *, size: int = 48, albedo: float = 0.85
+    body: Body,
+    elevation: float,
+    azimuth: float,
+    lamps: Sequence[Lamp],
+    *,
+    size: int = 48,
+    albedo: float = 0.85,
 ) -> UInt8[Tensor, "lamps size size"]:
     """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
 
@@ -257,7 +308,10 @@ def photograph(
     """
     turn = math.radians(azimuth)
     # Unit vectors to the camera, to its right and up, in the body's own frame.
-    eye, right = _direction(math.radians(elevation), turn), torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
+    eye, right = (
+        _direction(math.radians(elevation), turn),
+        torch.tensor([-math.sin(turn), math.cos(turn), 0.0]),
+    )
     up = torch.linalg.cross(eye, right)
     side = 2 * size
     along = (torch.arange(side) + 0.5) / size - 1
@@ -274,8 +328,8 @@ def photograph(
     surface = torch.where(on_table, TABLE, albedo)
     starts = points + SKIP * normals
     light = torch.stack([_lit(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
-    grey = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
-    return (grey.clamp(0, 1) * 255).round().to(torch.uint8)
+    gray = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
+    return (gray.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
@@ -283,7 +337,9 @@ def _direction(height: float, azimuth: float) -> Tensor:
     return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
 
 
-def _lit(body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor) -> Tensor:
+def _lit(
+    body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor
+) -> Tensor:
     """Light that arrives at each point: Lambert's cosine of the lamp where nothing is before it, and of the sky."""
     to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
     cosine = (normals @ to_lamp).clamp(min=0)

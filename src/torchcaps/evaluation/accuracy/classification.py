@@ -10,13 +10,21 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
-from torchcaps.evaluation.base import BATCH, LabelledImages, Labels, Loss, Progress, check_labels, check_lengths
+from torchcaps.evaluation.base import (
+    BATCH,
+    LabeledImages,
+    Labels,
+    Loss,
+    Progress,
+    check_labels,
+    check_lengths,
+)
 from torchcaps.evaluation.forward import class_activations, proportion
 from torchcaps.functional import margin_loss
 
 
 class ClassAccuracy(TypedDict):
-    """One class: `correct` of its `count` samples were recognised; shares are in [0, 1], and None of no samples:
+    """One class: `correct` of its `count` samples were recognized; shares are in [0, 1], and None of no samples:
     `accuracy` (recall) is that of its samples, `precision` that of the samples taken for it."""
 
     name: str
@@ -28,7 +36,7 @@ class ClassAccuracy(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a model made of a labelled data set."""
+    """What a model made of a labeled data set."""
 
     accuracy: float  # share of samples whose largest activation is that of their label, in [0, 1]
     error: float  # 1 - accuracy
@@ -36,8 +44,10 @@ class Evaluation:
     num_samples: int  # n
     classes: tuple[str, ...]  # names, in the order of the activations
     per_class: list[ClassAccuracy]  # one entry a class, in the order of `classes`
-    confusion: Int64[Tensor, "classes classes"]  # counts; rows are true classes, columns predicted ones
-    calibration: Calibration  # reliability tables for normalised activations and for raw lengths
+    confusion: Int64[
+        Tensor, "classes classes"
+    ]  # counts; rows are true classes, columns predicted ones
+    calibration: Calibration  # reliability tables for normalized activations and for raw lengths
     labels: Labels  # `[n]` int64 true classes
     predictions: Labels  # `[n]` int64 predicted classes
     activations: Float[Tensor, "n classes"]  # `[n, classes]` float32 lengths in [0, 1]
@@ -46,11 +56,16 @@ class Evaluation:
         """Everything but the tensors per sample, ready for JSON. `calibration_error` is that of the longest capsule's
         length; `calibration` holds both readings with their tables."""
         return {
-            "accuracy": self.accuracy, "error": self.error, "per_class": self.per_class,
-            "num_samples": self.num_samples, "confusion_matrix": self.confusion.tolist(), "loss": self.loss,
-            "calibration_error": self.calibration.length.error, "calibration": asdict(self.calibration),
+            "accuracy": self.accuracy,
+            "error": self.error,
+            "per_class": self.per_class,
+            "num_samples": self.num_samples,
+            "confusion_matrix": self.confusion.tolist(),
+            "loss": self.loss,
+            "calibration_error": self.calibration.length.error,
+            "calibration": asdict(self.calibration),
             "classes": list(self.classes),
-        }  # fmt: skip
+        }
 
     @property
     def summary(self) -> str:
@@ -61,7 +76,13 @@ class Evaluation:
     def table(self) -> list[tuple[str, ...]]:
         """The per-class table as text: a heading, a row for each class, and a row for all of them."""
         rows = [
-            (row["name"], _percent(row["accuracy"]), str(row["correct"]), str(row["count"]), _percent(row["precision"]))
+            (
+                row["name"],
+                _percent(row["accuracy"]),
+                str(row["correct"]),
+                str(row["count"]),
+                _percent(row["precision"]),
+            )
             for row in self.per_class
         ]
         correct = str(sum(row["correct"] for row in self.per_class))
@@ -70,9 +91,15 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, dataset: LabelledImages, batch_size: int = BATCH, *, device: torch.device | str | None = None,
-    precision: str = "fp32", progress: Progress | None = None, loss: Loss | None = None,
-) -> Evaluation:  # fmt: skip
+    model: nn.Module,
+    dataset: LabeledImages,
+    batch_size: int = BATCH,
+    *,
+    device: torch.device | str | None = None,
+    precision: str = "fp32",
+    progress: Progress | None = None,
+    loss: Loss | None = None,
+) -> Evaluation:
     """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards. Raises
     ValueError for an empty data set, labels outside its classes, a model with another number of classes, activations
     that are not finite numbers in [0, 1], or an unknown precision.
@@ -85,12 +112,18 @@ def evaluate(
         loss: maps activations `[n, classes]` and labels `[n]` to their mean loss; by default the margin loss.
     """
     check_labels(dataset.labels, len(dataset.classes))
-    found = class_activations(model, dataset, batch_size, device=device, precision=precision, progress=progress)
+    found = class_activations(
+        model, dataset, batch_size, device=device, precision=precision, progress=progress
+    )
     return score(found, dataset.labels, dataset.classes, loss=loss)
 
 
 def score(
-    activations: Float[Tensor, "n classes"], labels: Labels, classes: Sequence[str], *, loss: Loss | None = None
+    activations: Float[Tensor, "n classes"],
+    labels: Labels,
+    classes: Sequence[str],
+    *,
+    loss: Loss | None = None,
 ) -> Evaluation:
     """The figures of `evaluate` for activations `[n, classes]` in [0, 1], n at least 1, that are already there. Classes
     without a sample are allowed. Raises ValueError for shapes that do not fit, labels outside the classes, or
@@ -101,13 +134,22 @@ def score(
     activations, labels = activations.detach().float().cpu(), labels.detach().cpu()
     check_lengths(activations)
     predictions = activations.argmax(dim=1)
-    confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(len(names), -1)
+    confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(
+        len(names), -1
+    )
     return Evaluation(
-        accuracy=proportion(predictions == labels), error=proportion(predictions != labels),
-        loss=float((loss or margin_loss)(activations, labels)), num_samples=len(labels), classes=names,
-        per_class=_per_class(confusion, names), confusion=confusion, calibration=calibration(activations, labels),
-        labels=labels, predictions=predictions, activations=activations,
-    )  # fmt: skip
+        accuracy=proportion(predictions == labels),
+        error=proportion(predictions != labels),
+        loss=float((loss or margin_loss)(activations, labels)),
+        num_samples=len(labels),
+        classes=names,
+        per_class=_per_class(confusion, names),
+        confusion=confusion,
+        calibration=calibration(activations, labels),
+        labels=labels,
+        predictions=predictions,
+        activations=activations,
+    )
 
 
 def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:
@@ -127,14 +169,22 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
     check_range("per_class", per_class, low=1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels.cpu()[order]
-    return torch.cat([order[:0], *(order[shuffled == label][:per_class] for label in shuffled.unique())])
+    return torch.cat(
+        [order[:0], *(order[shuffled == label][:per_class] for label in shuffled.unique())]
+    )
 
 
 def _per_class(confusion: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
     columns = (confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0))
     counts = zip(names, *(column.tolist() for column in columns), strict=True)
     return [
-        ClassAccuracy(name=name, accuracy=_share(hit, true), correct=hit, count=true, precision=_share(hit, predicted))
+        ClassAccuracy(
+            name=name,
+            accuracy=_share(hit, true),
+            correct=hit,
+            count=true,
+            precision=_share(hit, predicted),
+        )
         for name, hit, true, predicted in counts
     ]
 

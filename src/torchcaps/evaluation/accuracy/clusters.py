@@ -11,9 +11,11 @@ ROUNDS, STARTS = 100, 10  # of k-means
 STEPS, DECAY = 60, 1e-4  # of the linear map
 
 
-def kmeans(points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator) -> Float[Tensor, "clusters dim"]:
-    """Centres of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centres as k-means++ does.
-    Where there are fewer points than clusters, centres are equal. Raises ValueError for points of other axes, or
+def kmeans(
+    points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator
+) -> Float[Tensor, "clusters dim"]:
+    """Centers of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centers as k-means++ does.
+    Where there are fewer points than clusters, centers are equal. Raises ValueError for points of other axes, or
     clusters below one."""
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
@@ -22,9 +24,13 @@ def kmeans(points: Float[Tensor, "n dim"], clusters: int, *, generator: Generato
     return min(found, key=lambda pair: pair[0])[1].float()
 
 
-def nearest(points: Float[Tensor, "n dim"], centres: Float[Tensor, "clusters dim"]) -> Int64[Tensor, " n"]:
+def nearest(
+    points: Float[Tensor, "n dim"], centers: Float[Tensor, "clusters dim"]
+) -> Int64[Tensor, " n"]:
     """The cluster of each point."""
-    return torch.cdist(points.double(), centres.double(), compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
+    return torch.cdist(
+        points.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist"
+    ).argmin(dim=1)
 
 
 def _spread(points: Tensor, clusters: int, generator: Generator) -> Tensor:
@@ -39,20 +45,22 @@ def _spread(points: Tensor, clusters: int, generator: Generator) -> Tensor:
     return points[chosen]
 
 
-def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
-    """The sum of squared distances that is left, and the centres; a cluster without a point stays where it is."""
+def _lloyd(points: Tensor, centers: Tensor) -> tuple[float, Tensor]:
+    """The sum of squared distances that is left, and the centers; a cluster without a point stays where it is."""
     taken = torch.full((len(points),), -1)
     for _ in range(ROUNDS):
-        before, taken = taken, nearest(points, centres)
+        before, taken = taken, nearest(points, centers)
         if torch.equal(before, taken):
             break
-        sums = torch.zeros_like(centres).index_add_(0, taken, points)
-        counts = taken.bincount(minlength=len(centres)).unsqueeze(1)
-        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
-    return float((points - centres[taken]).square().sum()), centres
+        sums = torch.zeros_like(centers).index_add_(0, taken, points)
+        counts = taken.bincount(minlength=len(centers)).unsqueeze(1)
+        centers = torch.where(counts > 0, sums / counts.clamp(min=1), centers)
+    return float((points - centers[taken]).square().sum()), centers
 
 
-def match_clusters(clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int) -> Int64[Tensor, " count"]:
+def match_clusters(
+    clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int
+) -> Int64[Tensor, " count"]:
     """The class of each of `count` clusters, one to one, that makes most points right; -1 for a cluster too many."""
     from scipy.optimize import linear_sum_assignment
 

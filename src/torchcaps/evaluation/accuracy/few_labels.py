@@ -38,4 +38,6 @@ def _check_curve(counts: Sequence[int], accuracy: Sequence[float]) -> None:
     if any(after <= before for before, after in pairwise(counts)):
         raise ValueError(f"counts: expected ascending numbers, got {list(counts)}")
     if len(accuracy) != len(counts):
-        raise ValueError(f"accuracy: expected {len(counts)} values, one for each count, got {len(accuracy)}")
+        raise ValueError(
+            f"accuracy: expected {len(counts)} values, one for each count, got {len(accuracy)}"
+        )

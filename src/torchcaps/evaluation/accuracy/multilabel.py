@@ -12,7 +12,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Figures, LabelledImages, Labels, Progress, check_indices, check_lengths
+from torchcaps.evaluation.base import (
+    Figures,
+    LabeledImages,
+    Labels,
+    Progress,
+    check_indices,
+    check_lengths,
+)
 from torchcaps.evaluation.forward import class_activations
 
 
@@ -23,7 +30,9 @@ class MultiLabel(Figures):
     exact: float  # share of images with all labels found; the paper's accuracy
     error: float  # 1 - exact; the paper's error
     almost: float  # share of images with at least one label found
-    per_digit: float  # share of labels found. With independent errors of 5 % here, `exact` is about 90 %
+    per_digit: (
+        float  # share of labels found. With independent errors of 5 % here, `exact` is about 90 %
+    )
     standard_error: float  # of `exact`. Images of one group count as one draw, for composites of one digit err together
     num_samples: int  # n
     num_labels: int  # k, labels of one image
@@ -35,12 +44,20 @@ class MultiLabel(Figures):
 
     def table(self) -> list[tuple[str, ...]]:
         """The figures as text: a heading, and a row for each."""
-        rows = (("all labels found", self.exact), ("at least one", self.almost), ("of single labels", self.per_digit))
+        rows = (
+            ("all labels found", self.exact),
+            ("at least one", self.almost),
+            ("of single labels", self.per_digit),
+        )
         return [("found", "share"), *((name, f"{100 * value:.2f} %") for name, value in rows)]
 
 
 def evaluate_multilabel(
-    model: nn.Module, dataset: LabelledImages, *, groups: Labels | None = None, progress: Progress | None = None
+    model: nn.Module,
+    dataset: LabeledImages,
+    *,
+    groups: Labels | None = None,
+    progress: Progress | None = None,
 ) -> MultiLabel:
     """Run `model` over images that show several classes each, with labels `[n, k]`, and score it; see `evaluate` and
     `score_multilabel`. Raises ValueError as the latter, or for a model with another number of classes."""
@@ -57,7 +74,10 @@ def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64
 
 
 def score_multilabel(
-    activations: Float[Tensor, "n classes"], labels: Int64[Tensor, "n k"], *, groups: Labels | None = None
+    activations: Float[Tensor, "n classes"],
+    labels: Int64[Tensor, "n k"],
+    *,
+    groups: Labels | None = None,
 ) -> MultiLabel:
     """Exact match, at least one right, and per-digit accuracy of the k largest activations. Raises ValueError for
     shapes that do not fit, labels that are no class or occur twice in an image, or activations that are not lengths.
@@ -74,16 +94,22 @@ def score_multilabel(
     twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
     if twice.any():
         row = int(twice.nonzero()[0])
-        raise ValueError(f"labels: expected different classes in one image, got {labels[row].tolist()} in image {row}")
+        raise ValueError(
+            f"labels: expected different classes in one image, got {labels[row].tolist()} in image {row}"
+        )
     check_lengths(activations)
     taken = top_labels(activations, labels.shape[1])
     hits = (labels.to(taken.device).unsqueeze(2) == taken.unsqueeze(1)).any(dim=2)  # [n, k]
     exact = hits.all(dim=1).double()
     return MultiLabel(
-        exact=float(exact.mean()), error=float(1 - exact.mean()), almost=float(hits.any(dim=1).double().mean()),
-        per_digit=float(hits.double().mean()), standard_error=_standard_error(exact.cpu(), groups),
-        num_samples=len(labels), num_labels=labels.shape[1],
-    )  # fmt: skip
+        exact=float(exact.mean()),
+        error=float(1 - exact.mean()),
+        almost=float(hits.any(dim=1).double().mean()),
+        per_digit=float(hits.double().mean()),
+        standard_error=_standard_error(exact.cpu(), groups),
+        num_samples=len(labels),
+        num_labels=labels.shape[1],
+    )
 
 
 def _standard_error(values: Tensor, groups: Tensor | None) -> float:

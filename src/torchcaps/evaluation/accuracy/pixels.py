@@ -20,7 +20,7 @@ class PixelCounts(NamedTuple):
     both: Tensor  # in the predicted and in the true mask
     predicted: Tensor
     true: Tensor
-    edge_predicted: Tensor  # on the boundary: a neighbour, diagonal ones too, is of another class
+    edge_predicted: Tensor  # on the boundary: a neighbor, diagonal ones too, is of another class
     edge_true: Tensor
     near_true: Tensor  # on the predicted boundary, near the true one
     near_predicted: Tensor  # the reverse
@@ -36,7 +36,9 @@ class MaskFigures(Figures):
     boundary: float  # the same of the harmonic mean of the shares of either boundary that are near the other one
     tolerance: int  # near is within a square of so many pixels to each side
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
-    per_class: dict[str, dict[str, float | None]]  # the same by class; None for one that is in no mask of either kind
+    per_class: dict[
+        str, dict[str, float | None]
+    ]  # the same by class; None for one that is in no mask of either kind
 
     @property
     def summary(self) -> str:
@@ -48,14 +50,20 @@ class MaskFigures(Figures):
         heads = ("class", "Dice", "IoU", f"boundary within {self.tolerance} px")
         mean = {"dice": self.dice, "iou": self.iou, "boundary": self.boundary}
         rows: dict[str, Any] = {"mean, without background": mean, **self.per_class}
-        shown = ((name, *("-" if x is None else f"{x:.4f}" for x in found.values())) for name, found in rows.items())
+        shown = (
+            (name, *("-" if x is None else f"{x:.4f}" for x in found.values()))
+            for name, found in rows.items()
+        )
         return [heads, *shown]
 
 
 def pixel_counts(
-    predicted: Int64[Tensor, "n height width"], true: Int64[Tensor, "n height width"], classes: int, *,
+    predicted: Int64[Tensor, "n height width"],
+    true: Int64[Tensor, "n height width"],
+    classes: int,
+    *,
     tolerance: int = TOLERANCE,
-) -> PixelCounts:  # fmt: skip
+) -> PixelCounts:
     """What the figures of masks are made from. Pixels have a class from 0, the background, of so many; `tolerance` is
     that of boundaries, in pixels. Raises ValueError for shapes that do not fit, or numbers out of range."""
     axes = ("n", "height", "width")
@@ -67,13 +75,23 @@ def pixel_counts(
     p, t = ((mask.unsqueeze(1) == numbers).float() for mask in (predicted, true))
     edge_p, edge_t = _edge(p), _edge(t)
     maps = (
-        p * t, p, t, edge_p, edge_t, edge_p * _spread(edge_t, tolerance), edge_t * _spread(edge_p, tolerance)
-    )  # fmt: skip
+        p * t,
+        p,
+        t,
+        edge_p,
+        edge_t,
+        edge_p * _spread(edge_t, tolerance),
+        edge_t * _spread(edge_p, tolerance),
+    )
     return PixelCounts(*(x.flatten(2).sum(dim=2) for x in maps))
 
 
 def mask_figures(
-    counts: PixelCounts, right: Float[Tensor, " n"], classes: tuple[str, ...], *, tolerance: int = TOLERANCE
+    counts: PixelCounts,
+    right: Float[Tensor, " n"],
+    classes: tuple[str, ...],
+    *,
+    tolerance: int = TOLERANCE,
 ) -> MaskFigures:
     """Figures from the counts of all images, and the share of right pixels of each; classes include the background."""
     both, predicted, true, edge_p, edge_t, near_t, near_p = (x.double().sum(dim=0) for x in counts)
@@ -82,16 +100,26 @@ def mask_figures(
     dice = torch.where(some, 2 * both / (predicted + true), nothing)
     iou = torch.where(some, both / (predicted + true - both), nothing)
     # Two boundaries that are both missing, as of masks that fill their images, agree.
-    precision, recall = ((near / edge).nan_to_num(1.0) for near, edge in ((near_t, edge_p), (near_p, edge_t)))
-    boundary = torch.where(some, (2 * precision * recall / (precision + recall)).nan_to_num(0.0), nothing)
+    precision, recall = (
+        (near / edge).nan_to_num(1.0) for near, edge in ((near_t, edge_p), (near_p, edge_t))
+    )
+    boundary = torch.where(
+        some, (2 * precision * recall / (precision + recall)).nan_to_num(0.0), nothing
+    )
     figures = {"dice": dice, "iou": iou, "boundary": boundary}
     mean = {name: values.nanmean().nan_to_num(0.0).item() for name, values in figures.items()}
     per_class = {
-        name: {key: None if values[k].isnan() else values[k].item() for key, values in figures.items()}
+        name: {
+            key: None if values[k].isnan() else values[k].item() for key, values in figures.items()
+        }
         for k, name in enumerate(classes[1:])
     }
     return MaskFigures(
-        len(right), **mean, tolerance=tolerance, pixel_accuracy=right.double().mean().item(), per_class=per_class
+        len(right),
+        **mean,
+        tolerance=tolerance,
+        pixel_accuracy=right.double().mean().item(),
+        per_class=per_class,
     )
 
 

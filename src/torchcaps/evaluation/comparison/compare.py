@@ -27,7 +27,13 @@ from torch import Tensor
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.classification import Evaluation
 from torchcaps.evaluation.base import Figures
-from torchcaps.evaluation.comparison.exact import LEVEL, MARGIN, equivalence_test, mcnemar, smallest_visible
+from torchcaps.evaluation.comparison.exact import (
+    LEVEL,
+    MARGIN,
+    equivalence_test,
+    mcnemar,
+    smallest_visible,
+)
 
 RESAMPLES = 10_000  # of the bootstrap
 ADDED = 2  # images that only the first, and as many that only the second gets right, for the variance over images
@@ -48,7 +54,9 @@ class Compared(Figures):
     num_samples: int  # n, the number of images
     margin: float  # the smallest difference that matters
     equivalence_p: float  # that they differ by the margin or more
-    visible: float | None  # the smallest difference that is seen in 80 % of tries, at level 0.05; None: not even 1 is
+    visible: (
+        float | None
+    )  # the smallest difference that is seen in 80 % of tries, at level 0.05; None: not even 1 is
 
     @property
     def outcome(self) -> Outcome:
@@ -84,10 +92,14 @@ class Compared(Figures):
             case "equivalent":
                 return f"The two {sides} are {within} ({self.evidence})."
             case "undecided":
-                so = f"These {by} do not tell the two {sides} apart, nor show that they are {within}"
+                so = (
+                    f"These {by} do not tell the two {sides} apart, nor show that they are {within}"
+                )
                 return f"{so} ({self.evidence}). {self.power}"
             case better:
-                little = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
+                little = (
+                    f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
+                )
                 return f"The {better} {sides[:-1]} is better {where}{little} ({self.evidence})."
 
 
@@ -132,7 +144,9 @@ class Comparison(Compared):
         return [("model", "accuracy", "right alone"), *cells]
 
 
-def compare_evaluations(first: Evaluation, second: Evaluation, *, margin: float = MARGIN) -> Comparison:
+def compare_evaluations(
+    first: Evaluation, second: Evaluation, *, margin: float = MARGIN
+) -> Comparison:
     """Two evaluations, of the model in question and of the baseline, on the same images in the same order.
 
     The margin is the smallest difference in accuracy that matters, in (0, 1). Choose it before you look: one point is
@@ -153,14 +167,23 @@ def compare_answers(
     check_range("number of images", len(first), low=1)
     n, one, two = len(first), int((first & ~second).sum()), int((second & ~first).sum())
     # Resampling images with replacement draws the three kinds of them from a multinomial distribution.
-    drawn = np.random.default_rng(seed).multinomial(n, [one / n, two / n, (n - one - two) / n], size=RESAMPLES)
+    drawn = np.random.default_rng(seed).multinomial(
+        n, [one / n, two / n, (n - one - two) / n], size=RESAMPLES
+    )
     low, high = np.quantile((drawn[:, 0] - drawn[:, 1]) / n, [0.025, 0.975])
     return Comparison(
-        first=float(first.double().mean()), second=float(second.double().mean()), difference=(one - two) / n,
-        interval=(float(low), float(high)), only_first=one, only_second=two, p_value=mcnemar(one, two), num_samples=n,
-        margin=margin, equivalence_p=equivalence_test(one, two, n, margin=margin),
+        first=float(first.double().mean()),
+        second=float(second.double().mean()),
+        difference=(one - two) / n,
+        interval=(float(low), float(high)),
+        only_first=one,
+        only_second=two,
+        p_value=mcnemar(one, two),
+        num_samples=n,
+        margin=margin,
+        equivalence_p=equivalence_test(one, two, n, margin=margin),
         visible=smallest_visible(n, (one + two) / n),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,16 +202,25 @@ class RunsComparison(Compared):
     def table(self) -> list[tuple[str, ...]]:
         """Accuracies as text: a heading and a row for each method, mean ± standard deviation over its runs."""
         rows = [
-            (name, f"{100 * mean(runs):.2f} ± {100 * stdev(runs):.2f} %", ", ".join(f"{100 * x:.2f}" for x in runs))
+            (
+                name,
+                f"{100 * mean(runs):.2f} ± {100 * stdev(runs):.2f} %",
+                ", ".join(f"{100 * x:.2f}" for x in runs),
+            )
             for name, runs in (("first", self.first), ("second", self.second))
         ]
         return [("method", "accuracy", "runs"), *rows]
 
 
 def compare_runs(
-    first: Sequence[Evaluation] | Bool[Tensor, "runs n"], second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
-    *, paired: bool = False, margin: float = MARGIN, resamples: int = RESAMPLES, seed: int = 0,
-) -> RunsComparison:  # fmt: skip
+    first: Sequence[Evaluation] | Bool[Tensor, "runs n"],
+    second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
+    *,
+    paired: bool = False,
+    margin: float = MARGIN,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> RunsComparison:
     """Two methods by their runs, on the same images in the same order.
 
     The images are bootstrapped, all runs together. To each resample comes a normal deviation of the mean over seeds:
@@ -214,20 +246,34 @@ def compare_runs(
     check_range("number of images", ours.shape[1], low=2)
     check_range("resamples", resamples, low=1000)
     if paired and len(ours) != len(theirs):
-        raise ValueError(f"second: expected {len(ours)} runs, one for each of first, got {len(theirs)}")
+        raise ValueError(
+            f"second: expected {len(ours)} runs, one for each of first, got {len(theirs)}"
+        )
     if not 0 < margin < 1:
         raise ValueError(f"margin: expected a difference in accuracy between 0 and 1, got {margin}")
     one, two = ours.double().mean(dim=1), theirs.double().mean(dim=1)
     difference = float(one.mean() - two.mean())
-    errors = _errors(ours.double().numpy(), theirs.double().numpy(), paired, resamples, np.random.default_rng(seed))
+    errors = _errors(
+        ours.double().numpy(),
+        theirs.double().numpy(),
+        paired,
+        resamples,
+        np.random.default_rng(seed),
+    )
     low, least, most, high = (float(x) for x in np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
     visible = (high - low) / 2 + (most - least) / 2
     return RunsComparison(
-        first=tuple(one.tolist()), second=tuple(two.tolist()), difference=difference,
-        interval=(difference + low, difference + high), p_value=min(1.0, 2 * _tail(errors, abs(difference))),
-        num_samples=ours.shape[1], paired=paired, margin=margin, equivalence_p=_tail(errors, margin - abs(difference)),
+        first=tuple(one.tolist()),
+        second=tuple(two.tolist()),
+        difference=difference,
+        interval=(difference + low, difference + high),
+        p_value=min(1.0, 2 * _tail(errors, abs(difference))),
+        num_samples=ours.shape[1],
+        paired=paired,
+        margin=margin,
+        equivalence_p=_tail(errors, margin - abs(difference)),
         visible=visible if visible <= 1 else None,
-    )  # fmt: skip
+    )
 
 
 def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "runs n"]:
@@ -242,9 +288,12 @@ def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "run
 
 
 def _errors(
-    first: Float[np.ndarray, "runs n"], second: Float[np.ndarray, "other_runs n"], paired: bool, resamples: int,
+    first: Float[np.ndarray, "runs n"],
+    second: Float[np.ndarray, "other_runs n"],
+    paired: bool,
+    resamples: int,
     rng: np.random.Generator,
-) -> Float[np.ndarray, " resamples"]:  # fmt: skip
+) -> Float[np.ndarray, " resamples"]:
     """How far the difference of the means may be from the truth, by images and by seeds."""
     n = first.shape[1]
     # Images with the same difference between the methods are one kind; there are few kinds.
@@ -258,7 +307,9 @@ def _errors(
     total = by_images + max(0.0, seeds)
     freedom = total**2 / (by_images**2 / (n - 1) + doubt)
     of_seeds = math.sqrt(max(0.0, seeds)) * rng.standard_normal(resamples)
-    return np.asarray((of_images + of_seeds) * np.sqrt(freedom / rng.chisquare(freedom, size=resamples)))
+    return np.asarray(
+        (of_images + of_seeds) * np.sqrt(freedom / rng.chisquare(freedom, size=resamples))
+    )
 
 
 def _seed_variance(runs: Float[np.ndarray, "runs n"]) -> tuple[float, float]:

@@ -30,7 +30,9 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     check_range("only_first", only_first, low=0)
     check_range("only_second", only_second, low=0)
-    return min(1.0, 2 * float(binom.cdf(min(only_first, only_second), only_first + only_second, 0.5)))
+    return min(
+        1.0, 2 * float(binom.cdf(min(only_first, only_second), only_first + only_second, 0.5))
+    )
 
 
 def mcnemar_power(difference: float, num_samples: int, discordant: float) -> float:
@@ -45,7 +47,9 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
     check_range("discordant", discordant, low=abs(difference), high=1)
     ahead = (1 + difference / discordant) / 2 if discordant else 0.5
     m, probability = _sizes(num_samples, discordant)
-    critical = binom.ppf(LEVEL / 2, m, 0.5) - 1  # the largest smaller part of m that is below the level; -1: none is
+    critical = (
+        binom.ppf(LEVEL / 2, m, 0.5) - 1
+    )  # the largest smaller part of m that is below the level; -1: none is
     seen = binom.cdf(critical, m, ahead) + binom.sf(m - critical - 1, m, ahead)
     return min(1.0, float(probability @ seen))
 
@@ -72,7 +76,9 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
     return high
 
 
-def equivalence_test(only_first: int, only_second: int, num_samples: int, *, margin: float = MARGIN) -> float:
+def equivalence_test(
+    only_first: int, only_second: int, num_samples: int, *, margin: float = MARGIN
+) -> float:
     """The p-value of the hypothesis that the accuracies differ by the margin or more; small: they are equally good.
 
     Two one-sided tests, of which the larger p-value counts. Samples are ordered by the score of Tango, "Equivalence
@@ -92,12 +98,18 @@ def equivalence_test(only_first: int, only_second: int, num_samples: int, *, mar
     check_range("num_samples", num_samples, low=max(1, only_first + only_second))
     if not 0 < margin < 1:
         raise ValueError(f"margin: expected a difference in accuracy between 0 and 1, got {margin}")
-    m, k = only_first + only_second, min(only_first, only_second)  # the side on which it is harder to reject
+    m, k = (
+        only_first + only_second,
+        min(only_first, only_second),
+    )  # the side on which it is harder to reject
     observed = _score(np.array(m), np.array(k), num_samples, margin) - 1e-9
     worst = 0.0
     for discordant in _plausible(m / num_samples, num_samples, margin):
         sizes, probability = _sizes(num_samples, discordant)
-        least, most = np.zeros_like(sizes), sizes + 1  # the smallest k of each m whose score is as large, by bisection
+        least, most = (
+            np.zeros_like(sizes),
+            sizes + 1,
+        )  # the smallest k of each m whose score is as large, by bisection
         while (least < most).any():
             middle = (least + most) // 2
             reached = _score(sizes, middle, num_samples, margin) >= observed
@@ -129,7 +141,9 @@ def _plausible(observed: float, n: int, margin: float) -> list[float]:
     return np.linspace(left[0], left[-1], CHECKED).tolist() if len(left) else []
 
 
-def _sizes(n: int, discordant: float) -> tuple[Int64[np.ndarray, " sizes"], Float[np.ndarray, " sizes"]]:
+def _sizes(
+    n: int, discordant: float
+) -> tuple[Int64[np.ndarray, " sizes"], Float[np.ndarray, " sizes"]]:
     """The likely numbers m of discordant images among n, and the probability of each."""
     from scipy.stats import binom
 

@@ -25,7 +25,9 @@ class Reconstructions:
 
     images: Images  # `[batch, channels, height, width]` reconstructions in [0, 1], on the CPU
     shown: Labels  # `[batch]` int64, the class whose capsule was decoded
-    activations: Float[Tensor, "batch classes"]  # `[batch, classes]` class-capsule activations in [0, 1]
+    activations: Float[
+        Tensor, "batch classes"
+    ]  # `[batch, classes]` class-capsule activations in [0, 1]
     predictions: Labels  # `[batch]` int64, the class with the largest activation
 
 
@@ -33,23 +35,36 @@ class Reconstructions:
 class Perturbation:
     """Reconstructions after moving one pose dimension at a time."""
 
-    reconstructions: Float[Tensor, "batch dims steps channels height width"]  # in [0, 1], on the CPU
-    offsets: Float[Tensor, " steps"]  # `[steps]`, what was added to the dimension, from -span to span
+    reconstructions: Float[
+        Tensor, "batch dims steps channels height width"
+    ]  # in [0, 1], on the CPU
+    offsets: Float[
+        Tensor, " steps"
+    ]  # `[steps]`, what was added to the dimension, from -span to span
     shown: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
 
 
-def reconstructions(model: nn.Module, images: Images, labels: Labels | None = None) -> Reconstructions:
+def reconstructions(
+    model: nn.Module, images: Images, labels: Labels | None = None
+) -> Reconstructions:
     """Decode the capsule of each image's label, or the most active capsule when no labels are given. Raises ValueError
     for a model that does not declare class capsules and a decoder, or images or labels that do not fit."""
     with evaluating(model):
         capsules, shown = _shown_capsules(model, images, labels)
         rebuilt = _decoded(model, capsules, shown)
     activations = capsules.activation.float().cpu()
-    return Reconstructions(torch.cat(rebuilt), shown.cpu().clone(), activations.clone(), activations.argmax(dim=1))
+    return Reconstructions(
+        torch.cat(rebuilt), shown.cpu().clone(), activations.clone(), activations.argmax(dim=1)
+    )
 
 
 def perturb(
-    model: nn.Module, images: Images, labels: Labels | None = None, *, span: float = 0.25, steps: int = 11
+    model: nn.Module,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    span: float = 0.25,
+    steps: int = 11,
 ) -> Perturbation:
     """Move each pose dimension of one capsule an image over `linspace(-span, span, steps)`, and decode.
 
@@ -64,15 +79,23 @@ def perturb(
         (pose, activation), shown = _shown_capsules(model, images, labels)
         offsets = torch.linspace(-span, span, steps, device=pose.device)
         grid = (len(images), pose.shape[-1], steps)
-        moves = torch.eye(grid[1]).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(1)  # [dims, steps, dim]
+        moves = torch.eye(grid[1]).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(
+            1
+        )  # [dims, steps, dim]
         here = one_hot(shown, activation.shape[1]).view(len(images), 1, 1, -1, 1)
         moved = (pose[:, None, None] + here * moves.unsqueeze(2)).flatten(0, 2)
-        activation, cells = (x.repeat_interleave(grid[1] * steps, dim=0) for x in (activation, shown))
+        activation, cells = (
+            x.repeat_interleave(grid[1] * steps, dim=0) for x in (activation, shown)
+        )
         rebuilt = _decoded(model, Capsules(moved, activation), cells)
-    return Perturbation(torch.cat(rebuilt).unflatten(0, grid), offsets.cpu().clone(), shown.cpu().clone())
+    return Perturbation(
+        torch.cat(rebuilt).unflatten(0, grid), offsets.cpu().clone(), shown.cpu().clone()
+    )
 
 
-def _shown_capsules(model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Capsules, Tensor]:
+def _shown_capsules(
+    model: nn.Module, images: Tensor, labels: Tensor | None
+) -> tuple[Capsules, Tensor]:
     """The class capsules of all images, zero but for the shown ones' poses, and which ones are shown."""
     check_images(images)
     encode = capsule_model(model, decoder=True).capsules
@@ -90,4 +113,6 @@ def _decoded(model: nn.Module, capsules: Capsules, shown: Tensor) -> list[Tensor
     """Reconstructions of these capsules, a chunk at a time, on the CPU."""
     decode = capsule_model(model, decoder=True).reconstruct
     chunks = zip(*(x.split(CHUNK) for x in (*capsules, shown)), strict=True)
-    return [decode(Capsules(pose, activation), some).float().cpu() for pose, activation, some in chunks]
+    return [
+        decode(Capsules(pose, activation), some).float().cpu() for pose, activation, some in chunks
+    ]

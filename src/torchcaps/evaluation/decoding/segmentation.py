@@ -41,14 +41,20 @@ class Segmentation(Figures):
 
     error: float  # mean squared error per pixel
     iou: float  # intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one
-    ink_right: float | None  # share of the ink of one digit alone where its drawing is the brightest; None without any
-    correlation: float | None  # of the pixels, in [-1, 1], without pictures of one brightness; None if all are
+    ink_right: (
+        float | None
+    )  # share of the ink of one digit alone where its drawing is the brightest; None without any
+    correlation: (
+        float | None
+    )  # of the pixels, in [-1, 1], without pictures of one brightness; None if all are
     threshold: float  # what counts as ink
     num_samples: int  # n
 
 
-def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None) -> Segments:
-    """Decode the labelled capsules of each image, or the two most active ones, each with all others at zero. Labels
+def segment(
+    model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None
+) -> Segments:
+    """Decode the labeled capsules of each image, or the two most active ones, each with all others at zero. Labels
     `[n, k]` may name absent classes, whose drawings should stay faint. Raises ValueError for a model without class
     capsules and a decoder, or arguments that do not fit."""
     check_images(images)
@@ -57,7 +63,11 @@ def segment(model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | Non
     check_shape("labels", labels, ("n", "k"), n=len(images))
     check_range("number of labels", labels.shape[1], low=1)
     drawn = [reconstructions(model, images, column) for column in labels.unbind(1)]
-    return Segments(torch.stack([one.images for one in drawn], dim=1), labels.cpu().clone(), drawn[0].activations)
+    return Segments(
+        torch.stack([one.images for one in drawn], dim=1),
+        labels.cpu().clone(),
+        drawn[0].activations,
+    )
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
@@ -74,7 +84,9 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     return Segments(images, shown, segments.activations)
 
 
-def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 0.5) -> Segmentation:
+def score_segmentation(
+    drawn: Drawings, digits: Drawings, *, threshold: float = 0.5
+) -> Segmentation:
     """Per-pixel figures for drawings, such as `segment(...).images`, of the true single digits at their places, in the
     same order; both in [0, 1]. A pixel of at least the threshold, in (0, 1], is ink. Raises ValueError for shapes that
     do not fit, none of them, or a threshold out of range."""
@@ -84,15 +96,20 @@ def score_segmentation(drawn: Drawings, digits: Drawings, *, threshold: float = 
     check_range("threshold", threshold, low=1e-6, high=1)
     drawn, digits = drawn.detach().double().cpu(), digits.detach().double().cpu()
     return Segmentation(
-        error=float((drawn - digits).square().mean()), iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
-        ink_right=_ink_right(drawn, digits, threshold), correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
-        threshold=threshold, num_samples=len(drawn),
-    )  # fmt: skip
+        error=float((drawn - digits).square().mean()),
+        iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
+        ink_right=_ink_right(drawn, digits, threshold),
+        correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
+        threshold=threshold,
+        num_samples=len(drawn),
+    )
 
 
 def _iou(first: Tensor, second: Tensor) -> Tensor:
     """`[n, k]` for masks `[n, k, ...]`."""
-    both, either = (mask.flatten(2).sum(dim=2).double() for mask in (first & second, first | second))
+    both, either = (
+        mask.flatten(2).sum(dim=2).double() for mask in (first & second, first | second)
+    )
     return torch.where(either > 0, both / either.clamp(min=1), 1.0)
 
 

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from torchcaps.data.augment import inverse_map
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_images, check_labelled, check_labels
+from torchcaps.evaluation.base import (
+    BATCH,
+    Figures,
+    Images,
+    Labels,
+    check_images,
+    check_labeled,
+    check_labels,
+)
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
@@ -31,7 +39,9 @@ class AffineCurve:
     amounts: tuple[float, ...]  # as asked for
     accuracy: tuple[float, ...]  # at each amount, in [0, 1]
     mean: float  # of `accuracy` over the amounts
-    half_drop: float | None  # amount nearest to no change where accuracy is below half way to chance; None if none is
+    half_drop: (
+        float | None
+    )  # amount nearest to no change where accuracy is below half way to chance; None if none is
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,20 @@ class AffineSweep(Figures):
     clean: float  # accuracy on the images as they are, in [0, 1]
     chance: float  # 1 / classes
     num_samples: int  # n
-    curves: dict[str, AffineCurve]  # "rotation", "scale", "shear", "shift" -> its curve, for those asked for
+    curves: dict[
+        str, AffineCurve
+    ]  # "rotation", "scale", "shear", "shift" -> its curve, for those asked for
 
 
 def transform_images(
-    images: Images, *, rotation: float = 0.0, scale: float = 100.0, shear: float = 0.0,
+    images: Images,
+    *,
+    rotation: float = 0.0,
+    scale: float = 100.0,
+    shear: float = 0.0,
     shift: tuple[float, float] = (0.0, 0.0),
-) -> Images:  # fmt: skip
-    """Turn, resize, slant and move all images alike about their centre; bilinear, once, with zeros from outside. Raises
+) -> Images:
+    """Turn, resize, slant and move all images alike about their center; bilinear, once, with zeros from outside. Raises
     ValueError for what is no images, or amounts out of range.
 
     Args:
@@ -74,34 +90,55 @@ def transform_images(
 
 
 def affine_sweep(
-    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (), scale: Sequence[float] = (),
-    shear: Sequence[float] = (), shift: Sequence[float] = (), batch_size: int = BATCH,
-) -> AffineSweep:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    rotation: Sequence[float] = (),
+    scale: Sequence[float] = (),
+    shear: Sequence[float] = (),
+    shift: Sequence[float] = (),
+    batch_size: int = BATCH,
+) -> AffineSweep:
     """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
 
     Amounts are those of `transform_images`; shifts are pixels, fractions too, and their accuracy is the mean over the
     four directions right, left, down and up. Raises ValueError for arguments that do not fit, or no amount at all."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
     asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}
     if not asked:
-        raise ValueError("affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none")
+        raise ValueError(
+            "affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none"
+        )
     found = image_activations(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])
     clean, chance = proportion(found.argmax(dim=1) == labels.cpu()), 1 / found.shape[1]
     curves = {}
     for kind, amounts in asked.items():
-        accuracy = tuple(_accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts)
-        low = [amount for amount, value in zip(amounts, accuracy, strict=True) if value < (clean + chance) / 2]
+        accuracy = tuple(
+            _accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts
+        )
+        low = [
+            amount
+            for amount, value in zip(amounts, accuracy, strict=True)
+            if value < (clean + chance) / 2
+        ]
         half_drop = min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None)
         curves[kind] = AffineCurve(UNITS[kind], amounts, accuracy, fmean(accuracy), half_drop)
     return AffineSweep(clean, chance, len(images), curves)
 
 
-def _accuracy(model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int) -> float:
+def _accuracy(
+    model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int
+) -> float:
     if kind != "shift":
         moves: list[dict[str, Any]] = [{kind: amount}]
     else:
-        moves = [{"shift": to} for to in ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))]
-    right = [right_answers(model, transform_images(images, **move), labels, batch_size) for move in moves]
+        moves = [
+            {"shift": to} for to in ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
+        ]
+    right = [
+        right_answers(model, transform_images(images, **move), labels, batch_size) for move in moves
+    ]
     return proportion(torch.stack(right))

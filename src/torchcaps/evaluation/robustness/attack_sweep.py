@@ -13,16 +13,34 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labelled
-from torchcaps.evaluation.forward import batches, eval_mode, image_activations, proportion, right_answers
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labeled
+from torchcaps.evaluation.forward import (
+    batches,
+    eval_mode,
+    image_activations,
+    proportion,
+    right_answers,
+)
 from torchcaps.evaluation.robustness import attacks
-from torchcaps.evaluation.robustness.attacks import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
+from torchcaps.evaluation.robustness.attacks import (
+    bim,
+    fgsm,
+    full_margin_loss,
+    pgd,
+    sign_noise,
+    vote_attack,
+)
 
 NEAR_ZERO = 0.05  # accuracy that counts as none
 MOST_SILENT = 0.01  # share of images without any gradient that is let pass
 SLACK = 0.01  # of the largest loss: by how much it may fall from one eps to the next
 Attack = Literal["fgsm", "bim", "pgd", "vote"]
-METHODS: dict[str, Callable[..., Tensor]] = {"fgsm": fgsm, "bim": bim, "pgd": pgd, "vote": vote_attack}
+METHODS: dict[str, Callable[..., Tensor]] = {
+    "fgsm": fgsm,
+    "bim": bim,
+    "pgd": pgd,
+    "vote": vote_attack,
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +49,12 @@ class AttackOutcome:
 
     eps: float  # largest change of a pixel
     accuracy: float  # share of ALL images still answered rightly
-    success: float | None  # share of the images answered rightly before that are not any more; None if there were none
-    distance: float | None  # mean L2 norm of the change over successful images; None if there are none
+    success: (
+        float | None
+    )  # share of the images answered rightly before that are not any more; None if there were none
+    distance: (
+        float | None
+    )  # mean L2 norm of the change over successful images; None if there are none
 
 
 @dataclass(frozen=True)
@@ -47,41 +69,61 @@ class AttackSweep(Figures):
 
 
 def attack_sweep(
-    model: nn.Module, images: Images, labels: Labels, eps: Sequence[float], *,
-    attack: Attack = "pgd", batch_size: int = BATCH, **options: Any,
-) -> AttackSweep:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: Sequence[float],
+    *,
+    attack: Attack = "pgd",
+    batch_size: int = BATCH,
+    **options: Any,
+) -> AttackSweep:
     """Attack the images at each strength, and count what is left. Strengths are in [0, 1], at least one; options are
     those of the attack, such as `steps=20`. Raises ValueError for an unknown attack, no eps, or arguments that do not
     fit; TypeError for an unknown option."""
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     before = right_answers(model, images, labels, batch_size)
     outcomes = []
     for size in eps:
         changed = METHODS[attack](model, images, labels, size, batch_size=batch_size, **options)
-        outcomes.append(attack_outcome(model, images, changed, labels, eps=size, batch_size=batch_size, before=before))
+        outcomes.append(
+            attack_outcome(
+                model, images, changed, labels, eps=size, batch_size=batch_size, before=before
+            )
+        )
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
 
 
 def attack_outcome(
-    model: nn.Module, images: Images, changed: Images, labels: Labels, *,
-    eps: float, batch_size: int = BATCH, before: Tensor | None = None,
-) -> AttackOutcome:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    changed: Images,
+    labels: Labels,
+    *,
+    eps: float,
+    batch_size: int = BATCH,
+    before: Tensor | None = None,
+) -> AttackOutcome:
     """What `model` makes of images that were changed for it, or for another model (transfer). What the attack was
     allowed, `eps`, is written down, not checked; `before` `[n]`, which images were answered rightly unchanged, is asked
     of the model by default. Raises ValueError unless the changed images have the shape of images."""
     if changed.shape != images.shape:
-        raise ValueError(f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}")
+        raise ValueError(
+            f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}"
+        )
     before = right_answers(model, images, labels, batch_size) if before is None else before
     after = right_answers(model, changed, labels, batch_size)
     won = before & ~after
     norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
     return AttackOutcome(
-        eps=float(eps), accuracy=proportion(after), success=float(won.sum() / before.sum()) if before.any() else None,
+        eps=float(eps),
+        accuracy=proportion(after),
+        success=float(won.sum() / before.sum()) if before.any() else None,
         distance=float(norms[won].mean()) if won.any() else None,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -128,9 +170,18 @@ class MaskingReport(Figures):
 
 
 def masking_report(
-    model: nn.Module, images: Images, labels: Labels, *, eps: float = 0.1, large_eps: float = 1.0, steps: int = 10,
-    other: nn.Module | None = None, loss: Loss | None = None, seed: int = 0, batch_size: int = BATCH,
-) -> MaskingReport:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    eps: float = 0.1,
+    large_eps: float = 1.0,
+    steps: int = 10,
+    other: nn.Module | None = None,
+    loss: Loss | None = None,
+    seed: int = 0,
+    batch_size: int = BATCH,
+) -> MaskingReport:
     """Attack the model in the ways that tell robustness from hidden gradients; a few hundred images are enough.
 
     Args:
@@ -142,8 +193,11 @@ def masking_report(
         seed: of noise and random starts.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
-    check_labelled(images, labels)
-    goal, how = loss or full_margin_loss, dict[str, Any](steps=steps, loss=loss, batch_size=batch_size)
+    check_labeled(images, labels)
+    goal, how = (
+        loss or full_margin_loss,
+        dict[str, Any](steps=steps, loss=loss, batch_size=batch_size),
+    )
 
     def strong(target: nn.Module, size: float) -> Tensor:
         return pgd(target, images, labels, size, seed=seed, **how)
@@ -151,13 +205,19 @@ def masking_report(
     grid = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
     ladder = [strong(model, size) for size in grid]
     changed = {
-        "clean": images, "noise": sign_noise(images, eps, seed=seed),
+        "clean": images,
+        "noise": sign_noise(images, eps, seed=seed),
         "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
-        "bim": bim(model, images, labels, eps, **how), "pgd": ladder[-1], "large": strong(model, large_eps),
-    }  # fmt: skip
+        "bim": bim(model, images, labels, eps, **how),
+        "pgd": ladder[-1],
+        "large": strong(model, large_eps),
+    }
     if other is not None:
         changed["transfer"] = strong(other, eps)
-    left = {name: proportion(right_answers(model, some, labels, batch_size)) for name, some in changed.items()}
+    left = {
+        name: proportion(right_answers(model, some, labels, batch_size))
+        for name, some in changed.items()
+    }
     found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
     losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
     transfer, silent = left.pop("transfer", None), 0
@@ -167,27 +227,59 @@ def masking_report(
             silent += int((gradient == 0).flatten(1).all(dim=1).sum())
     checks = _checks(left, transfer, losses, silent / len(images), large_eps)
     return MaskingReport(
-        eps=eps, transfer=transfer, large_eps=large_eps, loss_eps=(0.0, *grid), losses=losses,
-        silent=silent / len(images), checks=checks, **left,
-    )  # fmt: skip
+        eps=eps,
+        transfer=transfer,
+        large_eps=large_eps,
+        loss_eps=(0.0, *grid),
+        losses=losses,
+        silent=silent / len(images),
+        checks=checks,
+        **left,
+    )
 
 
 def _checks(
-    found: dict[str, float], transfer: float | None, losses: Sequence[float], silent: float, large_eps: float
+    found: dict[str, float],
+    transfer: float | None,
+    losses: Sequence[float],
+    silent: float,
+    large_eps: float,
 ) -> tuple[MaskingCheck, ...]:
     many, one, noise = max(found["bim"], found["pgd"]), found["fgsm"], found["noise"]
     falls = max(before - after for before, after in pairwise(losses))
-    away = "no other model was given" if transfer is None else f"another model's images leave {transfer:.1%}"
+    away = (
+        "no other model was given"
+        if transfer is None
+        else f"another model's images leave {transfer:.1%}"
+    )
     own = None if transfer is None else found["pgd"] <= transfer
     course = " -> ".join(f"{loss:.3g}" for loss in losses)
     rows = (
-        ("many steps are at least as strong as one", many <= one, f"BIM and PGD leave {many:.1%}, FGSM {one:.1%}."),
-        ("noise is weaker than the attack", noise >= found["pgd"],
-         f"Noise of the same size leaves {noise:.1%}, PGD {found['pgd']:.1%}."),
-        ("a large attack leaves nothing", found["large"] <= NEAR_ZERO,
-         f"At eps {large_eps:g} PGD leaves {found['large']:.1%}."),
-        ("the own gradient is better than another model's", own, f"PGD leaves {found['pgd']:.1%}; {away}."),
+        (
+            "many steps are at least as strong as one",
+            many <= one,
+            f"BIM and PGD leave {many:.1%}, FGSM {one:.1%}.",
+        ),
+        (
+            "noise is weaker than the attack",
+            noise >= found["pgd"],
+            f"Noise of the same size leaves {noise:.1%}, PGD {found['pgd']:.1%}.",
+        ),
+        (
+            "a large attack leaves nothing",
+            found["large"] <= NEAR_ZERO,
+            f"At eps {large_eps:g} PGD leaves {found['large']:.1%}.",
+        ),
+        (
+            "the own gradient is better than another model's",
+            own,
+            f"PGD leaves {found['pgd']:.1%}; {away}.",
+        ),
         ("the loss rises with eps", falls <= SLACK * max(losses), f"The mean loss goes {course}."),
-        ("gradients are not zero", silent <= MOST_SILENT, f"{silent:.1%} of the images have no gradient at all."),
-    )  # fmt: skip
+        (
+            "gradients are not zero",
+            silent <= MOST_SILENT,
+            f"{silent:.1%} of the images have no gradient at all.",
+        ),
+    )
     return tuple(MaskingCheck(*row) for row in rows)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled, check_labels
 from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
@@ -24,16 +24,23 @@ SMALLEST = 1e-6
 EDGE = 1e-6  # keeps pixels off 0 and 1, where tanh would be infinite
 
 
-def full_margin_loss(activation: Float[Tensor, "batch classes"], labels: Labels) -> Float[Tensor, ""]:
+def full_margin_loss(
+    activation: Float[Tensor, "batch classes"], labels: Labels
+) -> Float[Tensor, ""]:
     """Margin loss with margins 1 and 0: what attacks raise unless told otherwise. With the margins of training, 0.9 and
     0.1, a confident image has a loss of exactly 0, no gradient, and so the look of robustness."""
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
 
 def fgsm(
-    model: nn.Module, images: Images, labels: Labels, eps: float, *,
-    loss: Loss | None = None, batch_size: int = BATCH,
-) -> Images:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: float,
+    *,
+    loss: Loss | None = None,
+    batch_size: int = BATCH,
+) -> Images:
     """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`; images in [0, 1], on the CPU.
 
     The largest change of a pixel, eps, is in [0, 1]. The loss maps activations `[batch, classes]` and labels `[batch]`
@@ -43,20 +50,38 @@ def fgsm(
 
 
 def bim(
-    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
-    loss: Loss | None = None, batch_size: int = BATCH,
-) -> Images:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: float,
+    *,
+    steps: int = 10,
+    step_size: float | None = None,
+    loss: Loss | None = None,
+    batch_size: int = BATCH,
+) -> Images:
     """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1]. The size of a
     step is by default eps / steps. Raises ValueError as `fgsm`, or for steps below 1 or a step size not above 0."""
     sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
     goal = loss or full_margin_loss
-    return _attacked(model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal))
+    return _attacked(
+        model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal)
+    )
 
 
 def pgd(
-    model: nn.Module, images: Images, labels: Labels, eps: float, *, steps: int = 10, step_size: float | None = None,
-    restarts: int = 1, seed: int = 0, loss: Loss | None = None, batch_size: int = BATCH,
-) -> Images:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: float,
+    *,
+    steps: int = 10,
+    step_size: float | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    loss: Loss | None = None,
+    batch_size: int = BATCH,
+) -> Images:
     """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept. Raises
     ValueError as `fgsm`, or for steps, restarts or a step size out of range.
 
@@ -74,7 +99,9 @@ def pgd(
         best, fooled = batch, torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         for start in starts:
             noise = start[first : first + len(batch)].to(batch)
-            end = _ascend(model, batch, (batch + noise).clamp(0, 1), true, sizes, loss or full_margin_loss)
+            end = _ascend(
+                model, batch, (batch + noise).clamp(0, 1), true, sizes, loss or full_margin_loss
+            )
             best = torch.where(fooled.view(-1, 1, 1, 1), best, end)
             if restarts > 1:
                 with torch.no_grad():
@@ -84,7 +111,9 @@ def pgd(
     return _attacked(model, images, labels, batch_size, climb)
 
 
-def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any) -> Images:
+def vote_attack(
+    model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any
+) -> Images:
     """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
 
     Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
@@ -96,10 +125,17 @@ def vote_attack(model: nn.Module, images: Images, labels: Labels, eps: float, **
 
 
 def carlini_wagner(
-    model: nn.Module, images: Images, labels: Labels, *, steps: int = 200, searches: int = 6, step_size: float = 0.01,
-    confidence: float = 0.0, batch_size: int = BATCH,
-) -> Images:  # fmt: skip
-    """Minimise `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    steps: int = 200,
+    searches: int = 6,
+    step_size: float = 0.01,
+    confidence: float = 0.0,
+    batch_size: int = BATCH,
+) -> Images:
+    """Minimize `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
 
     z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1]. It asks
     for no eps. Each image becomes the nearest that was found to turn the answer, or stays as it is where none was;
@@ -127,7 +163,10 @@ def carlini_wagner(
         for _ in range(searches):
             found, norm = _descend(model, x, y, c, steps, step_size, confidence)
             closer = norm < nearest
-            best, nearest = torch.where(closer.view(-1, 1, 1, 1), found, best), torch.minimum(nearest, norm)
+            best, nearest = (
+                torch.where(closer.view(-1, 1, 1, 1), found, best),
+                torch.minimum(nearest, norm),
+            )
             turned = norm.isfinite()
             low, high = torch.where(turned, low, c), torch.where(turned, c, high)
             c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
@@ -137,7 +176,13 @@ def carlini_wagner(
 
 
 def _descend(
-    model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float, confidence: float
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor,
+    steps: int,
+    step_size: float,
+    confidence: float,
 ) -> tuple[Tensor, Tensor]:
     """The nearest image that is turned, `[batch, ...]`, and its distance `[batch]`; infinite where none is."""
     w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
@@ -148,7 +193,9 @@ def _descend(
             changed = (torch.tanh(w) + 1) / 2
             # atanh(2 |v| - 1), of lengths kept a millionth off 0 and 1
             z, own = torch.logit(model(changed).float(), eps=SMALLEST) / 2, y.unsqueeze(1)
-            lead = (z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)).squeeze(1)
+            lead = (
+                z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)
+            ).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
             loss = (square + c * lead.clamp(min=-confidence)).sum()
         with torch.no_grad():
@@ -176,7 +223,9 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
         x = images.detach().clone().requires_grad_()
         value = loss(model(x), labels)
         if not value.requires_grad:
-            raise ValueError("loss: expected a value with a gradient by the images, got one without")
+            raise ValueError(
+                "loss: expected a value with a gradient by the images, got one without"
+            )
         (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
     return torch.zeros_like(x) if gradient is None else gradient
 
@@ -192,20 +241,29 @@ def _step_size(eps: float, steps: int, asked: float | None, way: float) -> float
 
 
 def _ascend(
-    model: nn.Module, centre: Tensor, x: Tensor, labels: Tensor, sizes: tuple[float, float, int], loss: Loss
+    model: nn.Module,
+    center: Tensor,
+    x: Tensor,
+    labels: Tensor,
+    sizes: tuple[float, float, int],
+    loss: Loss,
 ) -> Tensor:
     eps, size, steps = sizes
-    low, high = (centre - eps).clamp(min=0), (centre + eps).clamp(max=1)
+    low, high = (center - eps).clamp(min=0), (center + eps).clamp(max=1)
     for _ in range(steps):
         x = (x + size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
     return x.detach()
 
 
 def _attacked(
-    model: nn.Module, images: Images, labels: Labels, batch_size: int, climb: Callable[[Tensor, Tensor, int], Tensor]
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    batch_size: int,
+    climb: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Images:
     """`climb(images, labels, index of the first)` of each batch on the model's device, joined on the CPU."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     parts, first = list[Tensor](), 0
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Figures, Images, Labels, check_labelled
+from torchcaps.evaluation.base import Figures, Images, Labels, check_labeled
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 
@@ -57,8 +57,12 @@ class Detection(Figures):
     threshold: float  # an image that is further than this from its reconstruction is flagged
     false_positives: float  # share of clean images flagged
     detected: float  # share of adversarial images flagged
-    success: float | None  # share of rightly answered images that the attack turned; None if none was answered rightly
-    undetected: float | None  # share of these that the attack turned without being flagged; None likewise
+    success: (
+        float | None
+    )  # share of rightly answered images that the attack turned; None if none was answered rightly
+    undetected: (
+        float | None
+    )  # share of these that the attack turned without being flagged; None likewise
     auroc: float  # of the distance, adversarial against clean
     num_samples: int  # n
 
@@ -69,7 +73,7 @@ def detect_adversarial(
     """Flag what is further than a threshold from its reconstruction, among clean test images and the same after an
     attack. The threshold is from `detection_threshold`, on other images. Raises ValueError for a model without a
     decoder, or shapes that do not fit."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     if adversarial.shape != images.shape:
         want, got = list(images.shape), list(adversarial.shape)
         raise ValueError(f"adversarial: expected the shape of images, {want}, got {got}")
@@ -79,11 +83,14 @@ def detect_adversarial(
     turned = after[start] != true[start]
     some = len(turned) > 0
     return Detection(
-        threshold=float(threshold), false_positives=proportion(near > threshold), detected=proportion(flagged),
+        threshold=float(threshold),
+        false_positives=proportion(near > threshold),
+        detected=proportion(flagged),
         success=proportion(turned) if some else None,
-        undetected=proportion(turned & ~flagged[start]) if some else None, auroc=auroc(far, near),
+        undetected=proportion(turned & ~flagged[start]) if some else None,
+        auroc=auroc(far, near),
         num_samples=len(images),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -94,22 +101,30 @@ class Rejection(Figures):
     false_positive_rate: float  # share of other images accepted when 95 % of the known ones are
     threshold: float  # the length that does so
     known_length: float  # mean of the largest length over known images
-    other_length: float  # the same over other images. Margin loss drives absent classes to 0.1, not to 0
+    other_length: (
+        float  # the same over other images. Margin loss drives absent classes to 0.1, not to 0
+    )
     num_known: int  # n
     num_other: int  # m
 
 
-def reject_by_length(model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]) -> Rejection:
+def reject_by_length(
+    model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]
+) -> Rejection:
     """How well the largest activation separates test images of the classes learned from images of none of them.
     Activations that sum to one over classes cannot reject by their size. Raises ValueError for images that do not fit.
     """
     inside, outside = (image_activations(model, images).amax(dim=1) for images in (known, other))
     threshold = inside.sort().values[math.floor((1 - RECALL) * len(inside) + ROUNDING)]
     return Rejection(
-        auroc=auroc(inside, outside), false_positive_rate=proportion(outside >= threshold), threshold=float(threshold),
-        known_length=float(inside.double().mean()), other_length=float(outside.double().mean()),
-        num_known=len(inside), num_other=len(outside),
-    )  # fmt: skip
+        auroc=auroc(inside, outside),
+        false_positive_rate=proportion(outside >= threshold),
+        threshold=float(threshold),
+        known_length=float(inside.double().mean()),
+        other_length=float(outside.double().mean()),
+        num_known=len(inside),
+        num_other=len(outside),
+    )
 
 
 def _distances(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, capsule_model, check_labelled, check_labels
+from torchcaps.evaluation.base import (
+    BATCH,
+    Figures,
+    Images,
+    Labels,
+    capsule_model,
+    check_labeled,
+    check_labels,
+)
 from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
 
@@ -27,7 +35,9 @@ class Equivariance(Figures):
     """The capsule of each image's class under transformations of the image, one figure for each amount."""
 
     amounts: tuple[float, ...]  # as asked for
-    equivariant: tuple[float, ...]  # R² of the linear map learned on the other images; 0 is no better than the mean
+    equivariant: tuple[
+        float, ...
+    ]  # R² of the linear map learned on the other images; 0 is no better than the mean
     invariant: tuple[float, ...]  # R² of the unmoved poses; 1 is invariant. It may be far below 0
     activation_change: tuple[float, ...]  # mean absolute difference of all activations
     agreement: tuple[float, ...]  # share of images whose answer stays
@@ -35,13 +45,17 @@ class Equivariance(Figures):
 
 
 def equivariance(
-    model: nn.Module, images: Images, labels: Labels, *, rotation: Sequence[float] = (10.0, 20.0, 30.0),
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    rotation: Sequence[float] = (10.0, 20.0, 30.0),
     batch_size: int = BATCH,
-) -> Equivariance:  # fmt: skip
+) -> Equivariance:
     """Turn all images by so many degrees clockwise, learn how the poses of their classes move on the even ones, and
     look at the odd ones. At least four times as many images as a pose has dimensions are wanted. Raises ValueError for
     no rotation, fewer than four images, a model without capsules, or arguments that do not fit."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
     before, still_active = _poses(model, images, labels, batch_size)
@@ -51,16 +65,24 @@ def equivariance(
         moved = before[1::2] @ linear_map(before[::2], after[::2], RIDGE).T
         change = float((active - still_active).abs()[1::2].mean())
         same = proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2])
-        rows.append((r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same))
+        rows.append(
+            (r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same)
+        )
     learned, kept, changes, agreement = map(tuple, zip(*rows, strict=True))
-    return Equivariance(tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2)
+    return Equivariance(
+        tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2
+    )
 
 
-def linear_map(x: Float[Tensor, "n dim"], y: Float[Tensor, "n dim"], ridge: float) -> Float[Tensor, "dim dim"]:
-    """A that minimises `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`: drawn towards the identity."""
+def linear_map(
+    x: Float[Tensor, "n dim"], y: Float[Tensor, "n dim"], ridge: float
+) -> Float[Tensor, "dim dim"]:
+    """A that minimizes `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`: drawn towards the identity."""
     unit = torch.eye(x.shape[1], dtype=x.dtype)
     weight = ridge * x.square().sum()
-    return torch.linalg.lstsq(x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd").solution.T
+    return torch.linalg.lstsq(
+        x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd"
+    ).solution.T
 
 
 def r_squared(predicted: Float[Tensor, "n dim"], true: Float[Tensor, "n dim"]) -> float:
@@ -69,8 +91,10 @@ def r_squared(predicted: Float[Tensor, "n dim"], true: Float[Tensor, "n dim"]) -
     return 1 - float((predicted - true).square().sum()) / total if total > MOST_NOISE else 0.0
 
 
-def _poses(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Poses of the labelled capsules `[n, dim]` in float64, and all activations `[n, classes]`, on the CPU."""
+def _poses(
+    model: nn.Module, images: Tensor, labels: Tensor, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """Poses of the labeled capsules `[n, dim]` in float64, and all activations `[n, classes]`, on the CPU."""
     encode, poses, activations = capsule_model(model).capsules, [], []
     with evaluating(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):

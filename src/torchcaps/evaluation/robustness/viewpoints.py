@@ -20,7 +20,9 @@ class Matched:
     epoch: int  # index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals
     familiar: float  # accuracy on familiar views in that epoch
     novel: float  # accuracy on novel views in that epoch
-    interpolated: float | None  # the same where familiar accuracy first crosses the target, between epochs; None: never
+    interpolated: (
+        float | None
+    )  # the same where familiar accuracy first crosses the target, between epochs; None: never
 
     def taken(self, interpolated: bool) -> float:
         """Accuracy on novel views, between epochs if asked for and known."""
@@ -35,7 +37,9 @@ class ViewpointComparison(Figures):
     first: Matched  # the model in question
     second: Matched  # the baseline
     gain: float  # novel accuracy of the first minus that of the second, interpolated where both can be
-    gap_closed: float | None  # share of what the baseline loses on novel views that is gained; None if it loses nothing
+    gap_closed: (
+        float | None
+    )  # share of what the baseline loses on novel views that is gained; None if it loses nothing
     interpolated: bool  # whether `gain` is between interpolated figures
 
     derived = ("verdict",)
@@ -53,7 +57,9 @@ class ViewpointComparison(Figures):
     @property
     def verdict(self) -> str:
         """One sentence."""
-        side = "better" if self.gain > 0 else "worse" if self.gain < 0 else "neither better nor worse"
+        side = (
+            "better" if self.gain > 0 else "worse" if self.gain < 0 else "neither better nor worse"
+        )
         return (
             f"At {self.target:.1%} on familiar views, the first model is {side} on novel ones by "
             f"{100 * abs(self.gain):.1f} points."
@@ -65,10 +71,14 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
     _check_figures("familiar", familiar)
     _check_figures("novel", novel)
     if len(familiar) != len(novel):
-        raise ValueError(f"novel: expected {len(familiar)} epochs, as in familiar, got {len(novel)}")
+        raise ValueError(
+            f"novel: expected {len(familiar)} epochs, as in familiar, got {len(novel)}"
+        )
     check_range("target", target, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
-    return Matched(epoch, float(familiar[epoch]), float(novel[epoch]), _crossing(familiar, novel, target))
+    return Matched(
+        epoch, float(familiar[epoch]), float(novel[epoch]), _crossing(familiar, novel, target)
+    )
 
 
 def compare_viewpoints(

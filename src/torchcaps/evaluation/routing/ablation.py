@@ -11,7 +11,7 @@ from operator import methodcaller
 
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labelled, check_labels
+from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labeled, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
@@ -67,7 +67,9 @@ class IterationDynamics(Figures):
     iterations: tuple[int, ...]  # 1 to T
     accuracy: tuple[float, ...]  # in [0, 1], after each
     changed: tuple[float, ...]  # share of images whose answer differs from that after one iteration
-    entropy: dict[str, tuple[float, ...]]  # of each layer whose couplings are shares, after each; `coupling_entropy`
+    entropy: dict[
+        str, tuple[float, ...]
+    ]  # of each layer whose couplings are shares, after each; `coupling_entropy`
 
     derived = ("verdict",)
 
@@ -77,7 +79,11 @@ class IterationDynamics(Figures):
         if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
         gain = 100 * (self.accuracy[-1] - self.accuracy[0])
-        rest = f"Iterations 2 to {self.iterations[-1]} change" if self.iterations[-1] > 2 else "Iteration 2 changes"
+        rest = (
+            f"Iterations 2 to {self.iterations[-1]} change"
+            if self.iterations[-1] > 2
+            else "Iteration 2 changes"
+        )
         return f"{rest} {self.changed[-1]:.1%} of the answers and accuracy by {gain:+.1f} points."
 
 
@@ -89,9 +95,9 @@ def routing_ablation(
 
     Each router keeps its own mathematics and all that it has learned; see `Router.uniform` and `Router.random`. Random
     couplings, by `seed`, are tried on at most 8 images at a time, as all their votes are stored. Raises ValueError for
-    a model without routed layers, or arguments that do not fit; NoAblationError for a router that makes its couplings
-    by itself."""
-    check_labelled(images, labels)
+    a model without routed layers, or arguments that do not fit; AblationUnsupportedError for a router
+    that makes its couplings by itself."""
+    check_labeled(images, labels)
 
     def answers(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
         with swapped_routers(model, change):
@@ -111,7 +117,7 @@ def iteration_dynamics(
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has. Routers without
     iterations stay as they are; the couplings of all images are in memory at once. Raises ValueError for a model
     without routed layers, or arguments that do not fit."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     routers = routers_of(model)
     most = max(router.passes for router in routers.values())
     answers, entropy = list[Tensor](), dict[str, tuple[float, ...]]()
@@ -125,5 +131,6 @@ def iteration_dynamics(
     return IterationDynamics(
         iterations=tuple(range(1, most + 1)),
         accuracy=tuple(proportion(answer == labels.cpu()) for answer in answers),
-        changed=tuple(proportion(answer != answers[0]) for answer in answers), entropy=entropy,
-    )  # fmt: skip
+        changed=tuple(proportion(answer != answers[0]) for answer in answers),
+        entropy=entropy,
+    )

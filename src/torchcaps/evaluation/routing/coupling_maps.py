@@ -25,7 +25,7 @@ from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
 from torchcaps.evaluation.routing.places import places_of
 from torchcaps.functional.geometry import Slide
-from torchcaps.nn import Recorded, RoutedLayer, record_routing
+from torchcaps.nn import RoutedLayer, RoutingTrace, record_routing
 from torchcaps.types import Capsules
 
 BATCH = 16  # images at a time: the votes for one parent are stored
@@ -35,8 +35,12 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 class CouplingMaps:
     """The support of one class capsule of each image, by place."""
 
-    maps: Float[Tensor, "n height width"]  # over pixels; negative where votes point away from the class
-    positions: Float[Tensor, "n rows columns"]  # over the positions of the first capsules, with the same sum
+    maps: Float[
+        Tensor, "n height width"
+    ]  # over pixels; negative where votes point away from the class
+    positions: Float[
+        Tensor, "n rows columns"
+    ]  # over the positions of the first capsules, with the same sum
     shown: Labels  # `[n]` int64, the class whose support it is
     activations: Float[Tensor, "n classes"]  # `[n, classes]` of the class capsules, in [0, 1]
 
@@ -60,7 +64,9 @@ def coupling_maps(
     return CouplingMaps(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _of_batch(model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _of_batch(
+    model: nn.Module, images: Tensor, labels: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layers = routed_layers(model)
     with record_routing(model) as record, children_of(model) as children, places_of(model) as seen:
         activation = model(images).float()
@@ -73,20 +79,28 @@ def _of_batch(model: nn.Module, images: Tensor, labels: Tensor | None) -> tuple[
     support = _class_support(layers[top], children[top], recorded[top], shown)
     own = seen.map_of(children[top])
     if own is None:
-        raise ValueError(f"model: expected the children of {top!r} to be capsules with places, position after position")
+        raise ValueError(
+            f"model: expected the children of {top!r} to be capsules with places, position after position"
+        )
     below = support.unflatten(1, own.capsules.pose.shape[1:4])
     for name in reversed(names[:-1]):
         below = _handed_down(layers[name], below, children[name], recorded[name])
     first = seen.map_of(children[names[0]])
     positions = below.sum(dim=-1)
-    maps = _over_pixels(positions, None if first is None else first.slides, (images.shape[2], images.shape[3]))
+    maps = _over_pixels(
+        positions, None if first is None else first.slides, (images.shape[2], images.shape[3])
+    )
     return maps.cpu(), positions.cpu(), shown.cpu(), activation.cpu()
 
 
-def _class_support(layer: RoutedLayer, children: Capsules, recorded: Recorded, shown: Tensor) -> Tensor:
+def _class_support(
+    layer: RoutedLayer, children: Capsules, recorded: RoutingTrace, shown: Tensor
+) -> Tensor:
     """`[batch, children]`: the support of each child for the class shown."""
     if recorded.coupling.dim() != 3:
-        raise ValueError(f"model: expected class capsules without places at its end, got {type(layer).__name__}")
+        raise ValueError(
+            f"model: expected class capsules without places at its end, got {type(layer).__name__}"
+        )
     votes = layer.ask(children)
     each = torch.arange(len(shown), device=shown.device)
     towards = votes.dense().float()[each, :, shown]
@@ -97,14 +111,18 @@ def _class_support(layer: RoutedLayer, children: Capsules, recorded: Recorded, s
     return coupling * votes.activation.float() * along / towards.norm(dim=-1).clamp(min=1e-12)
 
 
-def _handed_down(layer: RoutedLayer, support: Tensor, children: Capsules, recorded: Recorded) -> Tensor:
+def _handed_down(
+    layer: RoutedLayer, support: Tensor, children: Capsules, recorded: RoutingTrace
+) -> Tensor:
     """`[batch, *space, types]` from the support of the parents `[batch, *positions, parents]`."""
     weight = recorded.coupling.float() * recorded.child_activation.float().unsqueeze(-1)
     shares = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1e-12)
     return layer.ask(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
 
 
-def _over_pixels(positions: Tensor, slides: tuple[Slide, ...] | None, size: tuple[int, int]) -> Tensor:
+def _over_pixels(
+    positions: Tensor, slides: tuple[Slide, ...] | None, size: tuple[int, int]
+) -> Tensor:
     """Each position's value over the pixels that it sees; bilinear where the convolutions are no simple chain."""
     x = positions.unsqueeze(1)
     if slides is None:
@@ -113,7 +131,9 @@ def _over_pixels(positions: Tensor, slides: tuple[Slide, ...] | None, size: tupl
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
         down, right = (_window(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
-        x = F.conv_transpose2d(x, torch.outer(down, right)[None, None], stride=stride, padding=padding)
+        x = F.conv_transpose2d(
+            x, torch.outer(down, right)[None, None], stride=stride, padding=padding
+        )
     # What a stride leaves over at the lower and right edges nobody sees.
     return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))[:, 0]
 

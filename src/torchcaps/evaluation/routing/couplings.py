@@ -19,7 +19,7 @@ from torch.special import entr
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import Labels, check_labels
-from torchcaps.nn import Recorded
+from torchcaps.nn import RoutingTrace
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it
 TINY = 1e-30
@@ -29,8 +29,12 @@ TINY = 1e-30
 class CouplingEntropy:
     """How evenly a layer's children share themselves out: 1 is uniform, as without routing; 0 is a hard tree."""
 
-    mean: float  # of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1]
-    largest: float  # mean over children of the largest coupling, weighted by activation, in [1 / K, 1]
+    mean: (
+        float  # of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1]
+    )
+    largest: (
+        float  # mean over children of the largest coupling, weighted by activation, in [1 / K, 1]
+    )
     parents: int  # K
 
     @property
@@ -50,7 +54,9 @@ class CouplingDynamics:
 
     mean: float  # over links of the standard deviation over images, `D_ij`; in [0, 0.5]
     high: float  # 95th percentile of D_ij over links
-    explained: float | None  # share of the variance that lies between classes, in [0, 1]; None if nothing varies
+    explained: (
+        float | None
+    )  # share of the variance that lies between classes, in [0, 1]; None if nothing varies
     chance: float  # that share by chance, (classes - 1) / (images - 1)
 
     @property
@@ -69,7 +75,9 @@ class ParseTree:
 
     support: float  # share of children, weighted by activation, whose best parent has a coupling above 1/2
     information: float  # of a child's best parent and the class, mutual, in bits, weighted alike; 0 for a static tree
-    chance: float  # the same with the classes shuffled over images: what few images give by themselves
+    chance: (
+        float  # the same with the classes shuffled over images: what few images give by themselves
+    )
     possible: float  # entropy of the classes in bits, the most that `information` can be
 
     @property
@@ -79,21 +87,25 @@ class ParseTree:
         if self.support < 0.1:
             return f"No parse tree: {some} give a parent more than half of themselves."
         gain = max(self.information - self.chance, 0.0)
-        depends = "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
+        depends = (
+            "depends on the class" if gain > 0.05 * self.possible else "hardly depends on the class"
+        )
         bits = f"{gain:.2f} of {self.possible:.2f} bits"
         return f"{some} have a parent of their own, and which one {depends} ({bits})."
 
 
-def coupling_entropy(recorded: Recorded) -> CouplingEntropy:
+def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     """Entropy of the couplings of one routed layer over any number of images, against uniform ones. Raises ValueError
     for fewer than two parents, or shapes that do not fit."""
     coupling, weight = _links(recorded)
     parents = coupling.shape[-1]
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
-    return CouplingEntropy(_weighted(entropy, weight), _weighted(coupling.amax(dim=-1), weight), parents)
+    return CouplingEntropy(
+        _weighted(entropy, weight), _weighted(coupling.amax(dim=-1), weight), parents
+    )
 
 
-def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
+def coupling_dynamics(recorded: RoutingTrace, labels: Labels) -> CouplingDynamics:
     """Standard deviation of each coupling of one routed layer over at least two images, and how much of the variance
     the class explains. Raises ValueError for one image, fewer than two parents, or shapes that do not fit."""
     coupling, _ = _links(recorded)
@@ -106,13 +118,14 @@ def coupling_dynamics(recorded: Recorded, labels: Labels) -> CouplingDynamics:
     deviation = total.sqrt()
     varies = float(total.sum()) > 1e-12
     return CouplingDynamics(
-        mean=float(deviation.mean()), high=float(np.quantile(deviation.numpy(), 0.95, method="inverted_cdf")),
+        mean=float(deviation.mean()),
+        high=float(np.quantile(deviation.numpy(), 0.95, method="inverted_cdf")),
         explained=float(1 - within.sum() / total.sum()) if varies else None,
         chance=(len(labels.unique()) - 1) / (len(labels) - 1),
-    )  # fmt: skip
+    )
 
 
-def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTree:
+def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> ParseTree:
     """Whether active children choose one parent, and what that choice tells of the class; see `coupling_dynamics`. The
     seed is that of the shuffle that gives `chance`."""
     coupling, weight = _links(recorded)
@@ -120,14 +133,19 @@ def parse_tree(recorded: Recorded, labels: Labels, *, seed: int = 0) -> ParseTre
     best, parent = coupling.max(dim=-1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     share = weight.mean(dim=0)
-    found = [_weighted(_information(parent, classes, coupling.shape[-1]), share) for classes in (labels, labels[order])]
+    found = [
+        _weighted(_information(parent, classes, coupling.shape[-1]), share)
+        for classes in (labels, labels[order])
+    ]
     return ParseTree(
-        support=_weighted((best > MAJORITY).double(), weight), information=found[0], chance=found[1],
+        support=_weighted((best > MAJORITY).double(), weight),
+        information=found[0],
+        chance=found[1],
         possible=float(entr(torch.bincount(labels).double() / len(labels)).sum() / math.log(2)),
-    )  # fmt: skip
+    )
 
 
-def _links(recorded: Recorded) -> tuple[Tensor, Tensor]:
+def _links(recorded: RoutingTrace) -> tuple[Tensor, Tensor]:
     """Couplings within a position, `[n, links, parents]`, and the weights of the links, `[n, links]`; on the CPU."""
     coupling = recorded.coupling.double()
     check_shape("coupling", coupling, ("*batch", "children", "parents"))

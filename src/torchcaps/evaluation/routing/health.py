@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labelled
+from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled
 from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating, proportion
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.functional import margin_loss
@@ -56,7 +56,9 @@ class Starvation:
     def verdict(self) -> str:
         """One sentence."""
         if self.median == 0:
-            return "No gradient reaches these capsules: nothing below them learns from these images."
+            return (
+                "No gradient reaches these capsules: nothing below them learns from these images."
+            )
         word = "Few" if self.starved < 0.1 else "Many"
         return f"{word} capsules are starved of gradient ({self.starved:.0%} of {self.capsules})."
 
@@ -66,7 +68,9 @@ class ActivationDecay:
     """The course of activations from the first capsules to the last."""
 
     layers: tuple[str, ...]  # names; the first is that of the children of the first routed layer
-    median: tuple[float, ...]  # of each set; small for class capsules, as one class at a time is present
+    median: tuple[
+        float, ...
+    ]  # of each set; small for class capsules, as one class at a time is present
     strongest: tuple[float, ...]  # mean over images of the largest
 
     @property
@@ -101,9 +105,12 @@ def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivi
     check_range("number of images", len(activation), low=1)
     a = activation.detach().flatten(1).double().cpu()
     return CapsuleActivity(
-        dead=proportion(a.amax(dim=0) < DEAD), constant=proportion(a.std(dim=0, correction=0) < DEAD),
-        median=float(a.median()), strongest=float(a.amax(dim=1).mean()), capsules=a.shape[1],
-    )  # fmt: skip
+        dead=proportion(a.amax(dim=0) < DEAD),
+        constant=proportion(a.std(dim=0, correction=0) < DEAD),
+        median=float(a.median()),
+        strongest=float(a.amax(dim=1).mean()),
+        capsules=a.shape[1],
+    )
 
 
 def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -> ActivationDecay:
@@ -111,16 +118,23 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
     ValueError for no set, or tensors that do not fit."""
     check_range("number of layers", len(activations), low=1)
     found = [capsule_activity(activation) for activation in activations.values()]
-    return ActivationDecay(tuple(activations), tuple(a.median for a in found), tuple(a.strongest for a in found))
+    return ActivationDecay(
+        tuple(activations), tuple(a.median for a in found), tuple(a.strongest for a in found)
+    )
 
 
 def starvation(
-    model: nn.Module, images: Images, labels: Labels, *, loss: Loss | None = None, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    loss: Loss | None = None,
+    batch_size: int = BATCH,
 ) -> dict[str, Starvation]:
     """The gradient of the loss by the poses of the children of each routed layer that ran, by its name; no parameter
     gets one. The loss maps activations `[batch, classes]` and labels to their mean loss; by default it is the margin
     loss. Raises ValueError for a model without routed layers, or arguments that do not fit."""
-    check_labelled(images, labels)
+    check_labeled(images, labels)
     squares = dict[str, Tensor]()
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
@@ -150,6 +164,10 @@ def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
             model(images.to(device_of(model)))
         for name, (pose, activation) in seen.items():
             layer = model.get_submodule(name)
-            difference = (layer(Capsules(pose, activation))[1] - layer(Capsules(-pose, activation))[1]).abs()
-            found[name] = SignTest(float(difference.mean()), float(difference.max()), bool(difference.max() < BLIND))
+            difference = (
+                layer(Capsules(pose, activation))[1] - layer(Capsules(-pose, activation))[1]
+            ).abs()
+            found[name] = SignTest(
+                float(difference.mean()), float(difference.max()), bool(difference.max() < BLIND)
+            )
     return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.evaluation.base import BATCH, Images, check_images
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.functional import safe_norm
-from torchcaps.nn import Recorded, RoutedLayer, Router, record_routing
+from torchcaps.nn import RoutedLayer, Router, RoutingTrace, record_routing
 from torchcaps.types import Capsules
 
 
@@ -20,8 +20,12 @@ class RoutedImages(NamedTuple):
     """A forward pass over n images, on the CPU."""
 
     activation: Float[Tensor, "n classes"]  # of the classes, `[n, classes]`
-    layers: dict[str, Recorded]  # layer name -> what it did, in the order of the model, for those that ran
-    children: dict[str, Float[Tensor, "n *space capsules"]]  # their activations; once each, in `layers` once a window
+    layers: dict[
+        str, RoutingTrace
+    ]  # layer name -> what it did, in the order of the model, for those that ran
+    children: dict[
+        str, Float[Tensor, "n *space capsules"]
+    ]  # their activations; once each, in `layers` once a window
 
 
 def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:
@@ -38,7 +42,11 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
             with record_routing(model) as record, children_of(model) as seen:
                 activation = model(batch).float().cpu()
             layers = {name: layer.map(Tensor.cpu) for name, layer in record.last().items()}
-            parts.append(RoutedImages(activation, layers, {name: seen[name].activation.cpu() for name in layers}))
+            parts.append(
+                RoutedImages(
+                    activation, layers, {name: seen[name].activation.cpu() for name in layers}
+                )
+            )
     names = parts[0].layers
     return RoutedImages(
         torch.cat([part.activation for part in parts]),
@@ -47,10 +55,12 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     )
 
 
-def _joined(parts: Sequence[Recorded]) -> Recorded:
+def _joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     """Recordings of parts of the images, as one; without what else routers tell."""
-    coupling, activation, child_activation, pose = map(torch.cat, zip(*(part[:4] for part in parts), strict=True))
-    return Recorded(coupling, activation, child_activation, pose)
+    coupling, activation, child_activation, pose = map(
+        torch.cat, zip(*(part[:4] for part in parts), strict=True)
+    )
+    return RoutingTrace(coupling, activation, child_activation, pose)
 
 
 @contextmanager
@@ -61,7 +71,9 @@ def children_of(model: nn.Module) -> Iterator[dict[str, Capsules]]:
 
     def keep(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         children = inputs[0]
-        seen[name] = Capsules(children, safe_norm(children)) if isinstance(children, Tensor) else children
+        seen[name] = (
+            Capsules(children, safe_norm(children)) if isinstance(children, Tensor) else children
+        )
 
     with ExitStack() as stack:
         for name, layer in routed_layers(model).items():
@@ -90,7 +102,11 @@ def routers_of(model: nn.Module) -> dict[str, Router]:
 
 def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
     """Layer name -> layer, in the order of the model. Raises ValueError if the model has no routed layer."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
+    }
     if not layers:
-        raise ValueError(f"model: expected a capsule network with routed layers, got {type(model).__name__}")
+        raise ValueError(
+            f"model: expected a capsule network with routed layers, got {type(model).__name__}"
+        )
     return layers

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchcaps.functional.fields import Field, Windows
+from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.types import Capsules
@@ -18,15 +18,21 @@ class CapsuleMap(NamedTuple):
     """Capsules with places."""
 
     capsules: Capsules  # pose `[batch, height, width, types, dim]`, activation likewise
-    slides: tuple[Slide, ...] | None  # of the layers below, from the image on; None: no chain of plain convolutions
+    slides: (
+        tuple[Slide, ...] | None
+    )  # of the layers below, from the image on; None: no chain of plain convolutions
 
 
 @dataclass
 class Watched:
     """What a forward pass has made so far."""
 
-    maps: list[CapsuleMap] = field(default_factory=list)  # of capsules, in the order in which they came about
-    slides: tuple[Slide, ...] | None = ()  # from the image on; None once a layer did not take what another gave
+    maps: list[CapsuleMap] = field(
+        default_factory=list
+    )  # of capsules, in the order in which they came about
+    slides: (
+        tuple[Slide, ...] | None
+    ) = ()  # from the image on; None once a layer did not take what another gave
     _size: tuple[int, ...] | None = None
 
     def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
@@ -76,6 +82,6 @@ def _slide(layer: nn.Conv2d) -> Slide | None:
 
 def _window(field: Field) -> Slide | None:
     """How the windows of a routed layer slide; None for any other field."""
-    if type(field) is not Windows:
+    if type(field) is not ConvField:
         return None
     return Slide(*((size, size) for size in (field.kernel, field.stride, field.padding)))

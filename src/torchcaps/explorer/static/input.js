@@ -109,7 +109,7 @@ function line(from, to, when) {
   sample();
 }
 
-// From strokes to pixels: as MNIST was made, the ink fits a box and its centre of mass is the centre.
+// From strokes to pixels: as MNIST was made, the ink fits a box and its center of mass is the center.
 function sample() {
   const { width, height } = picture.size;
   const small = document.createElement("canvas");
@@ -153,8 +153,8 @@ function fitting() {
   }
   if (!mass) return [width / strokes.width, 0, 0];
   const scale = Math.min((SHARE * Math.min(width, height)) / Math.max(right - left + 1, bottom - top + 1), (3 * width) / W);
-  // No ink leaves the picture on the way to the centre.
-  const within = (centred, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centred));
+  // No ink leaves the picture on the way to the center.
+  const within = (centerd, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centerd));
   return [
     scale / part,
     within(width / 2 - (sx / mass + 0.5) * scale, left, right + 1, width),
@@ -166,8 +166,8 @@ function channelsOf(data) {
   const { width, height, channels } = picture.size;
   const bytes = new Uint8Array(width * height * channels);
   for (let k = 0; k < width * height; k++) {
-    const grey = Math.round(0.299 * data[4 * k] + 0.587 * data[4 * k + 1] + 0.114 * data[4 * k + 2]);
-    for (let c = 0; c < channels; c++) bytes[channels * k + c] = channels === 3 ? data[4 * k + c] : grey;
+    const gray = Math.round(0.299 * data[4 * k] + 0.587 * data[4 * k + 1] + 0.114 * data[4 * k + 2]);
+    for (let c = 0; c < channels; c++) bytes[channels * k + c] = channels === 3 ? data[4 * k + c] : gray;
   }
   return bytes;
 }
@@ -222,7 +222,7 @@ const next = (index) => takeExample(((index % about.models[0].examples) + about.
 function setUpExamples() {
   const { examples, classes, note } = about.models[0];
   $("example-row").hidden = !examples;
-  $("gallery").hidden = !examples || !about.models[0].labelled;
+  $("gallery").hidden = !examples || !about.models[0].labeled;
   $("no-examples").hidden = Boolean(examples);
   $("no-examples").textContent = note;
   if (!examples) return;

@@ -38,7 +38,7 @@ function measure(moment) {
 }
 
 function bars() {
-  const { classes, several, labelled } = model(), list = $("bars");
+  const { classes, several, labeled } = model(), list = $("bars");
   if (!classes.length) { $("prediction").textContent = "This model tells no classes and has no capsules to look into."; return list.replaceChildren(); }
   namesWide(list, classes);
   const found = look.activation.map((_, k) => k).sort((a, b) => look.activation[b] - look.activation[a]).slice(0, several), [top] = found;
@@ -57,7 +57,7 @@ function bars() {
   seen = top;
   const what = several > 1 ? words() : word();
   clearTimeout(spoken); // a screen reader hears it when the pen rests
-  spoken = setTimeout(() => { $("prediction").textContent = `${labelled ? "Prediction" : "Largest"}: ${both(found.map((k) => classes[k]))}, ${what} ${both(found.map((k) => look.activation[k].toFixed(2)))}`; }, 150);
+  spoken = setTimeout(() => { $("prediction").textContent = `${labeled ? "Prediction" : "Largest"}: ${both(found.map((k) => classes[k]))}, ${what} ${both(found.map((k) => look.activation[k].toFixed(2)))}`; }, 150);
 }
 
 const both = (texts) => texts.join(" and ");
@@ -101,7 +101,7 @@ function setUpTabs() {
 }
 
 function describe() {
-  const { name, title, parameters, capsules, classes, decoder, dim, data, labelled, routes } = model();
+  const { name, title, parameters, capsules, classes, decoder, dim, data, labeled, routes } = model();
   const parts = [`${name}: ${title}`, `${parameters.toLocaleString("en")} parameters`];
   if (!classes.length) parts.push("no classes");
   else if (capsules) parts.push(`${dim} pose dimensions`, decoder ? "with decoder" : "no decoder");
@@ -110,7 +110,7 @@ function describe() {
   $("about").textContent = parts.join(" · ");
   $("lengths-title").textContent = `${capsules ? "Capsule" : "Class"} ${words()}`;
   $("bars-help").textContent = capsules
-    ? `${Words()} are in [0, 1]${labelled ? " and are no probabilities. Choose a class to look into its capsule" : ". Choose a capsule to look into it"}; choose it again to follow the ${longest()}.`
+    ? `${Words()} are in [0, 1]${labeled ? " and are no probabilities. Choose a class to look into its capsule" : ". Choose a capsule to look into it"}; choose it again to follow the ${longest()}.`
     : "This model has no capsules: there are no poses and no routing to look into.";
   $("uniform-row").hidden = !routes;
   for (const tab of Object.keys(TABS)) $(`tab-${tab}`).hidden = !offered(tab);

@@ -15,7 +15,7 @@ export function make(tag, attributes = {}, ...children) {
 
 // Bytes row by row, channels of a pixel together; of two channels the first is shown.
 export function imageData(bytes, { width, height }, tint = null) {
-  const data = new ImageData(width, height), channels = bytes.length / (width * height); // overlays are in colour
+  const data = new ImageData(width, height), channels = bytes.length / (width * height); // overlays are in color
   for (let k = 0; k < width * height; k++) {
     for (let c = 0; c < 3; c++) {
       const value = channels === 3 ? bytes[3 * k + c] : bytes[channels * k];
@@ -32,9 +32,9 @@ export function show(canvas, bytes, size, tint = null) {
   canvas.getContext("2d").putImageData(imageData(bytes, size, tint), 0, 0);
 }
 
-// Two pictures in two colours, added like light.
-export function showBoth(canvas, first, second, size, colours) {
-  const data = imageData(first, size, colours[0]), other = imageData(second, size, colours[1]);
+// Two pictures in two colors, added like light.
+export function showBoth(canvas, first, second, size, colors) {
+  const data = imageData(first, size, colors[0]), other = imageData(second, size, colors[1]);
   for (let k = 0; k < data.data.length; k++) data.data[k] = Math.min(255, data.data[k] + other.data[k]);
   canvas.width = size.width;
   canvas.height = size.height;
@@ -84,7 +84,7 @@ export function namesWide(list, names) {
   list.style.setProperty("--names", `${Math.min(9, Math.max(2, 0.62 * Math.max(...names.map((name) => name.length)) + 0.5))}em`);
 }
 
-// Bars of some classes in a list; rows are made once, then only moved. `strong` are the classes in another colour.
+// Bars of some classes in a list; rows are made once, then only moved. `strong` are the classes in another color.
 export function miniBars(list, names, values, { only = largest(values), strong = [values.indexOf(Math.max(...values))], full = 1, places = 3 } = {}) {
   while (list.children.length > only.length) list.lastChild.remove();
   while (list.children.length < only.length) {

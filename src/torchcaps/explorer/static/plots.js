@@ -12,7 +12,7 @@ function node(tag, attributes, text) {
   return element;
 }
 
-// series: [{ name, values }], at most six in colours of their own; `here` is where the input stands now.
+// series: [{ name, values }], at most six in colors of their own; `here` is where the input stands now.
 export function lines(place, label, x, series, { low, high, here = null }) {
   const W = Math.max(280, Math.min(900, place.clientWidth || 640)); // one unit is one pixel: the text stays readable
   const at = (value) => LEFT + ((W - LEFT - RIGHT) * (value - x[0])) / (x[x.length - 1] - x[0] || 1);

@@ -46,7 +46,7 @@ function draw({ children, steps, sight }, { uniform, label }) {
     : `${children.toLocaleString("en")} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
   const last = steps[steps.length - 1].activation, only = largest(last, label);
   const some = only.length < classes.length ? ` Listed are ${only.length} of ${classes.length} classes.` : "";
-  parts.help.textContent = `${MAPS[state.map][1]}${sight && same() ? ` A square stands at the centre of the ${sight.size} × ${sight.size} pixels that its capsules see.` : ""}${some}`;
+  parts.help.textContent = `${MAPS[state.map][1]}${sight && same() ? ` A square stands at the center of the ${sight.size} × ${sight.size} pixels that its capsules see.` : ""}${some}`;
   parts.steps.dataset.map = state.map;
   while (rows.length < steps.length) rows.push(step());
   parts.steps.replaceChildren(...rows.slice(0, steps.length).map((row) => row.element));

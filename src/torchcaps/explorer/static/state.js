@@ -19,14 +19,14 @@ export const Words = () => words()[0].toUpperCase() + words().slice(1);
 export const longest = () => (word() === "length" ? "longest" : "largest");
 
 // Names of capsules that stand for classes need a word before them; others have it in them.
-export const called = (k) => `${model().labelled ? "class " : ""}${model().classes[k]}`;
+export const called = (k) => `${model().labeled ? "class " : ""}${model().classes[k]}`;
 
 export const model = () => about.models[state.model];
 
 // Views that the model's task offers; what the model lacks of them, each view says by itself.
 const OFFERED = {
   pose: (one) => one.capsules || one.offers.includes("decode"), routing: (one) => one.offers.includes("routing"),
-  overlap: (one) => one.labelled, transform: (one) => one.offers.includes("sweep"), compare: () => about.models.length > 1,
+  overlap: (one) => one.labeled, transform: (one) => one.offers.includes("sweep"), compare: () => about.models.length > 1,
 };
 export const offered = (tab) => model().classes.length > 0 && OFFERED[tab](model());
 export const tabs = () => Object.keys(OFFERED).filter(offered);

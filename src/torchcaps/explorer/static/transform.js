@@ -63,7 +63,7 @@ function draw({ values, activation, pose }, { label, here, kind }) {
   const mark = here >= values[0] && here <= values[values.length - 1] ? here : null;
   const what = Words();
   parts.lengthTitle.textContent = `${what} over ${kind}`;
-  lines(parts.lengths, `${what} of the ${model().labelled ? "classes" : "capsules"} over ${kind}; ${tell(order[0], values, activation, classes)}`, values,
+  lines(parts.lengths, `${what} of the ${model().labeled ? "classes" : "capsules"} over ${kind}; ${tell(order[0], values, activation, classes)}`, values,
     order.map((k) => ({ name: classes[k], values: activation.map((row) => row[k]) })), { low: 0, high: 1, here: mark });
   parts.poseTitle.hidden = parts.poses.hidden = !pose;
   if (!pose) return;

@@ -16,9 +16,15 @@ from torchcaps.types import Routed
 
 
 def dynamic_routing(
-    votes: AnyVotes, iterations: int = 3, *, bias: Bias = None, leaky: bool = False, detach: bool = False,
-    over: Over = "parents", prior: Float[Tensor, "children parents"] | None = None,
-) -> Routed:  # fmt: skip
+    votes: AnyVotes,
+    iterations: int = 3,
+    *,
+    bias: Bias = None,
+    leaky: bool = False,
+    detach: bool = False,
+    over: Over = "parents",
+    prior: Float[Tensor, "children parents"] | None = None,
+) -> Routed:
     """Couple each child to the parents that its votes agree with.
 
         b_ij = 0;  repeat:  c_i = softmax(b_i) over parents;  s_j = sum_i c_ij u_ij (+ bias_j);  v_j = squash(s_j);

@@ -23,10 +23,14 @@ VAR_MIN = 5e-4  # added to variances: a parent with a single child has none
 
 
 def em_routing(
-    votes: AnyVotes, activation: Float[Tensor, "*batch children"] | None, beta_u: Beta, beta_a: Beta,
-    iterations: int = 3, inverse_temperature: float | Sequence[float] = 0.01,
-) -> Routed:  # fmt: skip
-    """Fit one Gaussian per parent to the votes by expectation maximisation.
+    votes: AnyVotes,
+    activation: Float[Tensor, "*batch children"] | None,
+    beta_u: Beta,
+    beta_a: Beta,
+    iterations: int = 3,
+    inverse_temperature: float | Sequence[float] = 0.01,
+) -> Routed:
+    """Fit one Gaussian per parent to the votes by expectation maximization.
 
         R_ij uniform;  repeat:  M-step;  E-step, except after the last M-step
         M:  r_ij = R_ij a_i;  S_j = sum_i r_ij;  mu_jh = sum_i r_ij V_ijh / S_j;  var_jh likewise, + 5e-4;
@@ -77,11 +81,15 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
         found = len(inverse_temperature)
-        raise ValueError(f"inverse_temperature: expected a number or {iterations} of them, got {found}")
+        raise ValueError(
+            f"inverse_temperature: expected a number or {iterations} of them, got {found}"
+        )
     return list(inverse_temperature)
 
 
-def _m_step(V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, inverse: float) -> tuple[Tensor, Tensor, Tensor]:
+def _m_step(
+    V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, inverse: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j `[..., j]`."""
     S = r.sum(dim=-2)
     w = r / (S + EPSILON).unsqueeze(-2)

@@ -7,7 +7,7 @@ of dynamic routing. Letters: i children, j parents, d pose dimensions.
 from torch import Tensor
 
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.chance import random_logits
+from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import AnyVotes, Bias, Votes, as_votes
 from torchcaps.types import Routed
@@ -18,14 +18,18 @@ def uniform_routing(votes: AnyVotes, *, bias: Bias = None) -> Routed:
     return _summed(as_votes(votes, bias=bias), None)
 
 
-def random_routing(votes: AnyVotes, seed: int = 0, *, scale: float = 1.0, bias: Bias = None) -> Routed:
+def random_routing(
+    votes: AnyVotes, seed: int = 0, *, scale: float = 1.0, bias: Bias = None
+) -> Routed:
     """`v_j = squash(sum_i c_ij u_ij + bias_j)` with fixed random couplings c, the same for every sample and position.
 
     Couplings sum to one over the parents that compete; for `seed` and `scale` see `random_logits`.
     """
     votes = as_votes(votes, bias=bias)
     device = votes.children.activation.device
-    return _summed(votes, random_logits(votes.count, votes.parents, seed, scale=scale, device=device))
+    return _summed(
+        votes, random_logits(votes.count, votes.parents, seed, scale=scale, device=device)
+    )
 
 
 def _summed(votes: Votes, logits: Tensor | None) -> Routed:

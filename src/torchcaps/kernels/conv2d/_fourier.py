@@ -64,9 +64,14 @@ class Plan(NamedTuple):
     def cost(self, batch: int, channels: int, outputs: int) -> float:
         """Multiply-adds of the three transforms and the products, weighted."""
         rows, phases = batch * math.prod(self.tiles), len(list(self.phases()))
-        into = math.prod(self.window) * rows * channels * phases + math.prod(self.taps) * outputs * channels * phases
+        into = (
+            math.prod(self.window) * rows * channels * phases
+            + math.prod(self.taps) * outputs * channels * phases
+        )
         out_of = math.prod(self.tile) * rows * outputs
-        return points(self.window) * (rows * outputs * channels * phases + TRANSFORM_COST * (into + out_of))
+        return points(self.window) * (
+            rows * outputs * channels * phases + TRANSFORM_COST * (into + out_of)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -75,7 +80,9 @@ def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair
     outputs, channels, *kernel = weight
     out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
     direct = batch * math.prod(out) * math.prod(kernel) * outputs * channels
-    costs = {p: p.cost(batch, channels, outputs) for p in _plans((kernel[0], kernel[1]), stride, out)}
+    costs = {
+        p: p.cost(batch, channels, outputs) for p in _plans((kernel[0], kernel[1]), stride, out)
+    }
     best = min(costs, key=costs.__getitem__, default=None)
     return best if best is not None and ADVANTAGE * costs[best] < direct else None
 
@@ -114,11 +121,20 @@ def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matric
         if mirrored < frequency:
             continue  # the conjugate of one that was there before
         x, w, y = (_angles(frequency, window, sizes) for sizes in (window, taps, tile))
-        a, b, c, d = x.cos(), -x.sin(), w.cos(), w.sin()  # the taps' transform is conjugated: a correlation
+        a, b, c, d = (
+            x.cos(),
+            -x.sin(),
+            w.cos(),
+            w.sin(),
+        )  # the taps' transform is conjugated: a correlation
         alone = mirrored == frequency
         into += [a] if alone else [a + b, a, b]
         of += [c] if alone else [c, d - c, c + d]
-        back += [scale * y.cos()] if alone else [2 * scale * z for z in (y.cos() - y.sin(), -y.sin(), -y.cos())]
+        back += (
+            [scale * y.cos()]
+            if alone
+            else [2 * scale * z for z in (y.cos() - y.sin(), -y.sin(), -y.cos())]
+        )
     found = torch.stack(into), torch.stack(of).unflatten(1, taps), torch.stack(back, dim=1)
     return Matrices(*(x.to(dtype) for x in found))
 
@@ -126,7 +142,8 @@ def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matric
 def _angles(frequency: Pair, window: Pair, sizes: Pair) -> Tensor:
     """2 pi <frequency, position> at all positions of a grid, flat; exact multiples of the window are taken off."""
     rows, columns = (
-        torch.arange(n, dtype=torch.float64) * f % w / w for f, w, n in zip(frequency, window, sizes, strict=True)
+        torch.arange(n, dtype=torch.float64) * f % w / w
+        for f, w, n in zip(frequency, window, sizes, strict=True)
     )
     return (2.0 * math.pi * (rows[:, None] + columns[None, :])).flatten()
 

@@ -51,7 +51,9 @@ def supports(x: Tensor, weight: Tensor) -> Support:
     if min(kernel) < LEAST_KERNEL or min(outputs, channels) < LEAST_CHANNELS:
         least = f"{LEAST_KERNEL}x{LEAST_KERNEL} pixels and {LEAST_CHANNELS} channels"
         return Support(True, f"kernels below {least} cost less directly", worth_it=False)
-    return Support(True, "frequency domain: a fraction of the products, in blocks that stay in the cache")
+    return Support(
+        True, "frequency domain: a fraction of the products, in blocks that stay in the cache"
+    )
 
 
 @fast_path("conv2d", "cpu", supports, rank=10)
@@ -71,7 +73,9 @@ def _forward(given: Problem) -> tuple[Tensor, ...]:
     return (y if bias is None else y.add_(bias.view(-1, 1, 1)),)
 
 
-def _backward(given: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]) -> Grads:
+def _backward(
+    given: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+) -> Grads:
     (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
     if chosen is None:
         both, none, one = [wanted[0], wanted[1], False], [0, 0], [1, 1]
@@ -89,7 +93,9 @@ def _shapes(given: Problem) -> tuple[Tensor, ...]:
     return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
 
 
-_conv2d = operator("conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last))
+_conv2d = operator(
+    "conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last)
+)
 
 
 def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
@@ -100,20 +106,28 @@ def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
         work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
         total = x.new_zeros(work.points, work.rows, len(weight))
         for block in work.blocks():
-            total.baddbmm_(work.windows_at_points(block), work.taps_at_points(block).transpose(1, 2))
+            total.baddbmm_(
+                work.windows_at_points(block), work.taps_at_points(block).transpose(1, 2)
+            )
         y[samples] = work.outcome(total)
     return y.permute(0, 3, 1, 2)
 
 
-def at_points_backward(grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wanted: tuple[bool, bool]) -> Grads:
+def at_points_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wanted: tuple[bool, bool]
+) -> Grads:
     """Gradients by this plan of the map `[b, c, h, w]` and of the weight `[o, c, h, w]`, where wanted."""
     batch, _, *size = x.shape
     taps, parts = weight.permute(0, 2, 3, 1), _samples(batch, chosen)
     # What is written once and whole need not be zero before: clearing fresh pages costs as much as a product.
     read = all(n <= most for n, most in zip(size, chosen.needed, strict=True))
-    once = read and len(list(chosen.phases())) == math.prod(chosen.stride) and chosen.tiles == (1, 1)
+    once = (
+        read and len(list(chosen.phases())) == math.prod(chosen.stride) and chosen.tiles == (1, 1)
+    )
     found = [
-        (torch.empty_like if whole else torch.zeros_like)(tensor, memory_format=torch.channels_last) if want else None
+        (torch.empty_like if whole else torch.zeros_like)(tensor, memory_format=torch.channels_last)
+        if want
+        else None
         for tensor, whole, want in zip((x, weight), (once, len(parts) == 1), wanted, strict=True)
     ]
     grad_x, grad_taps = (None if grad is None else grad.permute(0, 2, 3, 1) for grad in found)
@@ -128,7 +142,9 @@ def at_points_backward(grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wa
     return found
 
 
-_Block = tuple[slice, slice, slice]  # of a map, or of taps: a phase of the stride, and some of the channels
+_Block = tuple[
+    slice, slice, slice
+]  # of a map, or of taps: a phase of the stride, and some of the channels
 
 
 class _Work:
@@ -146,16 +162,22 @@ class _Work:
         per_channel = self.points * max(self.rows, len(self.taps)) * self.pixels.element_size()
         parts = -(-channels // max(16, BLOCK_BYTES // per_channel))
         for phase in self.plan.phases():
-            rows, columns = (slice(at, None, step) for at, step in zip(phase, self.plan.stride, strict=True))
+            rows, columns = (
+                slice(at, None, step) for at, step in zip(phase, self.plan.stride, strict=True)
+            )
             for part in range(parts):
                 yield rows, columns, slice(channels * part // parts, channels * (part + 1) // parts)
 
     def windows_at_points(self, block: _Block) -> Tensor:
         """`[r, n, c]`"""
         (high, wide), (rows, columns) = self.plan.window, self.plan.tile
-        windows = self.pixels[:, *block].unfold(1, high, rows).unfold(2, wide, columns)  # [b, tiles, tiles, c, h, w]
+        windows = (
+            self.pixels[:, *block].unfold(1, high, rows).unfold(2, wide, columns)
+        )  # [b, tiles, tiles, c, h, w]
         flat = self._copy("windows", windows.permute(4, 5, 0, 1, 2, 3)).view(high * wide, -1)
-        return self._product("windows at points", self.constants.to_points, flat).view(self.points, self.rows, -1)
+        return self._product("windows at points", self.constants.to_points, flat).view(
+            self.points, self.rows, -1
+        )
 
     def taps_at_points(self, block: _Block) -> Tensor:
         """`[r, o, c]`"""
@@ -168,34 +190,48 @@ class _Work:
         """Gradient of the outcome `[b, h, w, o]` -> `[r, n, o]`."""
         (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
         grad = _fitted(grad, (rows * high, columns * wide))
-        tiles = grad.unflatten(2, (columns, wide)).unflatten(1, (rows, high)).permute(2, 4, 0, 1, 3, 5)
-        return (self.constants.back.t() @ tiles.reshape(high * wide, -1)).view(self.points, self.rows, -1)
+        tiles = (
+            grad.unflatten(2, (columns, wide)).unflatten(1, (rows, high)).permute(2, 4, 0, 1, 3, 5)
+        )
+        return (self.constants.back.t() @ tiles.reshape(high * wide, -1)).view(
+            self.points, self.rows, -1
+        )
 
     def outcome(self, total: Tensor) -> Tensor:
         """`[r, n, o]` -> `[b, h, w, o]`."""
         (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
-        tiles = (self.constants.back @ total.view(self.points, -1)).view(high, wide, -1, rows, columns, total.shape[2])
-        whole = tiles.permute(2, 3, 0, 4, 1, 5).reshape(-1, rows * high, columns * wide, total.shape[2])
+        tiles = (self.constants.back @ total.view(self.points, -1)).view(
+            high, wide, -1, rows, columns, total.shape[2]
+        )
+        whole = tiles.permute(2, 3, 0, 4, 1, 5).reshape(
+            -1, rows * high, columns * wide, total.shape[2]
+        )
         return whole[:, : self.plan.out[0], : self.plan.out[1]]
 
     def add_to_map(self, block: _Block, against: Tensor, grad: Tensor, once: bool) -> None:
         """Add (once: write) what a block's windows get from the gradient at the points to the map's `[b, h, w, c]`."""
         (high, wide), (rows, columns) = self.plan.window, self.plan.tiles
         at_points = self._product("windows at points", against, self.taps_at_points(block))
-        found = self._product("windows", self.constants.to_points.t(), at_points.view(self.points, -1))
+        found = self._product(
+            "windows", self.constants.to_points.t(), at_points.view(self.points, -1)
+        )
         found = found.view(high, wide, len(grad), rows, columns, -1)
         place = grad[:, *block]
         for row in range(rows):
             for column in range(columns):
                 top, left = row * self.plan.tile[0], column * self.plan.tile[1]
                 there = place[:, top : top + high, left : left + wide]
-                values = found[: there.shape[1], : there.shape[2], :, row, column].permute(2, 0, 1, 3)
+                values = found[: there.shape[1], : there.shape[2], :, row, column].permute(
+                    2, 0, 1, 3
+                )
                 (there.copy_ if once else there.add_)(values)
 
     def add_to_taps(self, block: _Block, against: Tensor, grad: Tensor, once: bool) -> None:
         """Add (once: write) what a block's taps get from the gradient at the points to that of all `[o, h, w, c]`."""
         place = grad[:, *block]
-        at_points = self._product("taps at points", against.transpose(1, 2), self.windows_at_points(block))
+        at_points = self._product(
+            "taps at points", against.transpose(1, 2), self.windows_at_points(block)
+        )
         found = self._product("taps", self._tap_matrix(place).t(), at_points.view(self.points, -1))
         values = found.view(place.shape[1], place.shape[2], len(place), -1).permute(2, 0, 1, 3)
         (place.copy_ if once else place.add_)(values)

@@ -35,7 +35,9 @@ def uniform_pass(first, last, sizes, pose, weight, sums):
             part[:] = 0
             for i in range(chunk, min(chunk + CHUNK, children)):
                 child = (g * children + i) * in_dim * LANES
-                _vectors.add_votes(weight, i * rows * in_dim, pose, child, in_dim // BLOCK, rows, part, 0)
+                _vectors.add_votes(
+                    weight, i * rows * in_dim, pose, child, in_dim // BLOCK, rows, part, 0
+                )
             sums[g * per_group : (g + 1) * per_group] += part
 
 
@@ -44,19 +46,35 @@ def routed_pass(first, last, sizes, leaky, pose, weight, reached, sums, coupling
     """sums = sum_i c_ij u_ij with c = softmax <u, reached>; the coupling is kept where that array is not empty."""
     children, parents, dim, in_dim = sizes
     per_group, row, matrix = parents * dim * LANES, dim * LANES, dim * in_dim
-    votes, c = vectors.scratch(per_group, weight.dtype), vectors.scratch((parents + leaky) * LANES, weight.dtype)
+    votes, c = (
+        vectors.scratch(per_group, weight.dtype),
+        vectors.scratch((parents + leaky) * LANES, weight.dtype),
+    )
     part = vectors.scratch(per_group, weight.dtype)
     sums[first * per_group : last * per_group] = 0
     for chunk in range(0, children, CHUNK):
         for g in range(first, last):
             part[:] = 0
             for i in range(chunk, min(chunk + CHUNK, children)):
-                child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
+                child, pairs = (
+                    (g * children + i) * in_dim * LANES,
+                    (g * children + i) * parents * LANES,
+                )
                 for j in range(parents):
                     _vectors.vote(
-                        weight, (i * parents + j) * matrix, pose, child, in_dim // BLOCK, dim, votes, j * row,
-                        reached, g * per_group + j * row, c, j * LANES,
-                    )  # fmt: skip
+                        weight,
+                        (i * parents + j) * matrix,
+                        pose,
+                        child,
+                        in_dim // BLOCK,
+                        dim,
+                        votes,
+                        j * row,
+                        reached,
+                        g * per_group + j * row,
+                        c,
+                        j * LANES,
+                    )
                 _couple(parents, leaky, c)
                 for j in range(parents):
                     vectors.accumulate(c, j * LANES, votes, j * row, dim, part, j * row)
@@ -72,35 +90,66 @@ def backward_pass(first, last, sizes, leaky, pose, weight, against, grad_c, fact
     against: grad_s, then reached.
     """
     children, parents, dim, in_dim = sizes
-    per_group, row, matrix, logits = parents * dim * LANES, dim * LANES, dim * in_dim, factors.size // 2
+    per_group, row, matrix, logits = (
+        parents * dim * LANES,
+        dim * LANES,
+        dim * in_dim,
+        factors.size // 2,
+    )
     reached = against.size // 2
-    votes, c = vectors.scratch(per_group, weight.dtype), vectors.scratch((parents + leaky) * LANES, weight.dtype)
+    votes, c = (
+        vectors.scratch(per_group, weight.dtype),
+        vectors.scratch((parents + leaky) * LANES, weight.dtype),
+    )
     part = vectors.scratch(per_group, weight.dtype)
     grad_reached[first * per_group : last * per_group] = 0
     for chunk in range(0, children, CHUNK):
         for g in range(first, last):
             part[:] = 0
             for i in range(chunk, min(chunk + CHUNK, children)):
-                child, pairs = (g * children + i) * in_dim * LANES, (g * children + i) * parents * LANES
+                child, pairs = (
+                    (g * children + i) * in_dim * LANES,
+                    (g * children + i) * parents * LANES,
+                )
                 grads = logits + pairs
                 for j in range(parents):
                     at = g * per_group + j * row
                     _vectors.vote_twice(
-                        weight, (i * parents + j) * matrix, pose, child, in_dim // BLOCK, dim, votes, j * row,
-                        against, reached + at, c, j * LANES, against, at, factors, grads + j * LANES,
-                    )  # fmt: skip
+                        weight,
+                        (i * parents + j) * matrix,
+                        pose,
+                        child,
+                        in_dim // BLOCK,
+                        dim,
+                        votes,
+                        j * row,
+                        against,
+                        reached + at,
+                        c,
+                        j * LANES,
+                        against,
+                        at,
+                        factors,
+                        grads + j * LANES,
+                    )
                 _couple(parents, leaky, c)
                 factors[pairs : pairs + parents * LANES] = c[: parents * LANES]
                 if grad_c.size:
-                    factors[grads : grads + parents * LANES] += grad_c[pairs : pairs + parents * LANES]
+                    factors[grads : grads + parents * LANES] += grad_c[
+                        pairs : pairs + parents * LANES
+                    ]
                 vectors.softmax_gradient(c, 0, factors, grads, parents)
                 for j in range(parents):
-                    vectors.accumulate(factors, grads + j * LANES, votes, j * row, dim, part, j * row)
+                    vectors.accumulate(
+                        factors, grads + j * LANES, votes, j * row, dim, part, j * row
+                    )
             grad_reached[g * per_group : (g + 1) * per_group] += part
 
 
 @compiled
-def gradient_pass(first, last, sizes, groups, pose, weight, factors, against, grad_pose, grad_weight):
+def gradient_pass(
+    first, last, sizes, groups, pose, weight, factors, against, grad_pose, grad_weight
+):
     """From dL/du_ij = against_0 + sum_n factors_n against_n to gradients of poses and, added to what is there, weights.
 
     For the children from `first` to before `last`. factors `[n, g, i, j, lane]`, n from 1, and against
@@ -127,18 +176,50 @@ def _spread(g, i, block, sizes, groups, factors, against, weight, u, grad_pose):
     """dL/du of one child and group, and from it the gradient of a block of its pose."""
     children, parents, dim, in_dim = sizes
     pairs, step, rows = groups * children * parents, groups * parents * dim, _vectors.ROWS
-    steps, terms, whole = (in_dim, pairs, step, groups), against.size // (step * LANES) - 1, dim // rows
+    steps, terms, whole = (
+        (in_dim, pairs, step, groups),
+        against.size // (step * LANES) - 1,
+        dim // rows,
+    )
     grad = ((g * children + i) * in_dim + block) * LANES
     for j in range(parents):
         factor, row = ((g * children + i) * parents + j) * LANES, j * dim
-        matrix, at, to = (i * parents + j) * dim * in_dim + block, (g * parents * dim + row) * LANES, row * groups + g
+        matrix, at, to = (
+            (i * parents + j) * dim * in_dim + block,
+            (g * parents * dim + row) * LANES,
+            row * groups + g,
+        )
         _vectors.spread_rows(
-            whole, steps, terms, weight, matrix, factors, factor, against, at, u, to * LANES, grad_pose, grad
+            whole,
+            steps,
+            terms,
+            weight,
+            matrix,
+            factors,
+            factor,
+            against,
+            at,
+            u,
+            to * LANES,
+            grad_pose,
+            grad,
         )
         done = whole * rows
         matrix, at, to = matrix + done * in_dim, at + done * LANES, to + done * groups
         _vectors.spread_row(
-            dim - done, steps, terms, weight, matrix, factors, factor, against, at, u, to * LANES, grad_pose, grad
+            dim - done,
+            steps,
+            terms,
+            weight,
+            matrix,
+            factors,
+            factor,
+            against,
+            at,
+            u,
+            to * LANES,
+            grad_pose,
+            grad,
         )
 
 
@@ -150,7 +231,17 @@ def _add_weights(u, groups, rows, poses, in_dim, out, to):
         for k in range(0, in_dim, side):
             here, there = min(side, rows - r), min(side, in_dim - k)
             vectors.multiply_tile(
-                u, r * groups * LANES, groups, here, poses, k * groups * LANES, groups, there, groups, tile, 0
+                u,
+                r * groups * LANES,
+                groups,
+                here,
+                poses,
+                k * groups * LANES,
+                groups,
+                there,
+                groups,
+                tile,
+                0,
             )
             for m in range(here):
                 for n in range(there):

@@ -37,7 +37,9 @@ def _dot(a, b, MODE: tl.constexpr):
 
 
 @triton.jit
-def _pose_at(rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+def _pose_at(
+    rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """Of poses from child `first` on, `[BLOCK_B, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
     n = tl.arange(0, BLOCK_I * BLOCK_K)
     i, k = first + n // BLOCK_K, n % BLOCK_K
@@ -47,9 +49,16 @@ def _pose_at(rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.con
 
 @triton.jit
 def _weight_at(
-    j, first, children, parents, DIM: tl.constexpr, IN_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    j,
+    first,
+    children,
+    parents,
+    DIM: tl.constexpr,
+    IN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Of the weights of parent j, `[BLOCK_D, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
     n, d = tl.arange(0, BLOCK_I * BLOCK_K), tl.arange(0, BLOCK_D)
     i, k = (first + n // BLOCK_K).to(tl.int64), n % BLOCK_K
@@ -61,7 +70,9 @@ def _weight_at(
 def _parent_at(j, rows, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Of parent j in `[b, j, d]`, `[BLOCK_B, BLOCK_D]`: where it is, and what of it exists."""
     d = tl.arange(0, BLOCK_D)
-    return (rows[:, None] * parents + j) * DIM + d[None, :], (rows < batch)[:, None] & (d < DIM)[None, :]
+    return (rows[:, None] * parents + j) * DIM + d[None, :], (rows < batch)[:, None] & (d < DIM)[
+        None, :
+    ]
 
 
 @triton.jit
@@ -86,7 +97,9 @@ def _scaled(x, by, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.con
 
 
 @triton.jit
-def _agreement(p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+def _agreement(
+    p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """<vote, x> `[BLOCK_B, BLOCK_I]` for a parent's weights w and vector x."""
     return tl.sum(tl.reshape(_dot(x, w, MODE) * p, (BLOCK_B, BLOCK_I, BLOCK_K)), axis=2)
 
@@ -107,10 +120,27 @@ def _couplings(agreed, stats, j, place, batch, children, parents, GRADIENT_TOO: 
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def agreements(
-    pose, weight, reached, grad_s, grad_coupling, agreed, stats, batch, children, parents,
-    DIM: tl.constexpr, IN_DIM: tl.constexpr, LEAKY: tl.constexpr, BACKWARD: tl.constexpr, OUTER: tl.constexpr,
-    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    pose,
+    weight,
+    reached,
+    grad_s,
+    grad_coupling,
+    agreed,
+    stats,
+    batch,
+    children,
+    parents,
+    DIM: tl.constexpr,
+    IN_DIM: tl.constexpr,
+    LEAKY: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    OUTER: tl.constexpr,
+    MODE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Logits, and what makes couplings of them: an online softmax over parents; if leaky, over one more logit, of zero.
 
     agreed `[2, j, b, i]`: logits <u, reached>; if BACKWARD, dL/dcoupling = <u, grad_s>, if OUTER + grad_coupling.
@@ -125,7 +155,9 @@ def agreements(
     total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
     inner = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
     for j in range(parents):
-        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
+        w = _load(
+            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        )
         x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
         logit = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
         tl.store(agreed + j * size + at, logit, inside)
@@ -147,10 +179,24 @@ def agreements(
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def sums(
-    pose, weight, agreed, stats, partial, batch, children, parents, per_split,
-    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
-    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    pose,
+    weight,
+    agreed,
+    stats,
+    partial,
+    batch,
+    children,
+    parents,
+    per_split,
+    DIM: tl.constexpr,
+    IN_DIM: tl.constexpr,
+    FACTOR: tl.constexpr,
+    MODE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """partial `[split, b, j, d]` = sum over the split's children of f u: f 1, the coupling or its logit's gradient."""
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
     j = tl.program_id(2)
@@ -162,7 +208,9 @@ def sums(
             pairs = _pair_at(rows, batch, first, children, BLOCK_I)
             _, f = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
             p = _scaled(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
-        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
+        w = _load(
+            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        )
         total += _dot(p, tl.trans(w), MODE)
     at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
     tl.store(partial + tl.program_id(0).to(tl.int64) * batch * parents * DIM + at, total, inside)
@@ -170,10 +218,25 @@ def sums(
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def weight_gradient(
-    pose, reached, grad_s, agreed, stats, grad_weight, batch, children, parents, uniform,
-    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
-    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    pose,
+    reached,
+    grad_s,
+    agreed,
+    stats,
+    grad_weight,
+    batch,
+    children,
+    parents,
+    uniform,
+    DIM: tl.constexpr,
+    IN_DIM: tl.constexpr,
+    FACTOR: tl.constexpr,
+    MODE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Add to dL/dW, over all samples, dL/du p': of a pass, dL/du = c grad_s and, if GRADIENT, + dL/dlogit reached."""
     first, j = tl.program_id(0) * BLOCK_I, tl.program_id(1)
     total = tl.zeros((BLOCK_D, BLOCK_I * BLOCK_K), tl.float32)
@@ -196,10 +259,25 @@ def weight_gradient(
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def pose_gradient(
-    weight, reached, grad_s, agreed, stats, grad_pose, batch, children, parents, uniform,
-    DIM: tl.constexpr, IN_DIM: tl.constexpr, FACTOR: tl.constexpr,
-    MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    weight,
+    reached,
+    grad_s,
+    agreed,
+    stats,
+    grad_pose,
+    batch,
+    children,
+    parents,
+    uniform,
+    DIM: tl.constexpr,
+    IN_DIM: tl.constexpr,
+    FACTOR: tl.constexpr,
+    MODE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Add to dL/dp, over all parents, W' dL/du, dL/du as in `weight_gradient`."""
     first = tl.program_id(0) * BLOCK_I
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
@@ -207,7 +285,9 @@ def pose_gradient(
     to, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
     total = tl.zeros((BLOCK_B, BLOCK_I * BLOCK_K), tl.float32)
     for j in range(parents):
-        w = _load(weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K))
+        w = _load(
+            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+        )
         x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
         if FACTOR == UNIFORM:
             total += _dot(x, w, MODE) * uniform

@@ -29,9 +29,14 @@ def _make_votes(code: Code, w: Vectors, x: Vectors, blocks: Value, n: Value, tak
 
 
 def _vote(
-    code: Code, w: Vectors, x: Vectors, blocks: Value, n: Value, votes: Vectors,
+    code: Code,
+    w: Vectors,
+    x: Vectors,
+    blocks: Value,
+    n: Value,
+    votes: Vectors,
     *dots: tuple[Vectors, Vectors],
-) -> None:  # fmt: skip
+) -> None:
     """votes[r] = sum_k w(r, k) x[k]; out = sum_r votes[r] against[r] for each of `dots`, (against, out)."""
     totals = [code.variable(0.0) for _ in dots]
 
@@ -47,17 +52,32 @@ def _vote(
 
 @operation
 def vote(
-    code: Code, w: Vectors, x: Vectors, blocks: Value, n: Value, votes: Vectors, against: Vectors, out: Vectors
-) -> None:  # fmt: skip
+    code: Code,
+    w: Vectors,
+    x: Vectors,
+    blocks: Value,
+    n: Value,
+    votes: Vectors,
+    against: Vectors,
+    out: Vectors,
+) -> None:
     """votes[r] = sum_k w(r, k) x[k], r < n; out = sum_r votes[r] against[r]."""
     _vote(code, w, x, blocks, n, votes, (against, out))
 
 
 @operation
 def vote_twice(
-    code: Code, w: Vectors, x: Vectors, blocks: Value, n: Value, votes: Vectors, against: Vectors, out: Vectors,
-    other: Vectors, second: Vectors,
-) -> None:  # fmt: skip
+    code: Code,
+    w: Vectors,
+    x: Vectors,
+    blocks: Value,
+    n: Value,
+    votes: Vectors,
+    against: Vectors,
+    out: Vectors,
+    other: Vectors,
+    second: Vectors,
+) -> None:
     """`vote`, and second = sum_r votes[r] other[r]."""
     _vote(code, w, x, blocks, n, votes, (against, out), (other, second))
 
@@ -74,9 +94,16 @@ def add_votes(code: Code, w: Vectors, x: Vectors, blocks: Value, n: Value, out: 
 
 def _spread(rows: int) -> Any:
     def spread(
-        code: Code, n: Value, steps: list[Value], terms: Value, w: Vectors, factor: Vectors, against: Vectors,
-        out: Vectors, grad: Vectors,
-    ) -> None:  # fmt: skip
+        code: Code,
+        n: Value,
+        steps: list[Value],
+        terms: Value,
+        w: Vectors,
+        factor: Vectors,
+        against: Vectors,
+        out: Vectors,
+        grad: Vectors,
+    ) -> None:
         row, f_step, a_step, out_step = steps
         sums = [code.variable(grad[k]) for k in range(BLOCK)]
         with code.loop(n) as some:

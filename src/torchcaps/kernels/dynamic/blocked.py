@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import STEADY, limit
-from torchcaps.functional.fields import Everything, Field, Windows
+from torchcaps.functional.fields import ConvField, DenseField, Field
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, route
@@ -35,14 +35,20 @@ def supports(votes: Votes) -> Support:
 def _by_reference(votes: Votes) -> bool:
     """Whether these votes are no products of vectors and matrices alone, or compete in a way of their own."""
     alone = votes.field.local or padded_windows(votes.field)
-    return isinstance(votes, ProductVotes) and (votes.rows > 1 or votes.shift is not None or not alone)
+    return isinstance(votes, ProductVotes) and (
+        votes.rows > 1 or votes.shift is not None or not alone
+    )
 
 
 @fast_path("dynamic_routing", "blocked", supports, rank=20)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of any votes."""
     if _by_reference(votes):
-        return Routed(*by_samples(lambda part: dynamic_routing(part, iterations, leaky=leaky, detach=detach), votes))
+        return Routed(
+            *by_samples(
+                lambda part: dynamic_routing(part, iterations, leaky=leaky, detach=detach), votes
+            )
+        )
     return route(_routed, votes, iterations, leaky, detach)
 
 
@@ -54,7 +60,12 @@ class _Blocks(Work):
     """
 
     def __init__(self, x: Problem, backward: bool) -> None:
-        self.leaky, self.detach, self.terms, self.weight = x.leaky, x.detach, x.terms * backward, None
+        self.leaky, self.detach, self.terms, self.weight = (
+            x.leaky,
+            x.detach,
+            x.terms * backward,
+            None,
+        )
         if x.weight is None:
             self.pose, self.units = roomy(x.pose, limit(x.pose.dtype, STEADY))
             sizes, like = x.pose.shape[1:], x.pose
@@ -64,10 +75,10 @@ class _Blocks(Work):
             self.weight = weight.contiguous().flatten(1, 2)  # [i, j d, k]
             self.grad_weight = torch.zeros_like(self.weight) if backward else None
         self.i, self.j, self.d = sizes[:3]
-        self.field: Field = Everything()
+        self.field: Field = DenseField()
         if x.windows:
             height, width, kernel, stride = x.windows
-            self.field = Windows(height, width, kernel, stride, convention=x.convention)
+            self.field = ConvField(height, width, kernel, stride, convention=x.convention)
         self.positions, each = math.prod(self.field.positions), self.i * self.j * self.d
         samples = block_bytes(like) // max(1, self.positions * each * like.element_size())
         self.size = self.positions * max(1, min(samples, len(self.pose) // max(1, self.positions)))
@@ -81,9 +92,14 @@ class _Blocks(Work):
             self.votes = self._votes[: n * self.i * self.j * self.d].view(n, self.j, self.i, self.d)
             if self.weight is not None:
                 weight = self.weight.transpose(1, 2)
-                by_child = torch.bmm(self.here.transpose(0, 1), weight, out=self._columns()).transpose(0, 1)
+                by_child = torch.bmm(
+                    self.here.transpose(0, 1), weight, out=self._columns()
+                ).transpose(0, 1)
             self.votes.copy_(by_child.reshape(n, self.i, self.j, self.d).transpose(1, 2))
-            self.factors, self.against = self._votes.new_empty(self.terms, n, self.j, self.i), list[Tensor]()
+            self.factors, self.against = (
+                self._votes.new_empty(self.terms, n, self.j, self.i),
+                list[Tensor](),
+            )
             yield block
 
     def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
@@ -93,7 +109,9 @@ class _Blocks(Work):
     def coupling(self) -> Tensor:
         return self.c.transpose(1, 2)
 
-    def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
+    def back(
+        self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
+    ) -> Tensor | None:
         c = self._couplings(reached)
         self._add(c, grad_s)
         if reached is None or self.detach:
@@ -101,7 +119,9 @@ class _Blocks(Work):
         grad = self._agreement(grad_s)
         if grad_coupling is not None:
             grad += grad_coupling.transpose(1, 2)
-        links = self._links(grad.mul_(c))  # from the gradient of a softmax, in its place, to that of its logits
+        links = self._links(
+            grad.mul_(c)
+        )  # from the gradient of a softmax, in its place, to that of its logits
         links.addcmul_(self._links(c), self.field.among(links, Tensor.sum), value=-1)
         self._add(grad, reached)
         return self._weighted(grad)

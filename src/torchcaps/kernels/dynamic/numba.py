@@ -31,13 +31,19 @@ WORTH = 1 << 16
 
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
-    reason = NO_NUMBA if not HAS_NUMBA else other_votes(votes) or unfit(votes, FULL, torch.device("cpu"))
+    reason = (
+        NO_NUMBA if not HAS_NUMBA else other_votes(votes) or unfit(votes, FULL, torch.device("cpu"))
+    )
     if reason is not None or not isinstance(votes, ProductVotes):
         return Support(False, reason or "the votes are given")
     used = votes.weight.numel() * math.prod(votes.field.positions)
     if used < WORTH:
-        return Support(True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False)
-    return Support(True, "compiled loops: votes are recomputed in a core's own cache and never stored")
+        return Support(
+            True, f"fewer than {WORTH} weights do not pay for compiling loops", worth_it=False
+        )
+    return Support(
+        True, "compiled loops: votes are recomputed in a core's own cache and never stored"
+    )
 
 
 @fast_path("dynamic_routing", "numba", supports, rank=10)
@@ -58,20 +64,27 @@ class _Loops(Work):
         weight: Any = x.weight
         pose, weight, self.units = roomy_factors(x.pose, weight)
         self.dim, more = weight.shape[-1], -weight.shape[-1] % BLOCK
-        self.all, self.weight = (F.pad(of, (0, more)) if more else of.contiguous() for of in (pose, weight))
+        self.all, self.weight = (
+            F.pad(of, (0, more)) if more else of.contiguous() for of in (pose, weight)
+        )
         self.leaky, self.detach = x.leaky, x.detach
         self.uniform = 1.0 / (weight.shape[1] + x.leaky)
         if backward:
             self.whole_grad = torch.zeros_like(self.weight)
             self.grad_weight = self.whole_grad[..., : self.dim]
         self.later = (int(x.iterations > 1) if x.detach else x.terms - 1) * backward
-        per_group = max(1, 2 * (x.iterations - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size())
+        per_group = max(
+            1, 2 * (x.iterations - 1) * math.prod(weight.shape[:2]) * LANES * weight.element_size()
+        )
         groups = max(torch.get_num_threads(), FACTORS_BYTES // per_group)
         self.size = LANES * groups if backward else max(1, len(pose))
 
     def blocks(self) -> Iterator[slice]:
         for block in (slice(at, at + self.size) for at in range(0, len(self.all), self.size)):
-            self.pose, self.batch = by_lane(self.all[block], self.weight.dtype), len(self.all[block])
+            self.pose, self.batch = (
+                by_lane(self.all[block], self.weight.dtype),
+                len(self.all[block]),
+            )
             self.kept, self.used = self.weight.new_empty(0), 0
             if self.grad_weight is not None:
                 self.pairs = math.prod((len(self.pose), *self.weight.shape[:2], LANES))
@@ -93,7 +106,9 @@ class _Loops(Work):
             return by_sample(self.kept, self.batch)
         return self.weight.new_tensor(self.uniform)
 
-    def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
+    def back(
+        self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
+    ) -> Tensor | None:
         if reached is None:
             self.against[0] = by_lane(grad_s * self.uniform)
             return None
@@ -113,9 +128,16 @@ class _Loops(Work):
     def spread(self) -> Tensor:
         grad_pose, groups = torch.empty_like(self.pose), len(self.pose)
         self._run(
-            "gradient_pass", len(self.weight), groups, self.pose, self.weight, self.factors, self.against, grad_pose,
+            "gradient_pass",
+            len(self.weight),
+            groups,
+            self.pose,
+            self.weight,
+            self.factors,
+            self.against,
+            grad_pose,
             self.whole_grad,
-        )  # fmt: skip
+        )
         del self.factors  # before those of the next block are made
         return by_sample(grad_pose, self.batch)[..., : self.dim]
 

@@ -69,7 +69,9 @@ class Work(ABC):
         """The coupling kept, `[b, i, j]`."""
 
     @abstractmethod
-    def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
+    def back(
+        self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
+    ) -> Tensor | None:
         """A pass of the way back, last to first: gradient of `reached` `[b, j, d]`; None with `detach`, or without."""
 
     @abstractmethod
@@ -94,14 +96,26 @@ def implementation(name: str, kind: type[Work]) -> Op:
                 coupling[block] = work.coupling()
         return *squash_with_length(sums[-1]), coupling, sums
 
-    def backward(x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]) -> Grads:
+    def backward(
+        x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
+    ) -> Grads:
         (sums,), (grad_v, grad_length, outer) = kept, grads
-        work, grad_pose, grad_bias = kind(x, True), sums.new_empty(x.pose.shape), sums.new_zeros(sums.shape[2:])
+        work, grad_pose, grad_bias = (
+            kind(x, True),
+            sums.new_empty(x.pose.shape),
+            sums.new_zeros(sums.shape[2:]),
+        )
         for block in work.blocks():
             grad_coupling = outer[block] if x.want_coupling else None
-            grad_bias += _back(work, sums[:, block], grad_v[block], grad_length[block], grad_coupling)
+            grad_bias += _back(
+                work, sums[:, block], grad_v[block], grad_length[block], grad_coupling
+            )
             grad_pose[block] = work.spread()
-        grad_weight = None if x.weight is None or work.grad_weight is None else work.grad_weight.view(x.weight.shape)
+        grad_weight = (
+            None
+            if x.weight is None or work.grad_weight is None
+            else work.grad_weight.view(x.weight.shape)
+        )
         return grad_pose if work.units is None else grad_pose * work.units, grad_weight, grad_bias
 
     return operator(name, Problem, 4, Parts(forward, backward, _shapes, kept=1))
@@ -116,15 +130,22 @@ def _shapes(x: Problem) -> tuple[Tensor, ...]:
     return tuple(like.new_empty(size, dtype=kind) for size in sizes)
 
 
-def _back(work: Work, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None) -> Tensor:
+def _back(
+    work: Work, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
+) -> Tensor:
     """Passes of a block from the last to the first; the gradient of the bias `[j, d]`."""
     last = len(sums) - 1
-    reached, grad_parent = squash(sums).cumsum(dim=0), torch.zeros_like(sums)  # dL/dv_t, filled from later passes
+    reached, grad_parent = (
+        squash(sums).cumsum(dim=0),
+        torch.zeros_like(sums),
+    )  # dL/dv_t, filled from later passes
     grad_parent[last], grad_bias = grad_v, sums.new_zeros(sums.shape[2:])
     for t in range(last, -1, -1):
         grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
         grad_bias += grad_s.sum(dim=0)
-        found = work.back(reached[t - 1] if t else None, grad_s, grad_coupling if t == last else None)
+        found = work.back(
+            reached[t - 1] if t else None, grad_s, grad_coupling if t == last else None
+        )
         if found is None:
             break
         grad_parent[:t] += found
@@ -144,7 +165,14 @@ def other_votes(votes: Votes) -> str | None:
     return watched(votes, equal=True)
 
 
-def route(op: Op, votes: Votes, iterations: int, leaky: bool, detach: bool, cast: torch.dtype | None = None) -> Routed:
+def route(
+    op: Op,
+    votes: Votes,
+    iterations: int,
+    leaky: bool,
+    detach: bool,
+    cast: torch.dtype | None = None,
+) -> Routed:
     """Run the operator on given or linear votes; with poses of the type `cast`."""
     windows, weight = padded_windows(votes.field), None
     sizes: list[int] = []
@@ -153,11 +181,17 @@ def route(op: Op, votes: Votes, iterations: int, leaky: bool, detach: bool, cast
     else:
         pose = votes.dense().flatten(0, -4)
     pose = pose if cast is None else pose.to(cast)
-    bias = None if votes.bias is None else votes.bias.to(full_precision(pose if weight is None else weight).dtype)
+    bias = (
+        None
+        if votes.bias is None
+        else votes.bias.to(full_precision(pose if weight is None else weight).dtype)
+    )
     if windows is not None and not windows.local:
         sizes = [windows.height, windows.width, windows.kernel, windows.stride]
     settings = (iterations if votes.fixed is None else 1, leaky, detach, votes.wanted)
-    v, length, coupling, _ = op(Problem(pose, weight, bias, sizes, votes.field.convention, *settings))
+    v, length, coupling, _ = op(
+        Problem(pose, weight, bias, sizes, votes.field.convention, *settings)
+    )
     return outcome(votes, votes.activation.shape[:-1], v, length, coupling)
 
 
@@ -167,4 +201,6 @@ def outcome(votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling:
     if not votes.wanted:
         return Routed(v, length, None)
     coupling, present = coupling.unflatten(0, lead), votes.present
-    return Routed(v, length, coupling if present is None else coupling * present.to(coupling).unsqueeze(-1))
+    return Routed(
+        v, length, coupling if present is None else coupling * present.to(coupling).unsqueeze(-1)
+    )

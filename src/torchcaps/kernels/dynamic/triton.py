@@ -44,9 +44,13 @@ def tile(dim: int, in_dim: int) -> Tile:
     It depends on nothing else. A tile that was found by trial, or that followed the batch, could differ between two
     processes, or in the last batch of an epoch, and with it the last bits of the results.
     """
-    block_k, block_d = (max(least, 1 << (n - 1).bit_length()) for least, n in ((4, in_dim), (16, dim)))
+    block_k, block_d = (
+        max(least, 1 << (n - 1).bit_length()) for least, n in ((4, in_dim), (16, dim))
+    )
     columns = max(block_k, 2048 // block_d)  # more of them, and products in float32 spill registers
-    return Tile(32, block_d, columns // block_k, block_k, num_warps=4 if block_d * columns <= 2048 else 8)
+    return Tile(
+        32, block_d, columns // block_k, block_k, num_warps=4 if block_d * columns <= 2048 else 8
+    )
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
@@ -70,18 +74,31 @@ def supports(votes: Votes) -> Support:
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
     reason, types = elsewhere(operands(votes), weight.device), (torch.float32, *HALF)
-    reason = reason or other_type("weight", weight, types) or other_type("pose", votes.children.pose, types)
-    for name, size, most in (("dim", votes.dim, MOST_DIM), ("in_dim", weight.shape[2], MOST_IN_DIM)):
+    reason = (
+        reason
+        or other_type("weight", weight, types)
+        or other_type("pose", votes.children.pose, types)
+    )
+    for name, size, most in (
+        ("dim", votes.dim, MOST_DIM),
+        ("in_dim", weight.shape[2], MOST_IN_DIM),
+    ):
         if reason is None and size > most:
             reason = f"{name} is {size}; at most {most} is supported by the GPU kernels"
     if reason is not None:
         return Support(False, reason)
-    return Support(True, "GPU kernels: products of matrices over many children, no votes", worth_it=device == "cuda")
+    return Support(
+        True,
+        "GPU kernels: products of matrices over many children, no votes",
+        worth_it=device == "cuda",
+    )
 
 
 def _interpreting() -> bool:
     """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
-    triton = None if torch.compiler.is_compiling() else sys.modules.get("triton")  # no compiler sees through its knobs
+    triton = (
+        None if torch.compiler.is_compiling() else sys.modules.get("triton")
+    )  # no compiler sees through its knobs
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
@@ -100,13 +117,17 @@ class _Kernels(Work):
 
     def __init__(self, x: Problem, backward: bool) -> None:
         weight: Any = x.weight
-        self.pose, self.weight = (bounded(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight))
+        self.pose, self.weight = (
+            bounded(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight)
+        )
         self.tile, self.mode = tile(*weight.shape[2:]), product_mode(self.pose.dtype, weight.dtype)
         self.leaky, self.detach = x.leaky, x.detach
         self.agreed: _Agreed | None = None
         self.uniform = 1.0 / (weight.shape[1] + x.leaky)
         if backward:
-            self.into = tuple(torch.zeros_like(tensor, dtype=torch.float32) for tensor in (self.pose, self.weight))
+            self.into = tuple(
+                torch.zeros_like(tensor, dtype=torch.float32) for tensor in (self.pose, self.weight)
+            )
             self.grad_weight = self.into[1]
 
     def blocks(self) -> Iterator[slice]:
@@ -122,27 +143,52 @@ class _Kernels(Work):
         (agreed, *_), (high, inverse, *_) = self.agreed
         return ((agreed - high).exp_() * inverse).permute(1, 2, 0)
 
-    def back(self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None) -> Tensor | None:
+    def back(
+        self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
+    ) -> Tensor | None:
         """Adds the pass's part to the gradients of poses and weights, in float32."""
         agreed = None
         if reached is not None:
-            outer = None if grad_coupling is None or self.detach else grad_coupling.permute(2, 0, 1).contiguous()
+            outer = (
+                None
+                if grad_coupling is None or self.detach
+                else grad_coupling.permute(2, 0, 1).contiguous()
+            )
             agreed = self._agreements(reached, None if self.detach else grad_s, outer)
-        before, options = grad_s if reached is None else reached, {"uniform": self.uniform, "FACTOR": _factor(agreed)}
+        before, options = (
+            grad_s if reached is None else reached,
+            {"uniform": self.uniform, "FACTOR": _factor(agreed)},
+        )
         shared = (before, grad_s, *(agreed or (grad_s, grad_s)))
-        self._launch("pose_gradient", self._grid("ib"), self.weight, *shared, self.into[0], **options)
-        self._launch("weight_gradient", self._grid("ij"), self.pose, *shared, self.into[1], **options)
+        self._launch(
+            "pose_gradient", self._grid("ib"), self.weight, *shared, self.into[0], **options
+        )
+        self._launch(
+            "weight_gradient", self._grid("ij"), self.pose, *shared, self.into[1], **options
+        )
         return None if agreed is None or self.detach else self._sums(agreed)
 
     def spread(self) -> Tensor:
         return self.into[0]
 
-    def _agreements(self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None) -> _Agreed:
+    def _agreements(
+        self, reached: Tensor, grad_s: Tensor | None = None, outer: Tensor | None = None
+    ) -> _Agreed:
         """Logits of a pass and, given dL/ds, the gradient of its couplings; outer: their own, `[j, b, i]`."""
-        batch, (children, parents), backward = len(self.pose), self.weight.shape[:2], grad_s is not None
+        batch, (children, parents), backward = (
+            len(self.pose),
+            self.weight.shape[:2],
+            grad_s is not None,
+        )
         sizes = (1 + backward, parents, batch, children), (2 + backward, batch, children)
         made = reached.new_empty(sizes[0]), reached.new_empty(sizes[1])
-        given = self.pose, self.weight, reached, *(reached if x is None else x for x in (grad_s, outer)), *made
+        given = (
+            self.pose,
+            self.weight,
+            reached,
+            *(reached if x is None else x for x in (grad_s, outer)),
+            *made,
+        )
         flags = {"LEAKY": self.leaky, "BACKWARD": backward, "OUTER": outer is not None}
         self._launch("agreements", self._grid("ib"), *given, **flags)
         return made
@@ -154,14 +200,20 @@ class _Kernels(Work):
         splits = -(-children // per_split)
         partial = self.pose.new_empty((splits, len(self.pose), parents, dim), dtype=torch.float32)
         given = self.pose, self.weight, *(agreed or (partial, partial)), partial
-        self._launch("sums", (splits, *self._grid("bj")), *given, per_split=per_split, FACTOR=_factor(agreed))
+        self._launch(
+            "sums", (splits, *self._grid("bj")), *given, per_split=per_split, FACTOR=_factor(agreed)
+        )
         s = partial.sum(dim=0)
         return s * self.uniform if agreed is None else s
 
     def _grid(self, axes: str) -> tuple[int, ...]:
         """Programs: for each block of samples b or children i, for each parent j."""
         children, parents = self.weight.shape[:2]
-        blocks = {"b": -(-len(self.pose) // self.tile.BLOCK_B), "i": -(-children // self.tile.BLOCK_I), "j": parents}
+        blocks = {
+            "b": -(-len(self.pose) // self.tile.BLOCK_B),
+            "i": -(-children // self.tile.BLOCK_I),
+            "j": parents,
+        }
         return tuple(blocks[axis] for axis in axes)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
@@ -170,9 +222,16 @@ class _Kernels(Work):
         children, parents, dim, in_dim = self.weight.shape
         with torch.cuda.device_of(self.weight):
             getattr(_triton_passes, kernel)[grid](
-                *tensors, batch=len(self.pose), children=children, parents=parents, DIM=dim, IN_DIM=in_dim,
-                MODE=self.mode, **self.tile._asdict(), **options,
-            )  # fmt: skip
+                *tensors,
+                batch=len(self.pose),
+                children=children,
+                parents=parents,
+                DIM=dim,
+                IN_DIM=in_dim,
+                MODE=self.mode,
+                **self.tile._asdict(),
+                **options,
+            )
 
 
 def _factor(agreed: _Agreed | None) -> int:

@@ -39,7 +39,9 @@ Layer = namedtuple(
 Grads = namedtuple("Grads", "pose activation weight shift betas")
 # What the passes of a backward share: states and their gradients, that of the last coupling (or nothing), R and
 # dL/dlog R of each pass but the first, and what dL/dV is multiplied together from.
-Backward = namedtuple("Backward", "state grad_state grad_kept factors slopes slots betas grad_activation")
+Backward = namedtuple(
+    "Backward", "state grad_state grad_kept factors slopes slots betas grad_activation"
+)
 
 
 @compiled
@@ -47,12 +49,15 @@ def forward_pass(first, last, layer, state, kept):
     """States of all passes of the groups from `first` to before `last`; the last coupling unless `kept` is empty."""
     links = _links(layer)
     coupling = vectors.scratch(links if layer.passes > 1 else 0, state.dtype)
-    slots, total = vectors.scratch(layer.slots * LANES, state.dtype), vectors.scratch(layer.slots * LANES, state.dtype)
+    slots, total = (
+        vectors.scratch(layer.slots * LANES, state.dtype),
+        vectors.scratch(layer.slots * LANES, state.dtype),
+    )
     for g in range(first, last):
         for t in range(layer.passes):
             if t:
                 _expect(layer, g, t, state, coupling, slots, total)
-            _maximise(layer, g, t, coupling, state)
+            _maximize(layer, g, t, coupling, state)
         if kept.size:
             kept[g * links : (g + 1) * links] = coupling
 
@@ -63,8 +68,14 @@ def backward_pass(first, last, layer, state, grad_state, grad_kept, grads):
     terms, kind, together = 2 * layer.passes - 1, state.dtype, layer.together
     factors = vectors.scratch((terms - 1) * _links(layer), kind)
     slopes = vectors.scratch(layer.windows * layer.parents * terms * 2 * layer.dim * LANES, kind)
-    slots, total = vectors.scratch(layer.slots * LANES, kind), vectors.scratch(layer.slots * LANES, kind)
-    grad_weight, grad_shift = np.empty(layer.weight.size + LANES, kind), np.empty(layer.shift.size + LANES, kind)
+    slots, total = (
+        vectors.scratch(layer.slots * LANES, kind),
+        vectors.scratch(layer.slots * LANES, kind),
+    )
+    grad_weight, grad_shift = (
+        np.empty(layer.weight.size + LANES, kind),
+        np.empty(layer.shift.size + LANES, kind),
+    )
     betas = vectors.scratch(layer.parents * 2 * LANES, kind)
     work = Backward(state, grad_state, grad_kept, factors, slopes, slots, betas, grads.activation)
     for g in range(first, last):
@@ -76,7 +87,7 @@ def backward_pass(first, last, layer, state, grad_state, grad_kept, grads):
             for w in range(0, layer.windows, together):
                 _softmax(layer, w, w + together, factors, _share(layer, t), slots, total)
                 slots[:] = 0
-                _maximise_backward(layer, g, t, w, w + together, work)
+                _maximize_backward(layer, g, t, w, w + together, work)
                 _expect_backward(layer, g, t, w, w + together, work)
         _spread_all(layer, g, work, grads.pose, grad_weight, grad_shift)
         grads.weight[g * layer.weight.size : (g + 1) * layer.weight.size] = grad_weight[:-LANES]
@@ -86,11 +97,11 @@ def backward_pass(first, last, layer, state, grad_state, grad_kept, grads):
 
 
 @inlined
-def _maximise(layer, g, t, coupling, state):
+def _maximize(layer, g, t, coupling, state):
     """M-step of every parent."""
     children = layer.runs * layer.across
     r, far = vectors.scratch(children * LANES, state.dtype), vectors.scratch(LANES, state.dtype)
-    sums, centre = (
+    sums, center = (
         vectors.scratch((2 * layer.dim + 1) * LANES, state.dtype),
         vectors.scratch(layer.dim * LANES, state.dtype),
     )
@@ -98,18 +109,32 @@ def _maximise(layer, g, t, coupling, state):
         child, j = _children(layer, g, parent), parent % layer.parents
         _responsibility(layer, g, t, parent, coupling, 0, r, 0)
         here = _state(layer, g, t, parent)
-        centre[:] = 0
+        center[:] = 0
         if t:
             before = _state(layer, g, t - 1, parent)
-            centre[:] = state[before : before + centre.size]
+            center[:] = state[before : before + center.size]
         for _ in range(2):
-            _vectors.moments(layer, child, j, r, 0, centre, 0, sums, 0)
+            _vectors.moments(layer, child, j, r, 0, center, 0, sums, 0)
             _vectors.fit(
-                sums, 0, centre, 0, layer.dim, layer.beta_u, j, layer.beta_a, j, layer.heat, t, state, here, far, 0
+                sums,
+                0,
+                center,
+                0,
+                layer.dim,
+                layer.beta_u,
+                j,
+                layer.beta_a,
+                j,
+                layer.heat,
+                t,
+                state,
+                here,
+                far,
+                0,
             )
             if not far.max() > 0:
                 break
-            centre[:] = state[here : here + centre.size]
+            center[:] = state[here : here + center.size]
 
 
 @inlined
@@ -134,7 +159,9 @@ def _softmax(layer, first, last, x, x0, top, total):
     for n in range(first * each, last * each):
         vectors.peak(x, x0 + n * row, top, _slot(layer, n), layer.across)
     for n in range(first * each, last * each):
-        vectors.exponentiate(top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across)
+        vectors.exponentiate(
+            top, _slot(layer, n), x, x0 + n * row, total, _slot(layer, n), layer.across
+        )
     vectors.invert(total, 0, layer.slots)
     for n in range(first * each, last * each):
         vectors.multiply(x, x0 + n * row, total, _slot(layer, n), x, x0 + n * row, layer.across)
@@ -147,12 +174,23 @@ def _last_forms(layer, g, work):
     constants = vectors.scratch(layer.passes * each, work.state.dtype)
     for parent in range(layer.windows * layer.parents):
         for t in range(1, layer.passes):
-            _vectors.expectation(work.state, _state(layer, g, t - 1, parent), layer.dim, constants, (t - 1) * each)
-        _fit_backward(layer, g, layer.passes - 1, parent, work, constants, (layer.passes - 1) * each)
+            _vectors.expectation(
+                work.state, _state(layer, g, t - 1, parent), layer.dim, constants, (t - 1) * each
+            )
+        _fit_backward(
+            layer, g, layer.passes - 1, parent, work, constants, (layer.passes - 1) * each
+        )
         _vectors.forms(
-            layer, _children(layer, g, parent), parent % layer.parents, layer.passes, constants, 0,
-            work.factors, parent * children * LANES, _links(layer) // LANES,
-        )  # fmt: skip
+            layer,
+            _children(layer, g, parent),
+            parent % layer.parents,
+            layer.passes,
+            constants,
+            0,
+            work.factors,
+            parent * children * LANES,
+            _links(layer) // LANES,
+        )
 
 
 @inlined
@@ -161,14 +199,28 @@ def _fit_backward(layer, g, t, parent, work, constants, c0):
     terms, j = 2 * layer.passes - 1, parent % layer.parents
     slope = (parent * terms + max(0, 2 * t - 1)) * 2 * layer.dim * LANES
     _vectors.fit_backward(
-        work.state, _state(layer, g, t, parent), work.grad_state, _grad_state(layer, g, parent),
-        work.state, _state(layer, g, -1, parent), layer.dim, layer.beta_u, j, layer.heat,
-        t, constants, c0, work.slopes, slope, work.betas, 2 * j * LANES,
-    )  # fmt: skip
+        work.state,
+        _state(layer, g, t, parent),
+        work.grad_state,
+        _grad_state(layer, g, parent),
+        work.state,
+        _state(layer, g, -1, parent),
+        layer.dim,
+        layer.beta_u,
+        j,
+        layer.heat,
+        t,
+        constants,
+        c0,
+        work.slopes,
+        slope,
+        work.betas,
+        2 * j * LANES,
+    )
 
 
 @inlined
-def _maximise_backward(layer, g, t, first, last, work):
+def _maximize_backward(layer, g, t, first, last, work):
     """dL/dR of each link in the place of dL/dlog R, and summed over competing parents, times R, into `slots`."""
     children, row = layer.runs * layer.across, layer.across * LANES
     factors, share, grad = work.factors, _share(layer, t), _grad_share(layer, t)
@@ -184,11 +236,15 @@ def _maximise_backward(layer, g, t, first, last, work):
             vectors.accumulate_products(
                 factors, grad + at, factors, share + at, work.grad_activation, place, layer.across
             )
-            vectors.multiply(factors, grad + at, layer.activation, place, factors, grad + at, layer.across)
+            vectors.multiply(
+                factors, grad + at, layer.activation, place, factors, grad + at, layer.across
+            )
             if work.grad_kept.size and t == layer.passes - 1:
                 kept = g * _links(layer) + at
                 factors[grad + at : grad + at + row] += work.grad_kept[kept : kept + row]
-            vectors.accumulate_products(factors, grad + at, factors, share + at, work.slots, slot, layer.across)
+            vectors.accumulate_products(
+                factors, grad + at, factors, share + at, work.slots, slot, layer.across
+            )
 
 
 @inlined
@@ -200,15 +256,27 @@ def _expect_backward(layer, g, t, first, last, work):
     for parent in range(first * layer.parents, last * layer.parents):
         for n in range(parent * layer.runs, (parent + 1) * layer.runs):
             at = n * row
-            vectors.softmax_below(factors, share + at, work.slots, _slot(layer, n), factors, grad + at, layer.across)
+            vectors.softmax_below(
+                factors, share + at, work.slots, _slot(layer, n), factors, grad + at, layer.across
+            )
         child, j = _children(layer, g, parent), parent % layer.parents
         before = _state(layer, g, t - 1, parent)
-        _vectors.moments(layer, child, j, factors, grad + parent * layer.runs * row, work.state, before, sums, 0)
+        _vectors.moments(
+            layer, child, j, factors, grad + parent * layer.runs * row, work.state, before, sums, 0
+        )
         _vectors.expectation_backward(
-            work.state, before, sums, 0, work.state, _state(layer, g, -1, parent), layer.dim,
-            work.grad_state, _grad_state(layer, g, parent), work.slopes,
+            work.state,
+            before,
+            sums,
+            0,
+            work.state,
+            _state(layer, g, -1, parent),
+            layer.dim,
+            work.grad_state,
+            _grad_state(layer, g, parent),
+            work.slopes,
             (parent * terms + 2 * t) * 2 * layer.dim * LANES,
-        )  # fmt: skip
+        )
 
 
 @inlined
@@ -228,21 +296,40 @@ def _spread_all(layer, g, work, grad_pose, grad_weight, grad_shift):
         _fit_backward(layer, g, 0, parent, work, constants, 0)
         _vectors.form(layer, child, parent % layer.parents, constants, 0, first, 0)
         _vectors.spread(
-            layer, child, parent % layer.parents, terms, own, 0, work.slopes,
-            parent * terms * 2 * layer.dim * LANES, work.state, _state(layer, g, -1, parent),
-            grad_pose, 0, grad_weight, 0, grad_shift, 0,
-        )  # fmt: skip
+            layer,
+            child,
+            parent % layer.parents,
+            terms,
+            own,
+            0,
+            work.slopes,
+            parent * terms * 2 * layer.dim * LANES,
+            work.state,
+            _state(layer, g, -1, parent),
+            grad_pose,
+            0,
+            grad_weight,
+            0,
+            grad_shift,
+            0,
+        )
         for k in range(layer.runs):
             place, to = (child + k * layer.step) * LANES, k * layer.across * LANES
             for i in range(k * layer.across, (k + 1) * layer.across):
                 vectors.scale(layer.start, start + i, first, i * LANES, first, i * LANES, 1)
-            work.grad_activation[place : place + layer.across * LANES] += first[to : to + layer.across * LANES]
+            work.grad_activation[place : place + layer.across * LANES] += first[
+                to : to + layer.across * LANES
+            ]
 
 
 @inlined
 def _responsibility(layer, g, t, parent, coupling, c0, r, r0):
     """r = R a from r0 on, of the children of a parent's window. The first R is the same for all parents of a window."""
-    children, row, child = layer.runs * layer.across, layer.across * LANES, _children(layer, g, parent)
+    children, row, child = (
+        layer.runs * layer.across,
+        layer.across * LANES,
+        _children(layer, g, parent),
+    )
     for k in range(layer.runs):
         place, to = (child + k * layer.step) * LANES, k * row
         if t:
@@ -251,7 +338,15 @@ def _responsibility(layer, g, t, parent, coupling, c0, r, r0):
         elif parent % layer.parents == 0:
             for i in range(k * layer.across, (k + 1) * layer.across):
                 start = parent // layer.parents * children + i
-                vectors.scale(layer.start, start, layer.activation, place - to + i * LANES, r, r0 + i * LANES, 1)
+                vectors.scale(
+                    layer.start,
+                    start,
+                    layer.activation,
+                    place - to + i * LANES,
+                    r,
+                    r0 + i * LANES,
+                    1,
+                )
 
 
 @compiled
@@ -296,4 +391,7 @@ def _grad_state(layer, g, parent):
     return (g * layer.windows * layer.parents + parent) * (2 * layer.dim + 1) * LANES
 
 
-keep_compiled((forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, vectors))))
+keep_compiled(
+    (forward_pass, backward_pass),
+    (__file__, *(str(module.__file__) for module in (_vectors, vectors))),
+)

@@ -14,7 +14,7 @@ from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels.simd.lanes import LANES
 from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
-# Squared distance of a mean from the centre, in variances, from which sums of squares would lose digits.
+# Squared distance of a mean from the center, in variances, from which sums of squares would lose digits.
 FAR = 16.0
 
 
@@ -33,12 +33,16 @@ class _Votes(Code):
         self.rows, self.inner, self.outer, shifted = (len(size) for size in kinds["form"])
         self.shifted, self.dim = shifted == 2, self.rows * self.outer
         found = {name: builder.extract_value(whole, n) for n, name in enumerate(layer.fields)}
-        self.runs, self.step, self.across = (Value(self, found[name]) for name in ("runs", "step", "across"))
+        self.runs, self.step, self.across = (
+            Value(self, found[name]) for name in ("runs", "step", "across")
+        )
         self.links = self.runs * self.across
         self.first = Value(self, parent) * self.links  # child with a matrix
         self.child = Value(self, child) * (self.rows * self.inner)  # vectors before the pose
         start = self.constant(found["runs"].type, 0)
-        arrays = (self.vectors(kinds[name], found[name], start) for name in ("pose", "weight", "shift"))
+        arrays = (
+            self.vectors(kinds[name], found[name], start) for name in ("pose", "weight", "shift")
+        )
         self.pose, self.weight, self.shift = arrays
         self.pose = self.pose.after(self.child)
 
@@ -50,7 +54,10 @@ class _Votes(Code):
     def matrix(self, n: Value) -> list[list[Value]]:
         """The child's matrix of weights, each number in all lanes."""
         start = (self.first + n) * (self.inner * self.outer)
-        return [[self.weight.lone(start + (r * self.outer + q)) for q in range(self.outer)] for r in range(self.inner)]
+        return [
+            [self.weight.lone(start + (r * self.outer + q)) for q in range(self.outer)]
+            for r in range(self.inner)
+        ]
 
     def places(self, n: Value, p: int, columns: int) -> list[Value]:
         """Numbers of the vectors in row p of the child's matrix of `columns`."""
@@ -85,9 +92,9 @@ def _of_votes(write: Any) -> Any:
 
 @_of_votes
 def form(code: _Votes, factors: Vectors, out: Vectors) -> None:
-    """out = constant + sum_h linear_h d_h + square_h d_h^2 of each child, d = V - centre.
+    """out = constant + sum_h linear_h d_h + square_h d_h^2 of each child, d = V - center.
 
-    factors: centre, linear, square, constant.
+    factors: center, linear, square, constant.
     """
     for n, at in code.children():
         matrix, total = code.matrix(n), factors[3 * code.dim]
@@ -104,7 +111,9 @@ def forms(code: _Votes, sets: Value, factors: Vectors, out: Vectors, step: Value
     for n, at in code.children():
         matrix, votes = code.matrix(n), list[Value]()
         for p in range(code.rows):
-            votes += code.vote(matrix, [code.pose[place] for place in code.places(at, p, code.inner)], n, p)
+            votes += code.vote(
+                matrix, [code.pose[place] for place in code.places(at, p, code.inner)], n, p
+            )
         with code.loop(sets) as k:
             given, hs = factors.after(k * (3 * code.dim + 1)), range(code.dim)
             known = ([given[part * code.dim + h] for h in hs] for part in range(3))
@@ -112,27 +121,27 @@ def forms(code: _Votes, sets: Value, factors: Vectors, out: Vectors, step: Value
 
 
 def _quadratic(total: Value, votes: list[Value], *factors: list[Value]) -> Value:
-    """total + sum_h linear_h d_h + square_h d_h^2, d = V - centre."""
-    for v, centre, linear, square in zip(votes, *factors, strict=True):
-        d = v - centre
+    """total + sum_h linear_h d_h + square_h d_h^2, d = V - center."""
+    for v, center, linear, square in zip(votes, *factors, strict=True):
+        d = v - center
         total = (square * d + linear) * d + total
     return total
 
 
 @_of_votes
-def moments(code: _Votes, factor: Vectors, centre: Vectors, out: Vectors) -> None:
-    """Over children: sum f (V - centre) `[H]`, sum f (V - centre)^2 `[H]` and sum f, with a factor f of each."""
+def moments(code: _Votes, factor: Vectors, center: Vectors, out: Vectors) -> None:
+    """Over children: sum f (V - center) `[H]`, sum f (V - center)^2 `[H]` and sum f, with a factor f of each."""
     total = code.variable(0.0)
     for p in range(code.rows):  # the sums of one row fit in the registers
         firsts, seconds = ([code.variable(0.0) for _ in range(code.outer)] for _ in (0, 1))
-        centres = code.constants(centre, p)
+        centers = code.constants(center, p)
         for n, at in code.children():
             matrix, f = code.matrix(n), factor[n]
             if p == 0:
                 total[0] += f
             row = [code.pose[place] for place in code.places(at, p, code.inner)]
             for q, v in enumerate(code.vote(matrix, row, n, p)):
-                d = v - centres[q]
+                d = v - centers[q]
                 firsts[q][0] += f * d
                 seconds[q][0] += f * d * d
         for k, sums in enumerate((firsts, seconds)):
@@ -143,17 +152,27 @@ def moments(code: _Votes, factor: Vectors, centre: Vectors, out: Vectors) -> Non
 
 @_of_votes
 def spread(
-    code: _Votes, terms: Value, factor: Vectors, slopes: Vectors, centre: Vectors, grad_pose: Vectors,
-    grad_weight: Vectors, grad_shift: Vectors,
-) -> None:  # fmt: skip
-    """Add what dV = sum_t f_t (constant_t + slope_t (V - centre)) adds to the gradients of poses, weights and shifts.
+    code: _Votes,
+    terms: Value,
+    factor: Vectors,
+    slopes: Vectors,
+    center: Vectors,
+    grad_pose: Vectors,
+    grad_weight: Vectors,
+    grad_shift: Vectors,
+) -> None:
+    """Add what dV = sum_t f_t (constant_t + slope_t (V - center)) adds to the gradients of poses, weights and shifts.
 
     factor `[t, child]`, slopes `[t, 2, H]`. Gradients of weights and shifts are numbers, summed over lanes; behind the
     last of them LANES more are read and written.
     """
     grad_pose = grad_pose.after(code.child)
     for n, at in code.children():
-        matrix, add_weight, add_shift = code.matrix(n), dict[tuple[int, int], Value](), list[Value]()
+        matrix, add_weight, add_shift = (
+            code.matrix(n),
+            dict[tuple[int, int], Value](),
+            list[Value](),
+        )
         for p in range(code.rows):
             constant, linear = ([code.variable(0.0) for _ in range(code.outer)] for _ in (0, 1))
             with code.loop(terms) as t:
@@ -162,36 +181,47 @@ def spread(
                     steep = code.constants(slopes.after(t * (2 * code.dim) + k * code.dim), p)
                     for total, slope in zip(sums, steep, strict=True):
                         total[0] += f * slope
-            places, centres = code.places(at, p, code.inner), code.constants(centre, p)
+            places, centers = code.places(at, p, code.inner), code.constants(center, p)
             row = [code.pose[place] for place in places]
             votes = code.vote(matrix, row, n, p)
-            grads = [linear[q][0] * (v - centres[q]) + constant[q][0] for q, v in enumerate(votes)]
+            grads = [linear[q][0] * (v - centers[q]) + constant[q][0] for q, v in enumerate(votes)]
             for r, place in enumerate(places):
-                grad_pose[place] = sum((grad * matrix[r][q] for q, grad in enumerate(grads)), grad_pose[place])
+                grad_pose[place] = sum(
+                    (grad * matrix[r][q] for q, grad in enumerate(grads)), grad_pose[place]
+                )
                 for q, grad in enumerate(grads):
                     add = row[r] * grad
                     add_weight[r, q] = add_weight[r, q] + add if p else add
             add_shift += grads
-        code.add_sums([add_weight[r, q] for r in range(code.inner) for q in range(code.outer)], grad_weight, n)
+        code.add_sums(
+            [add_weight[r, q] for r in range(code.inner) for q in range(code.outer)], grad_weight, n
+        )
         if code.shifted:
             code.add_sums(add_shift, grad_shift, n)
 
 
 @operation
 def fit(
-    code: Code, sums: Vectors, centre: Vectors, dim: Value, beta_u: Vectors, beta_a: Vectors, heat: Vectors,
-    out: Vectors, far: Vectors,
-) -> None:  # fmt: skip
+    code: Code,
+    sums: Vectors,
+    center: Vectors,
+    dim: Value,
+    beta_u: Vectors,
+    beta_a: Vectors,
+    heat: Vectors,
+    out: Vectors,
+    far: Vectors,
+) -> None:
     """M-step of one parent from `moments`: mean `[H]`, variance without its least `[H]`, data, sum of logs, logit.
 
-    beta_u is already multiplied by H. `far` is positive where the mean lies too far from the centre.
+    beta_u is already multiplied by H. `far` is positive where the mean lies too far from the center.
     """
     seconds, variance, rest = sums.after(dim), out.after(dim), out.after(dim * 2)
     data, log, excess = sums[dim * 2], code.variable(0.0), code.variable(-1.0)
     inverse = 1.0 / (data + EPSILON)
     with code.loop(dim) as h:
-        mean = (centre[h] * data + sums[h]) * inverse
-        moved = mean - centre[h]
+        mean = (center[h] * data + sums[h]) * inverse
+        moved = mean - center[h]
         second = moved * sums[h] * -2.0 + seconds[h]
         squares = moved * moved
         out[h] = mean
@@ -205,7 +235,12 @@ def fit(
 @operation
 def expectation(code: Code, state: Vectors, dim: Value, out: Vectors) -> None:
     """Factors of `form` for the E-step: log a + log N(V; mean, var), from one parent's state."""
-    variance, rest, linear, squares = state.after(dim), state.after(dim * 2), out.after(dim), out.after(dim * 2)
+    variance, rest, linear, squares = (
+        state.after(dim),
+        state.after(dim * 2),
+        out.after(dim),
+        out.after(dim * 2),
+    )
     zero = code.variable(0.0)[0]
     with code.loop(dim) as h:
         out[h], linear[h] = state[h], zero
@@ -215,10 +250,18 @@ def expectation(code: Code, state: Vectors, dim: Value, out: Vectors) -> None:
 
 @operation
 def fit_backward(
-    code: Code, state: Vectors, grad: Vectors, centre: Vectors, dim: Value, beta_u: Vectors, heat: Vectors,
-    out: Vectors, slopes: Vectors, betas: Vectors,
-) -> None:  # fmt: skip
-    """Backward of `fit`: factors of `form` for dL/dr of each child, dL/dV = r (constant + slope (V - centre)).
+    code: Code,
+    state: Vectors,
+    grad: Vectors,
+    center: Vectors,
+    dim: Value,
+    beta_u: Vectors,
+    heat: Vectors,
+    out: Vectors,
+    slopes: Vectors,
+    betas: Vectors,
+) -> None:
+    """Backward of `fit`: factors of `form` for dL/dr of each child, dL/dV = r (constant + slope (V - center)).
 
     grad holds dL/dmean `[H]`, dL/dvar `[H]`, dL/dlogit. Added to betas: dL/d(H beta_u), dL/dbeta_a.
     """
@@ -233,7 +276,7 @@ def fit_backward(
         square[h] = second = grad_var * inverse
         constant[0] -= second * var
         out[h], twice = mean, second + second
-        slopes[h] = twice * (centre[h] - mean) + first
+        slopes[h] = twice * (center[h] - mean) + first
         steep[h] = twice
     square[dim] = constant[0]
     betas[0] -= slope * data
@@ -242,7 +285,13 @@ def fit_backward(
 
 @operation
 def expectation_backward(
-    code: Code, state: Vectors, sums: Vectors, centre: Vectors, dim: Value, grad: Vectors, slopes: Vectors
+    code: Code,
+    state: Vectors,
+    sums: Vectors,
+    center: Vectors,
+    dim: Value,
+    grad: Vectors,
+    slopes: Vectors,
 ) -> None:
     """Backward of the E-step: dL/dmean, dL/dvar, dL/dlogit from `moments` with dL/dlog R as factor; and its dL/dV."""
     variance, seconds, grad_variance, steep = (x.after(dim) for x in (state, sums, grad, slopes))
@@ -251,6 +300,6 @@ def expectation_backward(
         inverse = 1.0 / (variance[h] + VAR_MIN)
         grad[h] = sums[h] * inverse
         grad_variance[h] = (seconds[h] * inverse - count) * inverse * 0.5
-        slopes[h] = (state[h] - centre[h]) * inverse
+        slopes[h] = (state[h] - center[h]) * inverse
         steep[h] = inverse * -1.0
     grad_variance[dim] = state[dim * 2 + 2].log_sigmoid()[1] * count

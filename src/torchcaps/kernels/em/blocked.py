@@ -11,7 +11,11 @@ from torchcaps.types import Routed
 
 
 @fast_path("em_routing", "blocked", made_anew, rank=20)
-def run(votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]) -> Routed:
+def run(
+    votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]
+) -> Routed:
     """EM routing of products of poses and matrices."""
-    routed = by_samples(lambda part: em_routing(part, None, beta_u, beta_a, len(temperatures), temperatures), votes)
+    routed = by_samples(
+        lambda part: em_routing(part, None, beta_u, beta_a, len(temperatures), temperatures), votes
+    )
     return Routed(*routed)

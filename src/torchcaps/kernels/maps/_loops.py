@@ -23,12 +23,20 @@ def forward_pass(first, last, sizes, passes, votes, bias, v, length, coupling):
     """Parents of the groups from `first` to before `last`, and the couplings of the last pass."""
     children, parents, dim, positions = sizes
     per, rows, links = positions // LANES, parents * dim, children * parents
-    u, c = vectors.scratch(children * rows * LANES, v.dtype), vectors.scratch(links * LANES, v.dtype)
+    u, c = (
+        vectors.scratch(children * rows * LANES, v.dtype),
+        vectors.scratch(links * LANES, v.dtype),
+    )
     s, squashed = vectors.scratch(rows * LANES, v.dtype), vectors.scratch(rows * LANES, v.dtype)
-    reached, long = vectors.scratch(rows * LANES, v.dtype), vectors.scratch(parents * LANES, v.dtype)
+    reached, long = (
+        vectors.scratch(rows * LANES, v.dtype),
+        vectors.scratch(parents * LANES, v.dtype),
+    )
     for g in range(first, last):
         b, at = g // per, g % per * LANES
-        _vectors.collect(votes, b * children * rows * positions + at, positions, u, 0, children * rows)
+        _vectors.collect(
+            votes, b * children * rows * positions + at, positions, u, 0, children * rows
+        )
         reached[:] = 0
         for t in range(passes):
             _pass(t, sizes, u, reached, bias, c, s)
@@ -53,7 +61,9 @@ def backward_pass(first, last, sizes, passes, votes, bias, grads, grad_votes, gr
     length = vectors.scratch(parents * LANES, kind)
     for g in range(first, last):
         b, at = g // per, g % per * LANES
-        _vectors.collect(votes, b * children * rows * positions + at, positions, u, 0, children * rows)
+        _vectors.collect(
+            votes, b * children * rows * positions + at, positions, u, 0, children * rows
+        )
         _passes(passes, sizes, u, bias, reached, s, c)
         _vectors.collect(grad_v, b * rows * positions + at, positions, grad_s, 0, rows)
         _vectors.collect(grad_length, b * parents * positions + at, positions, length, 0, parents)
@@ -72,7 +82,9 @@ def backward_pass(first, last, sizes, passes, votes, bias, grads, grad_votes, gr
             grad_s[:] = later  # what all later passes say of this one's parents
             grad_b[:] = 0
             length[:] = 0
-        _vectors.place(grad_u, 0, grad_votes, b * children * rows * positions + at, positions, children * rows)
+        _vectors.place(
+            grad_u, 0, grad_votes, b * children * rows * positions + at, positions, children * rows
+        )
 
 
 @compiled
@@ -106,7 +118,9 @@ def _pass(t, sizes, u, reached, bias, c, s):
                 _vectors.add_dot(u, at, reached, j * dim * LANES, dim, c, row + j * LANES)
             vectors.softmax(c, row, parents)
         for j in range(parents):
-            vectors.accumulate(c, row + j * LANES, u, (i * parents + j) * dim * LANES, dim, s, j * dim * LANES)
+            vectors.accumulate(
+                c, row + j * LANES, u, (i * parents + j) * dim * LANES, dim, s, j * dim * LANES
+            )
 
 
 @compiled
@@ -135,9 +149,25 @@ def _spread(t, sizes, u, reached, c, grad_s, grad_b, grad_u, later):
         for j in range(parents):
             at, to, pair = (i * parents + j) * dim * LANES, j * dim * LANES, row + j * LANES
             _vectors.link(
-                c, t * of_links + pair, grad_s, to, grad_b, pair, reached, t * each + to, u, at, dim, grad_u, at,
-                later, to,
-            )  # fmt: skip
+                c,
+                t * of_links + pair,
+                grad_s,
+                to,
+                grad_b,
+                pair,
+                reached,
+                t * each + to,
+                u,
+                at,
+                dim,
+                grad_u,
+                at,
+                later,
+                to,
+            )
 
 
-keep_compiled((forward_pass, backward_pass), (__file__, *(str(module.__file__) for module in (_vectors, vectors))))
+keep_compiled(
+    (forward_pass, backward_pass),
+    (__file__, *(str(module.__file__) for module in (_vectors, vectors))),
+)

@@ -37,9 +37,16 @@ def add_dot(code: Code, a: Vectors, b: Vectors, n: Value, out: Vectors) -> None:
 
 @operation
 def link(
-    code: Code, c: Vectors, grad_s: Vectors, grad_b: Vectors, reached: Vectors, u: Vectors, n: Value, grad: Vectors,
+    code: Code,
+    c: Vectors,
+    grad_s: Vectors,
+    grad_b: Vectors,
+    reached: Vectors,
+    u: Vectors,
+    n: Value,
+    grad: Vectors,
     grad_reached: Vectors,
-) -> None:  # fmt: skip
+) -> None:
     """grad[n] += c grad_s[n] + grad_b reached[n], and grad_reached[n] += grad_b u[n]."""
     weight, slope = c[0], grad_b[0]
     with code.loop(n) as k:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, limit
-from torchcaps.functional.fields import places_first
+from torchcaps.functional.fields import spatial_first
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.numerics import within
@@ -44,12 +44,16 @@ def supports(votes: Votes) -> Support:
     reason = NO_NUMBA if not HAS_NUMBA else watched(votes)
     if reason is None and not votes.field.local:
         reason = "parents at different positions compete"
-    reason = reason or elsewhere({"pose": votes.children.pose, "bias": votes.bias}, torch.device("cpu"))
+    reason = reason or elsewhere(
+        {"pose": votes.children.pose, "bias": votes.bias}, torch.device("cpu")
+    )
     if reason is not None:
         return Support(False, reason)
     each = votes.count * votes.parents * votes.dim
     if len(votes.children.pose) * math.prod(votes.field.positions) * each < WORTH:
-        return Support(True, f"fewer than {WORTH} votes do not pay for compiling loops", worth_it=False)
+        return Support(
+            True, f"fewer than {WORTH} votes do not pay for compiling loops", worth_it=False
+        )
     return Support(True, "compiled loops: votes are read once for all iterations")
 
 
@@ -60,8 +64,10 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     maps = votes.maps()
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, votes.wanted))
-    v, length = (places_first(x.unflatten(-1, maps.shape[4:])) for x in (v, length))
-    return Routed(v, length, places_first(coupling.unflatten(-1, maps.shape[4:])) if votes.wanted else None)
+    v, length = (spatial_first(x.unflatten(-1, maps.shape[4:])) for x in (v, length))
+    return Routed(
+        v, length, spatial_first(coupling.unflatten(-1, maps.shape[4:])) if votes.wanted else None
+    )
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
@@ -77,7 +83,9 @@ def _forward(x: Problem) -> tuple[Tensor, ...]:
     return tuple(of[..., :p].contiguous() for of in found)
 
 
-def _backward(x: Problem, _: Sequence[Tensor], grads: Sequence[Tensor], __: Sequence[bool]) -> Sequence[Tensor | None]:
+def _backward(
+    x: Problem, _: Sequence[Tensor], grads: Sequence[Tensor], __: Sequence[bool]
+) -> Sequence[Tensor | None]:
     p, x = x.votes.shape[-1], _whole(x)
     grad_votes = x.votes.new_empty(x.votes.shape)
     groups, (j, d) = len(x.votes) * x.votes.shape[-1] // LANES, x.votes.shape[2:4]
@@ -105,5 +113,8 @@ def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None
 
     b, *sizes = x.votes.shape
     bias = x.votes.new_empty(0) if x.bias is None else x.bias
-    given = (tuple(map(flat, of)) if isinstance(of, tuple) else flat(of) for of in (x.votes, bias, *arguments))
+    given = (
+        tuple(map(flat, of)) if isinstance(of, tuple) else flat(of)
+        for of in (x.votes, bias, *arguments)
+    )
     in_threads(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)

@@ -42,8 +42,14 @@ def flat(x: Any) -> Any:
 def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
     """loop(first, last, ...) for all of `count`, in parts that new threads take in turn: none survives a fork."""
     threads = min(torch.get_num_threads(), count)
-    bounds = pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1)) if threads else iter(())
-    parts = iter([part for part in bounds if part[0] < part[1]])  # next() of an iterator over a list is atomic
+    bounds = (
+        pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1))
+        if threads
+        else iter(())
+    )
+    parts = iter(
+        [part for part in bounds if part[0] < part[1]]
+    )  # next() of an iterator over a list is atomic
 
     def work() -> None:
         for part in parts:
@@ -82,8 +88,13 @@ def keep_compiled(loops: Iterable[Any], sources: Iterable[str]) -> Path | None:
 
     config: Any = numba.config
     try:
-        digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
-        folder = Path(config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir) / f"loops-{digest}"
+        digest = hashlib.sha256(
+            b"".join(Path(source).read_bytes() for source in sources)
+        ).hexdigest()[:12]
+        folder = (
+            Path(config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir)
+            / f"loops-{digest}"
+        )
         if not folder.is_absolute():  # no home folder
             return None
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,9 @@ class Value:
         """`yes` in the lanes that are below a bound, `no` in the others, NaN among them."""
         code = self.code
         bound, yes, no = (code.constant(self.made.type, x) for x in (bound, yes, no))
-        return Value(code, code.builder.select(code.builder.fcmp_ordered("<", self.made, bound), yes, no))
+        return Value(
+            code, code.builder.select(code.builder.fcmp_ordered("<", self.made, bound), yes, no)
+        )
 
     def larger(self, other: Any) -> Value:
         """The larger of two; NaN stays, that of `other` does not come in."""
@@ -61,7 +63,10 @@ class Value:
         """The square root."""
         b, kind = self.code.builder, self.made.type
         signature, name = ir.FunctionType(kind, [kind]), f"llvm.sqrt.v{LANES}f{self.code.bits}"
-        return Value(self.code, b.call(cgutils.get_or_insert_function(b.module, signature, name), [self.made]))
+        return Value(
+            self.code,
+            b.call(cgutils.get_or_insert_function(b.module, signature, name), [self.made]),
+        )
 
     def exp(self) -> Value:
         """exp(x) for x <= 0, as 2^n exp(r) with |r| <= ln(2) / 2 and Taylor's series; NaN stays NaN."""
@@ -70,16 +75,24 @@ class Value:
         magic = 1.5 * 2**shift
         x, y = self.larger(lowest), Value(self.code, self.code.constant(self.made.type, 1.0))
         n = x * 1.4426950408889634 + magic - magic
-        r = n * 2.1219444005469058277e-4 + (n * -0.693359375 + x)  # ln(2) in two parts: the first product is exact
+        r = n * 2.1219444005469058277e-4 + (
+            n * -0.693359375 + x
+        )  # ln(2) in two parts: the first product is exact
         for term in range(terms, 0, -1):  # 1 + r / 1 (1 + r / 2 (1 + ...))
             y = y * r * (1.0 / term) + 1.0
-        exponent = b.shl(b.add(b.fptosi(n.made, whole), whole([bias] * LANES)), whole([shift] * LANES))
+        exponent = b.shl(
+            b.add(b.fptosi(n.made, whole), whole([bias] * LANES)), whole([shift] * LANES)
+        )
         y = y * Value(self.code, b.bitcast(exponent, self.made.type))
-        return self.below(lowest, 0.0, y)  # 1e-38 in its place, times huge numbers, would not vanish
+        return self.below(
+            lowest, 0.0, y
+        )  # 1e-38 in its place, times huge numbers, would not vanish
 
     def log(self) -> Value:
         """log(x) for normal x > 0: 2 artanh((m - 1) / (m + 1)) + e log(2), where x = m 2^e and m is about 1."""
-        shift, half, terms = (23, 0x3F3504F3, 5) if self.code.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
+        shift, half, terms = (
+            (23, 0x3F3504F3, 5) if self.code.bits == 32 else (52, 0x3FE6A09E667F3BCD, 11)
+        )
         b, whole = self.code.builder, self.code.whole
         place, bits = whole([shift] * LANES), b.bitcast(self.made, whole)
         e = b.ashr(b.sub(bits, whole([half] * LANES)), place)
@@ -110,7 +123,9 @@ class Vectors:
 
     def _place(self, n: Any) -> Any:
         builder = self.code.builder
-        return builder.bitcast(builder.gep(self.array, [self.after(n).first.made]), self.code.vector.as_pointer())
+        return builder.bitcast(
+            builder.gep(self.array, [self.after(n).first.made]), self.code.vector.as_pointer()
+        )
 
     def after(self, count: Any) -> Vectors:
         """Those after the first of them, so many left out."""
@@ -133,22 +148,32 @@ class Code:
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
         self.context, self.builder = context, builder
-        element = context.get_data_type(next(a.dtype for a in signature.args if isinstance(a, types.Array)))
+        element = context.get_data_type(
+            next(a.dtype for a in signature.args if isinstance(a, types.Array))
+        )
         self.bits = context.get_abi_sizeof(element) * 8
-        self.vector, self.whole = (ir.VectorType(kind, LANES) for kind in (element, ir.IntType(self.bits)))
+        self.vector, self.whole = (
+            ir.VectorType(kind, LANES) for kind in (element, ir.IntType(self.bits))
+        )
         self.values: list[Any] = []
         given = iter(zip(signature.args, values, strict=True))
         for kind, value in given:
             if isinstance(kind, types.Array):
                 self.values.append(self.vectors(kind, value, next(given)[1]))
             elif isinstance(kind, types.BaseTuple):
-                self.values.append([Value(self, builder.extract_value(value, n)) for n in range(len(kind))])
+                self.values.append(
+                    [Value(self, builder.extract_value(value, n)) for n in range(len(kind))]
+                )
             else:
                 self.values.append(Value(self, value))
 
     def vectors(self, kind: Any, array: Any, first: Any) -> Vectors:
         """Those of numba's array from a position on."""
-        return Vectors(self, self.context.make_array(kind)(self.context, self.builder, array).data, Value(self, first))
+        return Vectors(
+            self,
+            self.context.make_array(kind)(self.context, self.builder, array).data,
+            Value(self, first),
+        )
 
     def variable(self, start: Any) -> Vectors:
         """A vector that changes in a loop, `x[0]`; it lives in a register."""
@@ -176,7 +201,10 @@ class Code:
             half, starts = width // 2, range(0, 2 * LANES, width)
             low = [start + n for start in starts for n in range(half)]
             pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
-            vectors = [self.picked(a, b, low) + self.picked(a, b, [n + half for n in low]) for a, b in pairs]
+            vectors = [
+                self.picked(a, b, low) + self.picked(a, b, [n + half for n in low])
+                for a, b in pairs
+            ]
             width = half
         return vectors[0]
 
@@ -186,7 +214,9 @@ class Code:
         return Value(self, self.builder.shuffle_vector(a.made, b.made, chosen))
 
 
-def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple[str, ...] = ()) -> Any:
+def operation(
+    write: Callable[..., None], kind: type[Code] = Code, before: tuple[str, ...] = ()
+) -> Any:
     """Decorator: an operation on flat arrays and positions from a function that writes its code.
 
     It takes a `Code` of this kind and what the operation takes, `Vectors` in the place of an array and a position, a
@@ -199,14 +229,22 @@ def operation(write: Callable[..., None], kind: type[Code] = Code, before: tuple
             write(code, *code.values)
             return context.get_dummy_value()
 
-        return types.void(*(types.intp if isinstance(a, types.Integer) else a for a in arguments)), generate
+        return types.void(
+            *(types.intp if isinstance(a, types.Integer) else a for a in arguments)
+        ), generate
 
     taken = ["typingctx", *before]
     for name, parameter in list(inspect.signature(write, eval_str=True).parameters.items())[1:]:
         taken += [name, f"{name}_at"] if parameter.annotation is Vectors else [name]
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in taken
+    ]
     known: Any = define  # numba takes names from here
-    known.__name__, known.__doc__, known.__signature__ = write.__name__, write.__doc__, inspect.Signature(parameters)
+    known.__name__, known.__doc__, known.__signature__ = (
+        write.__name__,
+        write.__doc__,
+        inspect.Signature(parameters),
+    )
     return intrinsic(known)
 
 
@@ -228,8 +266,16 @@ def accumulate(code: Code, factor: Vectors, a: Vectors, n: Value, out: Vectors) 
 
 @operation
 def multiply_tile(
-    code: Code, a: Vectors, a_row: Value, rows: Value, b: Vectors, b_row: Value, columns: Value, n: Value, out: Vectors
-) -> None:  # fmt: skip
+    code: Code,
+    a: Vectors,
+    a_row: Value,
+    rows: Value,
+    b: Vectors,
+    b_row: Value,
+    columns: Value,
+    n: Value,
+    out: Vectors,
+) -> None:
     """Lane TILE r + c of out = sum over lanes and n of a(r, n) b(c, n), where r < rows and c < columns.
 
     a(r, n) is the vector a[r a_row + n], and likewise b.

@@ -1,0 +1,65 @@
+"""Figures and settings as people read them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcaps.tasks.report_items import percent as percent
+
+
+def in_words(key: str) -> str:
+    """`train_loss` as "train loss"."""
+    return key.replace("_", " ")
+
+
+def figure(key: str, value: float) -> str:
+    """A figure by its name: accuracies in percent, others as they are."""
+    return percent(value) if key.endswith("accuracy") else f"{value:.4g}"
+
+
+def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that are numbers, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
+    found: dict[str, float] = {}
+    for key, value in figures.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            found |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
+        elif isinstance(value, int | float) and key != "num_samples":
+            found[name] = value
+    return found
+
+
+def duration(seconds: float) -> str:
+    """`9 s`, `14 min`, `2 h 5 min`: to one part in ten or so."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def telling(paths: Sequence[str | Path]) -> list[str]:
+    """The shortest ends of different paths that tell them apart: `a/seed-0`, `b/seed-0`."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def setting(value: Any) -> str:
+    """A value of a configuration file."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {setting(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return " × ".join(setting(one) for one in value)
+    return str(value)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from torchcaps.data import ImageSet
+from torchcaps.errors import TrainingError
+from torchcaps.evaluation import score
+from torchcaps.models import create_model
+from torchcaps.reporting import save_figure
+from torchcaps.tasks import report_items
+from torchcaps.tasks.report_items import classified, evenly
+from torchcaps.viz.names import drawable
+
+
+@pytest.fixture
+def figure():
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2])
+    return figure
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"),
+    [
+        (5, 10, [0, 1, 2, 3, 4]),
+        (86, 3, [0, 42, 85]),
+        (10, 10, list(range(10))),
+        (7, 1, [0]),
+        (1, 5, [0]),
+    ],
+)
+def test_evenly_spreads_over_all_and_keeps_the_order(count, most, expected):
+    assert evenly(torch.arange(count), most).tolist() == expected
+
+
+def test_evenly_reaches_every_part_of_many():
+    chosen = evenly(torch.arange(86), 40)
+    assert len(set(chosen.tolist())) == 40
+    assert chosen.diff().max() <= 3
+
+
+@pytest.mark.parametrize(("name", "kind"), [("x.png", "PNG"), ("x.JPG", "JPEG"), ("x", "PNG")])
+def test_a_figure_is_written_in_the_format_of_its_ending(figure, tmp_path, name, kind):
+    path = save_figure(figure, tmp_path / "deep" / "er" / name)
+    with Image.open(path) as image:
+        assert image.format == kind
+    assert [file.name for file in path.parent.iterdir()] == [name]
+
+
+def test_an_ending_that_is_no_picture_is_named_with_those_that_are(figure, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"output: expected a file ending in one of .*png.*, got x\.xyz"
+    ):
+        save_figure(figure, tmp_path / "deep" / "x.xyz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_place_of_the_picture_is_named_and_nothing_is_left(figure, tmp_path):
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(TrainingError, match=r"x\.png: cannot be written \(Is a directory\)"):
+        save_figure(figure, tmp_path / "x.png")
+    assert [file.name for file in tmp_path.iterdir()] == ["x.png"]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(figure, tmp_path, monkeypatch):
+    path = save_figure(figure, tmp_path / "x.png")
+    before = path.read_bytes()
+
+    def fail(partial, **_):
+        partial.write_bytes(b"half of")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(TrainingError, match="No space left on device"):
+        save_figure(figure, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_that_a_picture_cannot_show_are_numbers():
+    assert drawable(("stop", "größe", "左折", "عربي", "tab\there")) == [
+        "stop",
+        "größe",
+        "class 2",
+        "class 3",
+        "tab\there",
+    ]
+
+
+def test_names_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
+    # A letter without a glyph would warn, and a warning fails here.
+    names = ("左折禁止", "शरद", "größe")
+    torch.manual_seed(0)
+    model = create_model("capsnet", num_classes=3, img_size=18, channels=4, primary_types=2).eval()
+    images = ImageSet(
+        torch.randint(0, 255, (9, 1, 18, 18), dtype=torch.uint8),
+        torch.arange(9) % 3,
+        names,
+        "scripts",
+    )
+    shown = classified(model, score(torch.rand(9, 3), images.labels, names), images)
+    assert [one.key for one in shown] == [
+        "confusion_matrix",
+        "per_class",
+        "calibration",
+        "activations",
+        "reconstructions",
+    ]
+    for one in shown:
+        save_figure(one.figure, tmp_path / f"{one.key}.png")
+        words = {text.get_text() for axes in one.figure.axes for text in axes.texts}
+        assert not any(name in word for word in words for name in names[:2])
+    assert "the class's number in the table below" in shown[0].about
+    assert [row[:2] for row in shown[1].rows] == [(name, str(k)) for k, name in enumerate(names)]
+
+
+def test_of_very_many_classes_the_least_accurate_are_listed(monkeypatch):
+    monkeypatch.setattr(report_items, "MOST_ROWS", 2)
+    labels = torch.arange(30) % 3
+    guesses = torch.where(torch.arange(30) < 15, (labels + (labels != 1)) % 3, labels)
+    shown = report_items.by_class(
+        score(torch.nn.functional.one_hot(guesses, 3).float(), labels, ("a", "b", "c"))
+    )
+    assert "the 2 least accurate of 3 classes" in shown.about
+    assert [row[0] for row in shown.rows] == ["a", "c"]

@@ -1,0 +1,566 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from torchcaps.data import load_dataset, make_pairs
+from torchcaps.errors import RunError, TrainingError
+from torchcaps.evaluation import score
+from torchcaps.models import create_model
+from torchcaps.reporting import (
+    classes,
+    compare_folders,
+    comparison,
+    html,
+    register_section,
+    sections,
+    write_comparison,
+    write_report,
+)
+from torchcaps.reporting.finished import open_finished
+from torchcaps.reporting.markup import Html, page, text
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import ReportItem, Several, Task, register_task
+from torchcaps.training import train
+from training.makers import left_behind, tiny, write_bars
+
+VOID = {"meta", "link", "img"}
+HOSTILE = ("<script>alert('1')</script>", "a \"quoted\" & 'b'", "標識 <&> عربي\x07")
+
+
+class Page(HTMLParser):
+    """A document taken apart, which fails on tags that are not closed in their order."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(content)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag):
+        return [attributes for found, attributes in self.tags if found == tag]
+
+
+def check(content):
+    """What holds of every page: whole, offline, readable by everybody."""
+    found = Page(content)
+    assert content.startswith("<!DOCTYPE html>")
+    loaded = [
+        a[key]
+        for _, a in found.tags
+        for key in ("src", "href", "srcset", "data", "action")
+        if key in a
+    ]
+    assert all(address.startswith(("data:", "#")) for address in loaded)
+    assert "url(" not in content and "@import" not in content and "<script" not in content
+    ids = [a["id"] for _, a in found.tags if "id" in a]
+    assert len(set(ids)) == len(ids)
+    assert [a["href"][1:] for a in found.all("a")] == ids
+    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(len(image["alt"]) > 10 for image in found.all("img"))
+    assert all(head["scope"] in ("col", "row") for head in found.all("th"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(trained, tmp_path_factory):
+    """The report on a run that nobody evaluated."""
+    run = shutil.copytree(trained, tmp_path_factory.mktemp("written") / "a <run> & more")
+    return write_report(run, diagnose=8)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Pictures by their words alone: drawing takes most of the time."""
+    for module in (sections, comparison, classes):
+        monkeypatch.setattr(
+            module, "picture", lambda _, alt, **kind: Html(f'<img src="data:," alt="{text(alt)}">')
+        )
+
+
+@pytest.fixture(scope="module")
+def finished(trained):
+    return open_finished(trained)
+
+
+def test_a_report_is_one_whole_file_that_loads_nothing(written):
+    found = check(written.read_text(encoding="utf-8"))
+    assert written.name == "report.html"
+    assert [file.name for file in written.parent.iterdir() if "report" in file.name] == [
+        "report.html"
+    ]
+    assert len(found.all("img")) >= 10
+    for image in found.all("img"):
+        kind, content = re.fullmatch(
+            r"data:image/(svg\+xml|webp);base64,(.*)", image["src"]
+        ).groups()
+        start = {"svg+xml": b"<?xml", "webp": b"RIFF"}[kind]
+        assert base64.b64decode(content).startswith(start)
+        assert int(image["width"]) > 0 and int(image["height"]) > 0
+
+
+def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
+    said = Page(written.read_text(encoding="utf-8")).text
+    assert "Report on a <run> & more" in said
+    for words in (
+        "capsnet (Dynamic Routing Between Capsules, 2017)",
+        "channels = 8, primary_types = 2",
+        str(bars),
+        "20 × 18 pixels (width × height), gray",
+        "3: 0 , 1 , 2",
+        "3 epochs of 42 images, batches of 16",
+        "thread",
+        "chosen by validation",
+        "of 12 images",
+        "checkpoint_every",
+        "classify, trained with the margin loss",
+        "lengths of capsules; capsules with poses",
+    ):
+        assert words in said, words
+
+
+def test_every_section_is_there_with_something_in_it(written):
+    content = written.read_text(encoding="utf-8")
+    ids = [
+        "summary",
+        "curves",
+        "confusion_matrix",
+        "per_class",
+        "calibration",
+        "activations",
+        "reconstructions",
+        "mistakes",
+        "dimensions",
+        "maps",
+        "routing",
+        "configuration",
+    ]
+    assert [a["id"] for a in Page(content).all("h2")] == ids
+    parts = dict(zip(ids, content.split("<h2 ")[1:], strict=True))
+    for key in (
+        "curves",
+        "confusion_matrix",
+        "per_class",
+        "calibration",
+        "activations",
+        "reconstructions",
+        "maps",
+    ):
+        assert parts[key].count("<img") == 1
+    assert parts["dimensions"].count("<img") == 3  # a grid for each class
+    assert (
+        "With and without its routing" in parts["routing"]
+        and "Measured on 8 test images" in parts["routing"]
+    )
+    assert "Precision" in parts["per_class"]
+
+
+def test_the_same_run_gives_the_same_page(finished):
+    once, again = (sections.curves(finished).body for _ in range(2))
+    assert once == again
+
+
+def test_names_are_text_whatever_they_hold(finished, plain):
+    images = replace(finished.images, classes=HOSTILE)
+    measured = score(finished.activations.flip(1), images.labels, HOSTILE)
+    hostile = replace(
+        finished,
+        images=images,
+        measured=measured,
+        figures=measured.to_dict(),
+        diagnosed=0,
+        config=finished.config.updated(data="<data>&.npz"),
+    )
+    content = page(
+        "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
+    )
+    found = check(content)
+    for name in HOSTILE:
+        assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in found.text
+    assert "Taken for" in found.text and "<data>&.npz" in found.text and "foot <&>" in found.text
+    assert "it says the class's number in the table below" in found.text
+
+
+def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
+    activations = torch.full((12, 3), 0.1)
+    activations[torch.arange(12), finished.images.labels] = 0.5
+    label, other = int(finished.images.labels[4]), (int(finished.images.labels[4]) + 1) % 3
+    activations[4, other] = 0.9
+    activations[7, int(finished.images.labels[7] - 1) % 3] = 0.6
+    shown = classes.mistakes(with_activations(finished, activations))
+    assert (
+        "2 of the 12 test images looked at are wrong" in shown.about
+        and "The bars are lengths" in shown.about
+    )
+    assert shown.rows[0] == (str(label), str(other), "0.500", "0.900")
+    assert [row[2:] for row in shown.rows] == [("0.500", "0.900"), ("0.500", "0.600")]
+    assert shown.figure is not None
+    activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
+    assert "None: all of the 12" in classes.mistakes(with_activations(finished, activations)).about
+
+
+def with_activations(run, activations):
+    return replace(run, measured=score(activations, run.images.labels, run.classes))
+
+
+def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, plain):
+    found = finished.measured.to_dict() | {"accuracy": 0.25, "error": 0.75}
+    (run / "evaluation.json").write_text(json.dumps(found))
+    recorded = open_finished(run)
+    assert recorded.accuracy == recorded.found.accuracy == 0.25
+    body = sections.summary(recorded).body
+    assert "25.00 % of 12 images" in body
+    assert "The figures are those of evaluation.json. Measured again for this report" in body
+    assert "evaluation.json" not in sections.summary(finished).body
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "is no readable evaluation"),
+        ("5", "is no readable evaluation"),
+        ('{"accuracy": 1}', "does not hold the figures of an evaluation"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_read_is_named(run, content, complaint):
+    (run / "evaluation.json").write_text(content)
+    with pytest.raises(
+        RunError, match=rf"evaluation\.json: {complaint}.*write it anew with: torchcaps evaluate"
+    ):
+        open_finished(run)
+
+
+def test_an_evaluation_of_other_classes_is_named(run, finished):
+    (run / "evaluation.json").write_text(
+        json.dumps(finished.measured.to_dict() | {"classes": ["a", "b", "c"]})
+    )
+    with pytest.raises(RunError, match="its classes are not those of the model"):
+        open_finished(run)
+
+
+def test_of_many_test_images_some_are_looked_at_and_the_figures_stay_whole(run, finished):
+    (run / "evaluation.json").write_text(json.dumps(finished.measured.to_dict()))
+    few = open_finished(run, most_images=5)
+    assert (len(few.images), few.total, few.figures["num_samples"]) == (5, 12, 12)
+    assert (
+        "Mistakes and pictures are those of 5 evenly spread of 12 test images"
+        in sections.summary(few).body
+    )
+    (run / "evaluation.json").unlink()
+    assert len(open_finished(run, most_images=5).images) == 12
+
+
+def test_a_run_that_is_not_finished_says_how_to_go_on(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"epochs": 7}))
+    with pytest.raises(
+        RunError,
+        match=r"has done 3 of 7 epochs; continue it with: torchcaps train capsnet .* --resume",
+    ):
+        write_report(run)
+    assert not (run / "report.html").exists()
+    (run / "config.json").write_text(json.dumps(config | {"epochs": 7, "stop_at": 0.01}))
+    assert len(open_finished(run).epochs) == 3
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match="has done 0 of 7 epochs"):
+        open_finished(run)
+    (run / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="no trained model here"):
+        open_finished(run)
+
+
+def test_what_is_no_run_is_refused(run, tmp_path):
+    for path in (tmp_path / "absent", run / "model.safetensors"):
+        with pytest.raises(RunError, match="no run folder"):
+            write_report(path)
+
+
+@pytest.mark.parametrize("write", [write_report, lambda run: write_comparison([run, run.parent])])
+def test_without_matplotlib_the_way_out_is_named(run, monkeypatch, write):
+    monkeypatch.setattr(html, "can_plot", lambda: False)
+    with pytest.raises(
+        ImportError, match=r"a report needs matplotlib .* pip install 'torchcaps\[plots\]'"
+    ):
+        write(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"), [({"images": 0}, "images"), ({"diagnose": 1}, "diagnose")]
+)
+def test_options_that_cannot_be_are_refused(run, options, complaint):
+    with pytest.raises(ValueError, match=f"{complaint}: expected at least"):
+        write_report(run, **options)
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
+    monkeypatch.setattr(html, "sections_of", lambda run: [])
+    path = write_report(run, output=run / "new" / "page.html")
+    before = path.read_bytes()
+    monkeypatch.setattr(
+        "os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(TrainingError, match="No space left on device"):
+        write_report(run, output=path)
+    assert path.read_bytes() == before
+    assert left_behind(run) == []
+
+
+def test_a_model_without_decoder_says_so(blind, plain):
+    found = replace(open_finished(blind), diagnosed=0)
+    assert "no decoder, so nothing is drawn" in sections.summary(found).body
+    keys = [section.key for section in sections.sections_of(found)]
+    assert "maps" in keys and not {"reconstructions", "dimensions", "routing"} & {*keys}
+    check(page("t", sections.lead(found), sections.sections_of(found), "f"))
+
+
+def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, plain):
+    options = {"channels": [4, 4], "hidden": [8]}
+    config = tiny(bars, epochs=1).updated(model="cnn_smallnorb", model_options=options)
+    found = open_finished(train(config, tmp_path / "cnn").path)
+    parts = {section.key: section.body for section in sections.sections_of(found)}
+    assert not {"reconstructions", "dimensions", "maps", "routing"} & {*parts}
+    assert "probabilities; no capsules; no decoder" in parts["summary"]
+    assert "trained with the cross entropy loss" in parts["summary"]
+    assert "of the activations of test images, whatever the training loss is" in parts["summary"]
+    assert "The loss is the cross entropy loss" in parts["curves"]
+    assert "its largest output" in parts["calibration"]
+    assert "not probabilities" not in html._foot([found])
+    check(page("t", sections.lead(found), sections.sections_of(found), "f"))
+
+
+def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, plain):
+    options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
+    config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
+    found = replace(open_finished(train(config, tmp_path / "matrix").path), diagnosed=4)
+    assert classes.maps(found).figure is not None
+    routing = classes.routing(found).body
+    assert "conv_capsules.0" in routing and "class_capsules" in routing
+    assert "no decoder" in sections.summary(found).body
+    assert "spread loss, whose margin rises" in sections.curves(found).body
+    assert (
+        "The activation of a capsule" in sections.sections_of(replace(found, diagnosed=0))[4].body
+    )
+    assert "are numbers in [0, 1]" in html._foot([found])
+
+
+def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
+    torch.manual_seed(0)
+    pairs = make_pairs(load_dataset(str(bars), "test"), max_shift=1)
+    model = create_model(
+        "capsnet", num_classes=3, img_size=pairs.img_size, channels=8, primary_types=2
+    )
+    model.classes = pairs.classes
+    task = Several(model, TrainConfig(), pairs)
+    measured = task.evaluate(pairs)
+    several = replace(
+        finished,
+        task=task,
+        images=pairs,
+        total=len(pairs),
+        measured=measured,
+        figures=measured.to_dict(),
+        diagnosed=8,
+    )
+    assert several.accuracy == pytest.approx(float(several.right.double().mean())) == measured.exact
+    parts = sections.sections_of(several)
+    told = check(page("t", sections.lead(several), parts, "f")).text
+    for words in (
+        "have all their classes found",
+        "At least one found",
+        "is among its 2 most active ones",
+        "one at a time",
+        "need one class an image",
+        " + ",
+    ):
+        assert words in told, words
+    assert "images of two overlapping classes" in next(
+        part.body for part in parts if part.key == "overlaps"
+    )
+    beside = comparison.figures({"a": several, "b": several}).body
+    assert "all of their classes found" in beside
+    assert "needs one class an image" in comparison.classes({"a": several, "b": several}).body
+    with pytest.raises(
+        RunError,
+        match="was trained for the task classify, and .* for several; only runs of the same",
+    ):
+        comparison.check_same_task([several, finished])
+
+
+@pytest.fixture
+def clouds(bars, tmp_path, monkeypatch):
+    """A finished run of a task of somebody else, with a loss, a score and a figure of its own."""
+    from torchcaps.tasks import _base
+
+    monkeypatch.setattr(_base, "_TASKS", {**_base._TASKS})
+    monkeypatch.setattr(sections, "_SECTIONS", {**sections._SECTIONS})
+
+    @register_task("clouds")
+    class Clouds(Task):
+        """How dark images come out."""
+
+        score, losses = "darkness", ("glow",)
+
+        def batch(self, images, indices, generator):
+            return (images.float_images(indices),)
+
+        def forward(self, batch, share):
+            glow = self.model(batch[0]).square().mean()
+            return {"loss": 2 * glow, "glow": glow}
+
+        def outcome(self, batch):
+            glow = self.model(batch[0]).square().mean(dim=1)
+            return {"loss": glow, "darkness": -glow}
+
+        def report_items(self, found, images):
+            return [
+                ReportItem(
+                    "sky",
+                    "The sky",
+                    "What is < above.",
+                    heads=("What", "How"),
+                    rows=(("sun", "high"),),
+                )
+            ]
+
+    return train(
+        tiny(bars, epochs=2, reconstruction=None).updated(task="clouds"), tmp_path / "clouds"
+    ).path
+
+
+def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
+    page = write_report(clouds).read_text(encoding="utf-8")
+    found = check(page)
+    assert [a["id"] for a in found.all("h2")] == ["summary", "curves", "sky", "configuration"]
+    figures = open_finished(clouds).measured.figures
+    for words in (
+        "clouds, trained with the glow loss",
+        f"{figures['darkness']:.4f}",
+        "Measured: darkness",
+        "The loss is the glow loss",
+        "What is < above.",
+        "sun high",
+    ):
+        assert words in found.text, words
+    assert "Validation darkness goes from" in found.all("img")[0]["alt"]
+    both = write_comparison([clouds, shutil.copytree(clouds, clouds.parent / "again")])
+    told = check(both.read_text(encoding="utf-8")).text
+    assert "darkness" in told and "Is one better?" not in told and "accuracy" not in told
+    with pytest.raises(
+        RunError, match="the task clouds gives no right and wrong answers to compare"
+    ):
+        compare_folders([clouds], [clouds.parent / "again"])
+
+
+def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plain):
+    @register_section("clouds")
+    def rain(run):
+        return ReportItem("rain", "Rain", f"None on {len(run.images)} images.")
+
+    @register_section()
+    def nothing(run):
+        return None
+
+    with pytest.raises(ValueError, match="section 'rain' is registered twice"):
+        register_section()(rain)
+    assert [part.key for part in sections.sections_of(open_finished(clouds))][-2:] == [
+        "rain",
+        "configuration",
+    ]
+    other = replace(open_finished(trained), diagnosed=0)
+    assert "rain" not in [part.key for part in sections.sections_of(other)]
+
+
+def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
+    other = shutil.copytree(trained, tmp_path / "other" / "run")
+    path = write_comparison([trained, blind, other])
+    assert path == trained / "comparison.html"
+    said = check(path.read_text(encoding="utf-8")).text
+    path.unlink()
+    for words in (
+        f"{trained.parent.name}/run",
+        "other/run",
+        "Parameters",
+        "Right there alone",
+        "Training time",
+        "Accuracy by class",
+        "model_options",
+        "give the same answers",
+    ):
+        assert words in said, words
+
+
+def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, tmp_path):
+    other = write_bars(tmp_path / "other.npz", seed=5)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"data": str(other)}))
+    runs = {"a": finished, "b": open_finished(run), "c": finished}
+    assert not comparison.same_images(runs["a"], runs["b"])
+    assert comparison.same_images(runs["a"], runs["c"])
+    body = comparison.difference(runs).body
+    assert body.count("not tested on the same images.") == 1
+    assert "The two models give the same answers, right or wrong, on all" in body
+
+
+def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
+    smaller = replace(
+        finished, images=replace(finished.images, images=finished.images.images[..., 1:])
+    )
+    assert comparison.same_images(finished, smaller)
+    elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
+    assert not comparison.same_images(finished, elsewhere)
+
+
+def test_the_one_that_is_better_is_named(finished):
+    perfect = torch.nn.functional.one_hot(finished.images.labels, 3).float()
+    runs = {
+        "bad": with_activations(finished, perfect.roll(1, dims=1)),
+        "good": with_activations(finished, perfect),
+    }
+    assert "This run is better on these images (+100.00 points" in comparison.difference(runs).body
+    turned = dict(reversed(runs.items()))
+    assert (
+        "The reference is better on these images (-100.00 points"
+        in comparison.difference(turned).body
+    )
+
+
+@pytest.mark.parametrize(
+    ("twice", "complaint"), [(False, "number of runs: expected at least 2"), (True, "got .* twice")]
+)
+def test_a_comparison_needs_different_runs(run, twice, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        write_comparison([run] * (1 + twice))
+
+
+def test_time_is_that_of_the_images_of_all_epochs(finished):
+    epochs = [
+        {"step": 4, "images_per_second": 8.0},
+        {"step": 8, "images": 20, "images_per_second": 10.0},
+    ]
+    assert replace(finished, epochs=epochs).seconds == 4 * 16 / 8 + 20 / 10
+    assert replace(finished, epochs=[{"step": 4, "images_per_second": 0.0}]).seconds is None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps import viz
+from torchcaps.errors import DataError, RunError
+from torchcaps.reporting import perturb_run, pictures, reconstruct_run
+from torchcaps.reporting.pictures import _file_names
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Own pictures of another size, two of them with the same name."""
+    for place in ("a/x.png", "b/x.png", "b/y.png"):
+        (tmp_path / "photos" / place).parent.mkdir(parents=True, exist_ok=True)
+        random = np.random.default_rng(len(place))
+        Image.fromarray(random.integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(
+            tmp_path / "photos" / place
+        )
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the drawing functions were given, without drawing it."""
+    calls = []
+    figure = viz.canvas.new_figure(1, 1)
+    for name in ("reconstructions", "perturbations"):
+        monkeypatch.setattr(viz, name, lambda *args, **named: calls.append((args, named)) or figure)
+    return calls
+
+
+def test_reconstructions_of_test_images_go_into_the_run(run):
+    path = reconstruct_run(run, per_class=1)
+    assert path == run / "plots" / "reconstructions.png"
+    with Image.open(path) as image:
+        assert min(image.size) > 100
+
+
+def test_the_same_seed_chooses_the_same_images_of_each_class(run, drawn):
+    for seed in (0, 0, 1):
+        reconstruct_run(run, per_class=2, seed=seed)
+    (first, *_), (again, *_), (other, *_) = (args for args, _ in drawn)
+    assert len(first) == 6
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_no_more_than_can_be_drawn_is_drawn_from_all_classes(run, drawn, monkeypatch):
+    assert pictures.MOST_PAIRS == viz.tiles.MOST_PAIRS
+    monkeypatch.setattr(pictures, "MOST_PAIRS", 4)
+    reconstruct_run(run, per_class=2)
+    [((_, _, labels), _)] = drawn
+    assert labels.tolist() == [0, 1, 1, 2]
+
+
+def test_own_images_have_no_wrong_answers(run, photos, drawn):
+    reconstruct_run(run, [photos])
+    [((images, rebuilt, labels), named)] = drawn
+    assert images.shape == rebuilt.shape == (3, 1, 18, 20)
+    assert torch.equal(labels, named["predictions"])
+
+
+def test_a_picture_goes_where_it_is_told(run, photos, tmp_path):
+    assert (
+        reconstruct_run(run, [photos / "b"], output=tmp_path / "new" / "r.jpg")
+        == tmp_path / "new" / "r.jpg"
+    )
+    assert (tmp_path / "new" / "r.jpg").exists()
+    assert not (run / "plots").exists()
+
+
+def test_a_model_file_draws_own_images_into_its_folder(run, photos):
+    assert (
+        reconstruct_run(run / "model.safetensors", [photos])
+        == run / "plots" / "reconstructions.png"
+    )
+
+
+def test_a_grid_for_each_class_named_after_it(run, drawn):
+    written = perturb_run(run, span=0.5, steps=3)
+    assert [path.name for path in written] == ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
+    for index, ((grid, offsets), named) in enumerate(drawn):
+        assert grid.shape == (16, 3, 1, 18, 20)
+        assert offsets.tolist() == [-0.5, 0.0, 0.5]
+        assert f"'{index}'" in named["title"]
+
+
+def test_a_grid_for_each_own_image_even_of_the_same_name(run, photos, drawn, tmp_path):
+    written = perturb_run(run, [photos], output=tmp_path / "grids")
+    assert [path.name for path in written] == ["perturb_x.png", "perturb_x-2.png", "perturb_y.png"]
+    assert all(path.exists() for path in written)
+
+
+def test_names_of_files_are_safe_and_each_once():
+    names = ["a/b", "a b", "A_B", "ünï", "a_b-2", "..", ""]
+    found = _file_names(names)
+    assert found == ["a_b", "a_b-2", "A_B-3", "ünï", "a_b-2-2", "__", ""]
+    assert len({name.lower() for name in found}) == len(names)
+
+
+@pytest.mark.parametrize("draw", [reconstruct_run, perturb_run])
+def test_a_model_without_decoder_is_refused_in_one_sentence(blind, draw):
+    with pytest.raises(RunError, match="blind: this model has no decoder"):
+        draw(blind)
+    assert not (blind / "plots").exists()
+
+
+@pytest.mark.parametrize("draw", [reconstruct_run, perturb_run])
+def test_images_that_are_none_are_named(run, draw, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    for path in (tmp_path / "bad.png", tmp_path / "absent.png"):
+        with pytest.raises(DataError, match=path.name):
+            draw(run, [path])
+    assert not (run / "plots").exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "complaint"), [({"steps": 1}, "steps"), ({"span": -1.0}, "span")]
+)
+def test_a_grid_that_cannot_be_is_refused(run, named, complaint):
+    with pytest.raises(ValueError, match=f"{complaint}: expected at least"):
+        perturb_run(run, **named)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from torchcaps import viz
+from torchcaps.errors import DataError, RunError
+from torchcaps.reporting import evaluation_folder, finish_run, open_run, write_evaluation
+from torchcaps.reporting import run as run_module
+from torchcaps.reporting.epochs import epochs_of
+from torchcaps.training import RunFolder
+from training.makers import left_behind, write_bars
+
+PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class", "reconstructions")
+
+
+def test_a_run_opens_with_its_own_test_images(run, bars):
+    task, images = open_run(run)
+    assert (task.name, task.loss) == ("classify", "margin")
+    assert task.model.classes == images.classes == ("0", "1", "2")
+    assert len(images) == 12
+    assert len(open_run(run, split="train")[1]) == 48
+
+
+def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path):
+    other = write_bars(tmp_path / "other.npz", count=30, size=(30, 42))
+    _, images = open_run(run, data=str(other))
+    assert images.images.shape[1:] == (1, 18, 20)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_other_classes_are_refused_with_both_sides_named(run, tmp_path, classes):
+    other = write_bars(tmp_path / "other.npz", classes=classes)
+    with pytest.raises(RunError) as raised:
+        open_run(run, data=str(other))
+    names = ", ".join(str(k) for k in range(classes))
+    assert (
+        str(raised.value)
+        == f"{other}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
+    )
+
+
+def test_many_classes_are_not_all_listed(run):
+    with pytest.raises(
+        RunError, match=r"digits: its 10 classes \(0, 1, 2, 3, 4, \.\.\.\) are not the model's 3"
+    ):
+        open_run(run, data="digits")
+
+
+def test_a_model_file_needs_to_be_told_its_data(run, bars):
+    with pytest.raises(
+        RunError, match="a model file does not say what data it was trained on; give --data"
+    ):
+        open_run(run / "model.safetensors")
+    assert len(open_run(run / "model.safetensors", data=str(bars))[1]) == 12
+
+
+def test_a_model_alone_in_a_folder_has_no_data_of_its_own(run):
+    (run / "config.json").unlink()
+    with pytest.raises(RunError, match=r"no run folder, or none with a config\.json"):
+        open_run(run)
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "expected"),
+    [
+        (None, "test", "run"),
+        (None, "train", "run/evaluations/own-train"),
+        ("digits", "test", "run/evaluations/digits-test"),
+        ("some/where/photos.npz", "test", "run/evaluations/photos-test"),
+    ],
+)
+def test_where_an_evaluation_belongs(run, data, split, expected):
+    assert evaluation_folder(run, data, split) == run.parent / expected
+    assert evaluation_folder(run / "model.safetensors", data, split) == run.parent / expected
+
+
+def test_finishing_writes_the_figures_and_every_plot(run):
+    found = finish_run(RunFolder.open(run))
+    written = json.loads((run / "evaluation.json").read_text())
+    assert written == json.loads(json.dumps(found.to_dict()))
+    assert {"accuracy", "error", "per_class", "num_samples"} <= written.keys()
+    assert sorted(path.stem for path in (run / "plots").iterdir()) == sorted(PLOTS)
+    for path in (run / "plots").iterdir():
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 100
+    assert left_behind(run) == []
+
+
+def test_the_curves_compare_like_with_like(run, monkeypatch):
+    given = []
+
+    def draw(rows, **names):
+        given.extend(rows)
+        assert names == {"loss": "margin", "score": "accuracy"}
+        return viz.canvas.new_figure(1, 1)
+
+    monkeypatch.setattr(viz, "curves", draw)
+    run_module.training_figure(epochs_of(RunFolder.open(run)), "margin")
+    assert [row["epoch"] for row in given] == [1, 2, 3]
+    rows = [row for row in RunFolder.open(run).rows() if row["kind"] == "epoch"]
+    assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
+    assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
+
+
+def test_curves_of_early_versions_are_those_of_the_loss_that_they_called_margin(monkeypatch):
+    monkeypatch.setattr(viz, "curves", lambda rows, **_: rows)
+    training_figure = run_module.training_figure
+    early = [{"epoch": 1, "train_loss": 3.0, "train_margin": 2.0, "val_loss": 1.0}]
+    assert training_figure(early, "spread")[0]["train_loss"] == 2.0
+    late = [{"epoch": 1, "train_loss": 3.0, "train_spread": 2.5, "train_margin": 2.0}]
+    assert training_figure(late, "spread")[0]["train_loss"] == 2.5
+    assert training_figure([{"epoch": 1, "train_loss": 3.0}], "spread")[0]["train_loss"] == 3.0
+
+
+def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
+    monkeypatch.setattr(run_module, "can_plot", lambda: False)
+    first = finish_run(RunFolder.open(run)).to_dict()
+    assert finish_run(RunFolder.open(run)).to_dict() == first
+
+
+def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
+    monkeypatch.setattr(run_module, "can_plot", lambda: False)
+    finish_run(RunFolder.open(run))
+    assert (run / "evaluation.json").exists()
+    assert not (run / "plots").exists()
+
+
+def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
+    finish_run(RunFolder.open(blind))
+    assert sorted(path.stem for path in (blind / "plots").iterdir()) == sorted(
+        set(PLOTS) - {"reconstructions"}
+    )
+
+
+def test_test_images_that_are_gone_leave_the_trained_model_and_say_where_it_is(run, bars, tmp_path):
+    moved = shutil.copy(bars, tmp_path / "gone.npz")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"data": str(moved)}))
+    Path(moved).unlink()
+    with pytest.raises(
+        DataError,
+        match=r"gone\.npz.*; the model is trained and kept in .*model\.safetensors, but not",
+    ):
+        finish_run(RunFolder.open(run))
+    assert (run / "model.safetensors").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(run, bars):
+    task, images = open_run(run)
+    found = task.evaluate(images)
+    (run / "file").write_text("mine")
+    with pytest.raises(RunError, match="file/deep: the folder cannot be made"):
+        write_evaluation(run / "file" / "deep", found, task, images)
+    assert (run / "file").read_text() == "mine"

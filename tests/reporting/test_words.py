@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from torchcaps.reporting.words import counted, duration, percent, setting, telling
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.2, "1 s"),
+        (89, "89 s"),
+        (91, "2 min"),
+        (840, "14 min"),
+        (5390, "1 h 30 min"),
+        (90_000, "25 h 0 min"),
+    ],
+)
+def test_durations(seconds, expected):
+    assert duration(seconds) == expected
+
+
+def test_counts():
+    assert [counted(n, "epoch") for n in (0, 1, 1200)] == ["0 epochs", "1 epoch", "1,200 epochs"]
+
+
+def test_shares():
+    assert (percent(0.99434), percent(0), percent(None)) == ("99.43 %", "0.00 %", "–")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "none"),
+        (True, "yes"),
+        (False, "no"),
+        (0.0005, "0.0005"),
+        ("mnist", "mnist"),
+        ([32, 24], "32 × 24"),
+        ({"routing": "uniform", "bias": None}, "routing = uniform, bias = none"),
+        ({}, "none"),
+    ],
+)
+def test_settings(value, expected):
+    assert setting(value) == expected
+
+
+def test_runs_are_named_by_the_shortest_ends_that_tell_them_apart():
+    assert telling(["runs/a", "runs/b"]) == ["a", "b"]
+    assert telling(["one/x/seed-0", "two/x/seed-0"]) == ["one/x/seed-0", "two/x/seed-0"]
+    assert telling(["alone"]) == ["alone"]
+    same = telling(["twice", "twice"])
+    assert same[0] == same[1]

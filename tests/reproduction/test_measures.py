@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchcaps.data import load_dataset
+from torchcaps.errors import DataError
+from torchcaps.reproduction import MEASURES, register_measure
+from torchcaps.reproduction.measures import finished
+from torchcaps.tasks import create_task
+from torchcaps.training import TrainConfig, train
+from torchcaps.types import ModelSpec
+
+TINY = {"channels": 8, "primary_types": 2}
+
+
+def trained(folder, **changes):
+    settings = {
+        "model": "capsnet",
+        "model_options": TINY,
+        "data": "digits",
+        "epochs": 1,
+        "epoch_size": 32,
+        "batch_size": 16,
+        "holdout": 40,
+        "shift": 0,
+        "device": "cpu",
+    }
+    config = TrainConfig.of(**(settings | changes))
+    return finished(train(config, folder / "run"), config)
+
+
+def few(monkeypatch, count=24):
+    monkeypatch.setattr("torchcaps.reproduction.measures.SOME", count)
+    monkeypatch.setattr("torchcaps.reproduction.measures.ATTACKED", count)
+    return count
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def cnn(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("cnn"), model="cnn_matched")
+
+
+def test_random_test_images_are_the_same_for_every_model(digits, cnn):
+    assert torch.equal(digits.some(20).images, cnn.some(20).images)
+    assert not torch.equal(digits.some(20).images, digits.images.images[:20])
+
+
+def test_the_images_held_out_are_those_that_the_model_was_chosen_with(digits):
+    row = digits.run.rows()[-1]
+    assert len(digits.held_out()) == 40
+    assert MEASURES["validation"](digits)["validation_error"] == pytest.approx(
+        1 - row["val_accuracy"], abs=0.05
+    )
+
+
+def test_robustness_of_a_capsule_network_and_of_a_cnn(digits, cnn, monkeypatch):
+    few(monkeypatch)
+    found, other = MEASURES["robustness"](digits), MEASURES["robustness"](cnn)
+    shares = (
+        "affine_accuracy",
+        "fgsm_accuracy",
+        "bim_accuracy",
+        "pgd_accuracy",
+        "auroc_inverted",
+        "auroc_noise",
+    )
+    for figures in (found, other):
+        assert all(0 <= figures[name] <= 1 for name in shares)
+    assert 0 <= found["detected"] <= 1
+    assert "detected" not in other  # there is no decoder in a CNN
+
+
+def test_routing_is_measured_where_there_is_routing(digits, cnn, monkeypatch):
+    few(monkeypatch)
+    for name in ("ablation", "diagnostics"):
+        assert MEASURES[name](cnn) == {}
+    assert 0 <= MEASURES["ablation"](digits)["uniform_at_test_error"] <= 1
+    found = MEASURES["diagnostics"](digits)
+    assert 0 <= found["coupling_entropy"] <= 1
+    assert "verdicts" in found["diagnosis"]
+
+
+def test_composites_are_taken_apart_only_where_there_are_any(digits, tmp_path, monkeypatch):
+    few(monkeypatch)
+    assert MEASURES["segmentation"](digits) == {}
+    pairs = trained(tmp_path, data="multi-digits")
+    found = MEASURES["segmentation"](pairs)
+    assert 0 <= found["iou"] <= 1
+    assert found["pixel_mse"] > 0
+    assert found["ink_absent"] > 0
+    for name in ("placed", "viewpoints", "ablation", "diagnostics", "robustness"):
+        assert MEASURES[name](pairs) == {}  # they need one class an image
+
+
+def test_the_score_of_another_task_is_called_by_its_name(digits):
+    class Other(type(digits.task)):
+        score = "sharpness"
+
+        def figures(self, outcomes):
+            return {"loss": 0.0, "sharpness": 0.25}
+
+    other = replace(digits, task=Other(digits.model, digits.config))
+    assert MEASURES["validation"](other) == {"validation_sharpness": 0.25}
+
+
+def test_clean_digits_are_those_placed_and_not_transformed(tmp_path):
+    found = trained(tmp_path, data="affine-digits")
+    clean = MEASURES["placed"](found)["clean_error"]
+    whole = load_dataset("placed-digits", "test")
+    right = (found.model(whole.float_images()).argmax(dim=1) == whole.labels).float().mean()
+    assert clean == pytest.approx(1 - float(right), abs=1e-6)
+    assert len(found.images) == 4 * len(whole)
+
+
+def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp_path, monkeypatch):
+    """The digits stand for familiar and novel views: what counts is which model is asked about which images."""
+    images = {"a-familiar": load_dataset("digits", "test").subset(range(20))}
+    monkeypatch.setattr(
+        "torchcaps.reproduction.measures.load_dataset", lambda name, *_, **__: images[name]
+    )
+    for keep, epochs in ((True, 2), (False, 1)):
+        run = trained(tmp_path / str(keep), epochs=epochs, keep_epochs=keep)
+        found = MEASURES["viewpoints"](replace(run, config=run.config.updated(data="a")))
+        assert 0 <= found["familiar_error"] <= 1
+        assert ("curve" in found) == keep
+        if keep:
+            assert len(found["curve"]["novel"]) == 2
+            best = [row["best"] for row in run.run.rows() if row["kind"] == "epoch"]
+            last = max(k for k, is_best in enumerate(best) if is_best)
+            assert found["curve"]["novel"][last] == pytest.approx(1 - found["novel_error"])
+
+
+def test_a_measure_has_a_name_of_its_own():
+    with pytest.raises(ValueError, match="measure 'ablation' is registered twice"):
+        register_measure(MEASURES["ablation"])
+
+
+def test_affnist_itself_is_measured_where_it_is_at_hand(digits, tmp_path, monkeypatch):
+    elsewhere = replace(digits, config=digits.config.updated(root=str(tmp_path)))
+    assert MEASURES["affnist"](elsewhere) == {}
+    (tmp_path / "affnist" / "test_batches").mkdir(parents=True)
+    (tmp_path / "affnist" / "test_batches" / "1.mat").write_bytes(b"no such file")
+    with pytest.raises(DataError, match=r"1\.mat"):
+        MEASURES["affnist"](elsewhere)
+    images = load_dataset("digits", "test").subset(range(20))
+    monkeypatch.setattr(
+        "torchcaps.reproduction.measures.load_dataset", lambda name, *_, **__: images
+    )
+    right = (digits.model(images.float_images()).argmax(dim=1) == images.labels).float().mean()
+    assert MEASURES["affnist"](digits)["affnist_error"] == pytest.approx(1 - float(right), abs=1e-6)
+
+
+class Templates(torch.nn.Module):
+    """Tells digits by their products with each class's mean: it is right, and can be led astray."""
+
+    spec = ModelSpec(activation="probability")
+
+    def __init__(self, images):
+        super().__init__()
+        x = images.float_images().flatten(1)
+        self.means = torch.nn.Parameter(
+            torch.stack([x[images.labels == k].mean(dim=0) for k in range(10)])
+        )
+
+    def forward(self, images):
+        return (images.flatten(1) @ self.means.T - self.means.square().sum(dim=1) / 2).softmax(
+            dim=1
+        )
+
+
+def test_attack_success_is_of_rightly_answered_images(cnn, monkeypatch):
+    few(monkeypatch, 48)
+    trained = replace(cnn, task=create_task(Templates(cnn.images), cnn.config))
+    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 0.15)
+    found = MEASURES["attack_success"](trained)
+    assert set(found) == {
+        f"{kind}{name}_success" for kind in ("", "targeted_") for name in ("fgsm", "bim")
+    }
+    assert 0 < found["targeted_fgsm_success"] < found["fgsm_success"] < 1
+    assert 0 < found["targeted_bim_success"] < found["bim_success"] < 1
+    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 0.0)
+    assert set(MEASURES["attack_success"](trained).values()) == {0.0}
+    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 1.0)
+    assert MEASURES["attack_success"](trained)["bim_success"] > 0.9

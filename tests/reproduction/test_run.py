@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from torchcaps.errors import RunError, UnknownNameError
+from torchcaps.reproduction import (
+    read_results,
+    reproduce,
+    results_table,
+    viewpoint_lines,
+    write_table,
+)
+from torchcaps.reproduction.run import RESULT, slug
+from torchcaps.training import Interrupted, RunFolder, load
+
+from .makers import SINGLE, recipe_of
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished experiment: its folder, recipe and results."""
+    folder = tmp_path_factory.mktemp("done")
+    recipe = recipe_of(folder)
+    return folder / "out", recipe, reproduce(recipe, folder / "out", seeds=2)
+
+
+def test_every_row_and_seed_is_a_run_that_is_measured(done):
+    folder, recipe, results = done
+    assert [(r.row, r.seed) for r in results] == [
+        (row.name, seed) for row in recipe.rows for seed in (0, 1)
+    ]
+    for result in results:
+        assert 0 <= result.figures["error"] <= 1
+        assert result.epochs == 1
+        assert result.seconds > 0
+        assert (
+            result.command == f"torchcaps reproduce mine --budget small --seeds {result.seed + 1}"
+        )
+        run = folder / "mine" / "small" / slug(result.row) / f"seed-{result.seed}"
+        model = load(run)
+        assert sum(p.numel() for p in model.parameters()) == result.parameters
+        assert RunFolder.open(run).config().run.seed == result.seed
+        evaluated = json.loads((run / "evaluation.json").read_text())
+        assert evaluated["error"] == result.figures["error"]
+    assert results[0].published == {"error": "1 %"}
+    assert results[0].figures["error"] != results[1].figures["error"]
+    assert "uniform_at_test_error" in results[0].figures
+    assert "uniform_at_test_error" not in results[2].figures  # there is no routing in a CNN
+
+
+def test_what_is_done_is_read_and_not_run_again(done):
+    folder, recipe, results = done
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    names = []
+    assert reproduce(recipe, folder, seeds=2, started=names.append) == results
+    assert names == []
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert sorted(read_results(folder), key=str) == sorted(results, key=str)
+
+
+def test_a_stopped_experiment_goes_on_where_it_was(done, tmp_path):
+    _, recipe, results = done
+    with pytest.raises(Interrupted):
+        reproduce(recipe, tmp_path, should_stop=lambda: True)
+    assert not list(tmp_path.rglob(RESULT))
+    [again] = reproduce(recipe, tmp_path, rows=["tiny"])
+    assert again.figures["error"] == results[0].figures["error"]
+
+
+def test_a_run_of_a_recipe_that_has_changed_is_refused(done, tmp_path):
+    folder, _, results = done
+    changed = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64", "epoch_size = 96"))
+    assert reproduce(changed, folder) == [
+        results[0],
+        results[2],
+    ]  # what is finished stays what it was
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+    with pytest.raises(
+        RunError,
+        match="was started with epoch_size 64, and the recipe has 96 now; remove the folder",
+    ):
+        reproduce(changed, tmp_path / "out")
+
+
+@pytest.mark.parametrize("damage", ["[" * 100_000, "{", "5", "[1]"])
+def test_a_run_with_a_damaged_configuration_is_refused_in_a_sentence(tmp_path, damage):
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+    [file] = (tmp_path / "out").rglob("config.json")
+    file.write_text(damage)
+    with pytest.raises(RunError, match="is no readable configuration"):
+        reproduce(recipe_of(tmp_path), tmp_path / "out")
+
+
+@pytest.mark.parametrize("line", ["batch_size = 32\n", "reconstruction = 0\n"])
+def test_what_is_left_to_rules_is_no_other_setting(tmp_path, line):
+    ruled = SINGLE.replace(line, "")
+    assert ruled != SINGLE
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
+    with pytest.raises(Interrupted):  # and not refused
+        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
+
+
+def test_all_images_instead_of_some_is_another_setting(tmp_path):
+    with pytest.raises(Interrupted):
+        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+    with pytest.raises(
+        RunError, match="was started with epoch_size 64, and the recipe has None now"
+    ):
+        reproduce(recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", "")), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"budget": "hour"}, "unknown budget of mine 'hour'"),
+        ({"rows": ["deep"]}, "unknown row 'deep'"),
+        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
+    ],
+)
+def test_what_there_is_not_is_said_before_anything_is_made(tmp_path, arguments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        reproduce(recipe_of(tmp_path), tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_measure_is_said_before_anything_is_made(tmp_path):
+    recipe = recipe_of(tmp_path, SINGLE.replace('["ablation"]', '["ablate"]'))
+    with pytest.raises(
+        UnknownNameError, match="unknown measure of mine 'ablate'; did you mean 'ablation'"
+    ):
+        reproduce(recipe, tmp_path / "out")
+
+
+def test_a_damaged_result_is_named(done, tmp_path):
+    file = tmp_path / "mine" / "small" / "cnn" / "seed-0" / RESULT
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    with pytest.raises(RunError, match=r"result.json: is no readable result"):
+        read_results(tmp_path)
+
+
+def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure(done):
+    folder, _, results = done
+    heading, first, second = results_table(results)
+    line = dict(zip(heading, first, strict=True))
+    errors = [100 * r.figures["error"] for r in results[:2]]
+    mean, deviation = sum(errors) / 2, abs(errors[0] - errors[1]) / 2**0.5
+    assert f"error {mean:.2f} ± {deviation:.2f} %" in line["measured"]
+    assert "uniform at test error" in line["measured"]
+    assert (line["published"], line["seeds"], line["epochs"]) == ("error 1 %", "2", "1")
+    assert dict(zip(heading, second, strict=True))["published"] == "-"
+    text = write_table(results, folder).read_text()
+    assert text.count("\n| mine | ") == 2
+    assert "torchcaps reproduce mine --budget small" in text
+
+
+def test_viewpoints_are_compared_at_equal_familiar_accuracy_seed_by_seed(done, tmp_path):
+    _, _, results = done
+    curves = [
+        {"familiar": [0.6, 0.8], "novel": [0.5, 0.7]},
+        {"familiar": [0.8, 0.9], "novel": [0.75, 0.8]},
+        {"familiar": [0.7, 0.8], "novel": [0.4, 0.6]},
+        {"familiar": [0.6, 0.8], "novel": [0.4, 0.55]},
+    ]
+    seen = [
+        replace(r, figures=r.figures | {"curve": curve})
+        for r, curve in zip(results, curves, strict=True)
+    ]
+    [line] = viewpoint_lines(seen)
+    assert line == (
+        "mine, small: at 80.0% on familiar views, 72.5% of novel ones for CapsNet, tiny and 57.5% for CNN: "
+        "+15.0 ± 7.1 points (2 seeds)"
+    )
+    assert line in write_table(seen, tmp_path).read_text()
+    [alone] = viewpoint_lines([seen[0], *seen[2:]])
+    assert "70.0% of novel ones for CapsNet, tiny and 60.0% for CNN: +10.0 points (1 seed)" in alone
+    assert viewpoint_lines(results) == viewpoint_lines(seen[:2]) == []
+    assert "equal accuracy" not in write_table(results, tmp_path).read_text()
+
+
+def test_names_of_rows_become_names_of_folders():
+    assert slug("CapsNet, 3 iterations (with decoder)") == "capsnet-3-iterations-with-decoder"

@@ -1,0 +1,378 @@
+"""The task without labels: its loss against NumPy, its clusters, its figures and pictures, and whole runs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchcaps as tc
+from torchcaps.data import ImageSet
+from torchcaps.evaluation.accuracy.clusters import (
+    kmeans,
+    linear_accuracy,
+    match_clusters,
+    nearest,
+)
+from torchcaps.models import SCAE
+from torchcaps.reporting import finish_run
+from torchcaps.tasks import create_task, list_tasks
+from torchcaps.tasks._base import mapped
+from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained, losses
+from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
+from torchcaps.training.optim import learning_rate
+
+MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def task_of(**settings):
+    torch.manual_seed(0)
+    return create_task(SCAE(1, 20, **MODEL), TrainConfig.of(**settings))
+
+
+def some(count=12, size=20):
+    """Images of noise."""
+    return ImageSet(
+        torch.rand(count, 1, size, size, generator=generator()),
+        torch.arange(count) % 2,
+        ("a", "b"),
+        "noise",
+    )
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Of 9 steps: 3 epochs of 3 batches."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 20, 22), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
+    return {
+        "model": "scae",
+        "model_options": MODEL,
+        "data": str(tmp_path / "noise.npz"),
+        "epochs": 3,
+        "batch_size": 8,
+        "holdout": 11,
+        "checkpoint_every": 2,
+        "device": "cpu",
+    }
+
+
+def test_the_loss_is_that_of_the_paper():
+    task = task_of().double().train()
+    images = some()
+    batch = task.batch(images, torch.arange(5), generator())
+    batch = mapped(batch, lambda x: x.double() if x.is_floating_point() else x)
+    with torch.no_grad():
+        found = task.model.explain(batch.images, None)
+        parts = losses(found, 2)
+    q = np.stack(
+        [
+            [sum(found.posterior[b, m, k].item() for m in range(3)) / 3 for k in range(4)]
+            for b in range(5)
+        ]
+    )
+    a = np.array(
+        [[max(found.objects.log_weight[b, k].exp().tolist()) for k in range(4)] for b in range(5)]
+    )
+    np.testing.assert_allclose(explained(found), q)
+
+    def uncertainty(p):
+        p = p / p.sum()
+        return -sum(x * math.log(x) for x in p)
+
+    expected = {
+        "pixels": -found.log_likelihood.mean().item(),
+        "poses": -found.part_log_likelihood.mean().item(),
+        "dynamic": 0.5 * (found.objects.dynamic.numpy() ** 2).sum() / 5,
+        "within": np.mean([uncertainty(p) for p in q]),
+        "between": -uncertainty(q.sum(axis=0)),
+        "objects": np.mean([(row.sum() - 4 / 2) ** 2 for row in a]),
+        "examples": np.mean([(column.sum() - 5 / 2) ** 2 for column in a.T]),
+    }
+    for name, value in expected.items():
+        assert parts[name].item() == pytest.approx(value), name
+    quiet = batch._replace(parts=None, objects=None, votes=None)
+    weights = {
+        "pixels": 1,
+        "poses": 1,
+        "dynamic": 10,
+        "within": 0.7,
+        "between": 0.2,
+        "objects": 2,
+        "examples": 0.35,
+    }
+    total = sum(weight * expected[name] for name, weight in weights.items())
+    assert task(quiet, 0.0)["loss"].item() == pytest.approx(total)
+    assert task(batch, 0.0)["loss"].item() != pytest.approx(total)  # with noise
+
+
+def test_poses_and_presences_are_weighted_by_the_model():
+    found = create_task(SCAE(1, 20, **MODEL, weights={"poses": 0.0}), TrainConfig())
+    assert found.model.weights["poses"] == 0
+    assert found.model.weights["objects"] == 2
+
+
+def test_agreement_is_the_cross_entropy_of_choosing_ones_own_view():
+    presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
+    z = np.log(presence.numpy() / (1 - presence.numpy()))
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    np.testing.assert_allclose(directions(presence), z)
+    likeness = np.exp(z[:3] @ z[3:].T / 0.1)
+    chosen = [
+        np.log(likeness[n, n] / side.sum())
+        for n in range(3)
+        for side in (likeness[n], likeness[:, n])
+    ]
+    assert agreement(presence).item() == pytest.approx(-np.mean(chosen))
+    alike = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
+    assert agreement(alike) < 0.01
+    assert agreement(torch.cat([alike[:3], alike[:3].roll(1, 0)])) > 5
+    sure = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
+    agreement(sure).backward()
+    assert sure.grad.isfinite().all()
+
+
+def test_parts_learn_first_and_then_objects_by_views():
+    torch.manual_seed(0)
+    model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
+    task = create_task(model, TrainConfig.of(degrees=20.0)).train()
+    batch = task.batch(some(), torch.arange(6), generator())
+    assert batch.again.shape == batch.images.shape
+    assert not torch.equal(batch.again, batch.images)
+
+    def learned(share):
+        model.zero_grad()
+        losses = task(batch, share)
+        losses["loss"].backward()
+        groups = (model.part_capsules, model.object_capsules)
+        return losses, [any(p.grad is not None for p in group.parameters()) for group in groups]
+
+    first, who = learned(0.74)
+    assert (first.keys(), who) == ({"loss", "pixels"}, [True, False])
+    torch.testing.assert_close(first["pixels"], -model.depict(batch.images, batch.parts)[3].mean())
+    second, who = learned(0.75)
+    assert (second.keys(), who) == ({"loss", "poses", "dynamic", "views"}, [False, True])
+    found = model.explain(torch.cat([batch.images, batch.again]))
+    torch.testing.assert_close(second["poses"], -found.part_log_likelihood.mean())
+    torch.testing.assert_close(second["views"], agreement(found.objects.presence))
+    torch.testing.assert_close(
+        second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
+    )
+    assert task.eval().batch(some(), torch.arange(4), generator()).again is None
+
+
+@pytest.mark.parametrize(("weights", "stages"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
+def test_objects_by_views_have_a_learning_rate_of_their_own(weights, stages):
+    rates, how = (
+        [],
+        {"lr": 1e-3, "schedule": "warmup_cosine", "epochs": 5, "batch_size": 8, "holdout": 4},
+    )
+    fit(
+        SCAE(1, 20, **MODEL, weights=weights),
+        some(36),
+        on_step=lambda _, told: rates.append(told["lr"]),
+        **how,
+    )
+    assert rates == [learning_rate(TrainConfig.of(**how), step, 20, stages) for step in range(20)]
+
+
+def test_clusters_are_of_what_the_views_compare():
+    task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
+    one, other = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    presence = torch.stack(
+        [0.1 * one, 5 * one, 0.1 * other, 5 * other]
+    ).sigmoid()  # unclear and clear ones
+    torch.testing.assert_close(
+        directions(presence), F.normalize(torch.stack([one, one, other, other]), dim=1)
+    )
+    outcomes = {
+        "pixels": torch.zeros(4),
+        "poses": torch.zeros(4),
+        "presence": presence,
+        "posterior": presence,
+        "labels": torch.tensor([0, 0, 1, 1]),
+    }
+    figures = task.figures(outcomes)
+    assert (figures["accuracy_presence"], figures["accuracy_posterior"]) == (1, 0.75)
+    task.model.forward = lambda pictures: presence
+    assert [answer["class"] for answer in task.eval().predict(torch.zeros(4, 1, 20, 20))] == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+def test_entropy():
+    shares = torch.tensor(
+        [[1.0, 0, 0, 0], [1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]], requires_grad=True
+    )
+    found = entropy(shares)
+    torch.testing.assert_close(
+        found, torch.tensor([0.0, math.log(2), math.log(4), 0.0]), atol=1e-6, rtol=1e-6
+    )
+    found.sum().backward()
+    assert shares.grad.isfinite().all()
+
+
+def test_noise_is_drawn_for_training_alone():
+    task, images = task_of(), some()
+    batch = task.train().batch(images, torch.arange(4), generator())
+    assert (batch.parts.shape, batch.objects.shape, batch.votes.shape) == (
+        (4, 3),
+        (4, 4),
+        (4, 4, 3),
+    )
+    assert max(noise.abs().max() for noise in batch[2:5]) <= 2
+    assert torch.equal(batch.votes, task.batch(images, torch.arange(4), generator()).votes)
+    assert task.eval().batch(images, torch.arange(4), generator())[2:] == (None, None, None, None)
+
+
+def test_labels_have_no_part_in_a_step():
+    task, images = task_of().train(), some()
+    other = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
+    both = [
+        task(task.batch(each, torch.arange(6), generator()), 0.0)["loss"]
+        for each in (images, other)
+    ]
+    assert torch.equal(*both)
+    assert (task.name, task.score, task.labeled) == ("unsupervised", "log_likelihood", False)
+    assert "unsupervised" in list_tasks()
+
+
+def test_clusters_are_named_one_to_one():
+    taken = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    assert match_clusters(taken, torch.tensor([2, 2, 1, 1, 1, 0, 0, 0]), 3).tolist() == [2, 1, 0]
+    both = match_clusters(
+        taken, torch.tensor([1, 1, 1, 1, 1, 0, 0, 0]), 3
+    )  # two classes for three clusters
+    assert both.tolist() == [1, -1, 0]
+    assert match_clusters(torch.tensor([0, 1, 1]), torch.tensor([4, 2, 2]), 2).tolist() == [4, 2]
+
+
+def test_kmeans_finds_clusters_that_are_far_apart():
+    centers = torch.tensor([[0.0, 0], [10, 0], [0, 10], [10, 10]])
+    points = centers.repeat_interleave(25, dim=0) + 0.3 * torch.randn(100, 2, generator=generator())
+    found = kmeans(points, 4, generator=generator())
+    means = points.view(4, 25, 2).mean(dim=1)
+    torch.testing.assert_close(found[nearest(means, found)], means)
+    assert torch.equal(found, kmeans(points, 4, generator=generator()))
+    assert (
+        kmeans(points[:2], 4, generator=generator()).isfinite().all()
+    )  # fewer points than clusters
+    assert kmeans(torch.ones(5, 2), 3, generator=generator()).eq(1).all()
+    with pytest.raises(ValueError, match="clusters: expected at least 1, got 0"):
+        kmeans(points, 0, generator=generator())
+
+
+def test_a_linear_map_tells_what_it_can():
+    points = torch.randn(400, 3, generator=generator())
+    labels = (points @ torch.tensor([1.0, -2, 0.5]) > 0.3).long()
+    assert linear_accuracy(points, labels) > 0.97
+    assert linear_accuracy(torch.zeros(400, 3), labels) == pytest.approx(0.5, abs=0.1)
+    assert math.isnan(linear_accuracy(points[:1], labels[:1]))
+
+
+def test_figures_name_clusters_in_training_alone():
+    task = task_of()
+    presence = torch.eye(4)[torch.tensor([0, 0, 1, 1, 0, 1, 0, 1])]
+    outcomes = {
+        "pixels": torch.full((8,), 3.0),
+        "poses": torch.full((8,), 2.0),
+        "presence": presence,
+        "posterior": presence,
+        "labels": torch.tensor([1, 1, 0, 0, 1, 0, 1, 0]),
+    }
+    figures = task.train().figures(outcomes)
+    assert (
+        figures["accuracy_presence"]
+        == figures["accuracy_posterior"]
+        == figures["linear_presence"]
+        == 1
+    )
+    assert (figures["loss"], figures["log_likelihood"]) == (5, -5)
+    other = outcomes | {"labels": 1 - outcomes["labels"]}
+    assert task.eval().figures(other)["accuracy_presence"] == 0  # names stay as they were found
+    assert task.train().figures(other)["accuracy_presence"] == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "views", "named"),
+    [
+        (2, 0.0, {"train_pixels", "train_within"}),
+        (4, 0.0, {"train_within"}),
+        (8, 9.0, {"train_pixels", "train_views"}),
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step, views, named):
+    options = {**MODEL, "weights": {"views": views}}
+    config, calls = TrainConfig.of(**settings | {"model_options": options}), iter(range(1, 100))
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", should_stop=lambda: next(calls) == step)
+    train(TrainConfig(), tmp_path / "stopped", resume=True)
+    for file in ("model.safetensors", "checkpoints/last.safetensors"):
+        assert (tmp_path / "whole" / file).read_bytes() == (
+            tmp_path / "stopped" / file
+        ).read_bytes()
+    rows = whole.rows()
+    assert {*named, "val_accuracy_presence", "val_linear_posterior"} <= rows[-1].keys()
+
+
+def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
+    run = train(TrainConfig.of(**settings), tmp_path / "run")
+    found = finish_run(run).to_dict()
+    assert found == json.loads((run.path / "evaluation.json").read_text())
+    plots = {path.name for path in (run.path / "plots").iterdir()}
+    assert {"templates.png", "parts.png", "objects.png"} <= plots
+    assert finish_run(run).to_dict() == found
+    model = tc.load(run.path)
+    task = create_task(model, TrainConfig())
+    [answer] = task.predict(some(1).images.expand(1, 1, 20, 20).new_zeros(1, 1, 20, 22))
+    assert 0 <= answer["cluster"] < 2
+    assert len(answer["objects"]) == 4
+    assert answer["objects"][0]["presence"] >= answer["objects"][1]["presence"]
+
+
+def test_what_it_refuses(settings, tmp_path):
+    with pytest.raises(
+        ValueError, match="task: discover takes a model of parts and objects, got CapsNet"
+    ):
+        create_task(
+            tc.create_model("capsnet", channels=8, primary_types=2),
+            TrainConfig.of(task="unsupervised"),
+        )
+    for options, words in (
+        ({"partz": 3}, "partz"),
+        ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
+        ({**MODEL, "weights": 3}, "weights: expected numbers by name, got 3"),
+        ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
+        ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            train(TrainConfig.of(**settings | {"model_options": options}), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_shows_figures_that_the_evaluation_has():
+    recipe, task = load_recipe("scae-mnist"), task_of()
+    outcomes = task.outcomes(some())
+    found = {*task.figures(outcomes), "num_samples"}
+    assert set(recipe.figures) <= found
+    for budget in recipe.budgets:
+        for row in recipe.rows_of(budget):
+            assert row.published.keys() <= found
+            config = recipe.resolve(row, budget)
+            size = config.data.img_size or (40 if config.data.name.startswith("placed") else 28)
+            with torch.device("meta"):
+                tc.create_model(
+                    config.model.name, in_chans=1, img_size=size, **config.model.options
+                )

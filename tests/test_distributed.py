@@ -1,0 +1,382 @@
+"""What the processes of one run exchange. torchrun starts this file, and each process writes how its checks went."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps import distributed as room
+from torchcaps.distributed import Ranks, counting, join, joined, leave, listening, parallel, synced
+from torchcaps.errors import TrainingError
+from torchcaps.nn.vb import VBRouting
+from torchcaps.tasks.unsupervised import TEMPERATURE, agreement, directions
+from torchcaps.types import LayerSizes
+
+WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
+CHECKS = [
+    "rows",
+    "exchange",
+    "first",
+    "norm",
+    "norm_of_no_rows",
+    "norm_of_rows_that_do_not_count",
+    "norm_of_one_value",
+    "norm_that_knows_one_value",
+    "norm_in_bf16",
+    "copy",
+    "gradient",
+    "agreement",
+]
+NORMS = [
+    (nn.BatchNorm1d(3), (3,)),
+    (nn.BatchNorm1d(3), (3, 5)),
+    (nn.BatchNorm2d(3), (3, 4, 2)),
+    (nn.BatchNorm2d(3, affine=False, eps=0.1), (3, 2, 2)),
+    (nn.BatchNorm1d(3, momentum=None), (3,)),
+    (nn.BatchNorm1d(3, track_running_stats=False), (3,)),
+]
+
+
+def close(ours, expected, tolerance=1e-9):
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+def check_rows(ranks):
+    assert joined() == ranks and ranks.main == (ranks.rank == 0)
+    for count in (0, 1, 2, 5, 7):
+        share = torch.arange(count)[ranks.rows(count)]
+        assert torch.equal(share, torch.arange(count).tensor_split(ranks.world)[ranks.rank])
+        assert torch.equal(ranks.cat(share), torch.arange(count))
+
+
+def check_exchange(ranks):
+    everyone = range(ranks.world)
+    values = torch.tensor([1.0, ranks.rank], dtype=torch.float64)
+    assert ranks.sum(values).tolist() == [ranks.world, sum(everyone)]
+    assert values.tolist() == [1, ranks.rank]
+    assert ranks.gather({"rank": ranks.rank}) == [{"rank": n} for n in everyone]
+    assert ranks.same([ranks.rank, "zero"]) == [0, "zero"]
+    uneven = torch.full((2 * ranks.rank, 3), ranks.rank, dtype=torch.uint8)  # rank 0 has none
+    assert ranks.cat(uneven)[:, 0].tolist() == [n for n in everyone for _ in range(2 * n)]
+    assert ranks.cat(torch.ones(1, requires_grad=True)[:0] > 0).shape == (0,)
+
+
+def check_first(ranks):
+    assert sum(ranks.gather(ranks.first())) == 1
+    assert not ranks.first()
+
+
+def trained(layer, images, weights, rows):
+    """Output, gradient of the images and gradients of the weights, of a sum over these rows."""
+    images = images.clone().requires_grad_()
+    layer.zero_grad()
+    out = layer(images[rows])
+    (out.sin() * weights[rows]).sum().backward()
+    return out.detach(), images.grad, [p.grad for p in layer.parameters()]
+
+
+def compare_norm(ranks, layer, shape, count):
+    torch.manual_seed(count)
+    images, weights = 3 + 5 * torch.randn(2, count, *shape, dtype=torch.float64)
+    layer = copy.deepcopy(layer).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    ours = synced(copy.deepcopy(layer), ranks)
+    for _ in range(2):  # the second time the running statistics are not those of the start
+        out, to_images, to_weights = trained(layer, images, weights, slice(None))
+        my_out, my_to_images, my_to_weights = trained(ours, images, weights, ranks.rows(count))
+        close(ranks.cat(my_out), out)
+        close(ranks.sum(my_to_images), to_images)
+        for mine, whole in zip(my_to_weights, to_weights, strict=True):
+            close(ranks.sum(mine), whole)
+    assert ours.state_dict().keys() == layer.state_dict().keys()
+    close(dict(ours.state_dict()), dict(layer.state_dict()))
+    ours.load_state_dict(layer.state_dict())
+    assert torch.equal(ours.eval()(images), layer.eval()(images))
+
+
+def check_norm(ranks):
+    for layer, shape in NORMS:
+        compare_norm(ranks, layer, shape, count=7)
+
+
+def check_norm_of_no_rows(ranks):
+    compare_norm(ranks, *NORMS[2], count=1)
+
+
+def check_norm_of_rows_that_do_not_count(ranks):
+    images, layer = torch.randn(2, 3, dtype=torch.float64), nn.BatchNorm1d(3).double()
+    ours, shares = (
+        synced(copy.deepcopy(layer), ranks),
+        [slice(0, 2), *[slice(0, 1)] * (ranks.world - 1)],
+    )
+    images = ranks.same(images)
+    with counting(2 if ranks.main else 0):
+        out = ours(images[shares[ranks.rank]])
+    close(out, layer(images)[shares[ranks.rank]])
+    close(dict(ours.state_dict()), dict(layer.state_dict()))
+
+
+def check_norm_of_one_value(ranks):
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        synced(nn.BatchNorm1d(3), ranks)(torch.zeros(1, 3)[ranks.rows(1)])
+    with pytest.raises(ValueError, match="expected 4D input"):
+        synced(nn.BatchNorm2d(3), ranks)(torch.zeros(5, 3))
+
+
+def check_norm_that_knows_one_value(ranks):
+    """By the rows of all processes, not by those of one."""
+    layer = VBRouting(normalized=True)
+    layer.learn(LayerSizes(2, 4, 3, 4))
+    for count in (ranks.world, ranks.world + 1, 1):
+        compare_norm(ranks, layer.norms[1], (3,), count)
+
+
+def check_norm_in_bf16(ranks):
+    torch.manual_seed(0)
+    images = (torch.randn(64, 3) + 30).bfloat16()
+    layer = nn.BatchNorm1d(3)
+    ours = synced(copy.deepcopy(layer), ranks)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, whole = ours(images[ranks.rows(64)]), layer(images)
+    assert out.dtype == whole.dtype == torch.bfloat16
+    close(ranks.cat(out), whole, 0.01)
+    close(dict(ours.state_dict()), dict(layer.state_dict()), 1e-5)
+
+
+def check_copy(ranks):
+    layer = synced(nn.Sequential(nn.BatchNorm1d(3)), ranks)
+    copied = copy.deepcopy(layer)
+    copied(torch.randn(4, 3))
+    assert layer[0].num_batches_tracked == 0 and copied[0].num_batches_tracked == 1
+    assert layer[0].running_mean.eq(0).all() and not copied[0].running_mean.eq(0).any()
+
+
+class Task(nn.Module):
+    """Has a part that no pass uses, and a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, images, labels):
+        return {"loss": nn.functional.cross_entropy(self.layers(images), labels)}
+
+
+def check_gradient(ranks):
+    torch.manual_seed(0)
+    images, labels = torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 3
+    torch.manual_seed(0)
+    whole = Task().double()
+    torch.manual_seed(ranks.rank)  # all start from the weights of rank 0
+    ours = synced(Task().double(), ranks)
+    wrapper = parallel(ours, ranks)
+    rows = ranks.rows(7)
+    for _ in range(3):
+        whole.zero_grad()
+        whole(images, labels)["loss"].backward()
+        wrapper.zero_grad()
+        share = ranks.world * (rows.stop - rows.start) / 7
+        (share * wrapper(images[rows], labels[rows])["loss"]).backward()
+        for (name, mine), expected in zip(ours.named_parameters(), whole.parameters(), strict=True):
+            assert (mine.grad is None) == (expected.grad is None) == name.startswith("unused")
+            if expected.grad is not None:
+                close(mine.grad, expected.grad)
+    close(dict(ours.state_dict()), dict(whole.state_dict()))
+
+
+def check_agreement(ranks):
+    """Views are told from those of all processes; some process may have none that counts."""
+    for count in (5, 1):
+        presence = torch.rand(
+            2, count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(count)
+        )
+        whole, ours = (presence.clone().requires_grad_() for _ in range(2))
+        likeness = directions(whole[0]) @ directions(whole[1]).mT / TEMPERATURE
+        own = torch.arange(count)
+        expected = (
+            sum(nn.functional.cross_entropy(each, own) for each in (likeness, likeness.mT)) / 2
+        )
+        expected.backward()
+        rows = ranks.rows(count)
+        mine = rows.stop - rows.start
+        with counting(mine):
+            loss = agreement(ours[:, rows if mine else slice(0, 1)].flatten(0, 1)) * (mine / count)
+        loss.backward()
+        close(ranks.sum(loss.detach()), expected.detach())
+        close(ranks.sum(ours.grad), whole.grad)
+
+
+def attempt(check, ranks):
+    try:
+        check(ranks)
+    except Exception:
+        return traceback.format_exc()
+    return "passed"
+
+
+def run_checks(folder):
+    with join(os.environ, "cpu") as ranks:
+        results = {name: attempt(globals()[f"check_{name}"], ranks) for name in CHECKS}
+    results["afterwards"] = "passed" if joined() == Ranks() else "still joined"
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
+
+
+def lose_one(folder, victim):
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # torchrun sends it when a process is lost, and SIGKILL 30 s later
+    with join(os.environ, "cpu") as ranks:
+        task = parallel(nn.Linear(9, 9), ranks)
+        try:
+            with listening():
+                for step in range(100_000):
+                    if step == 10 and ranks.rank == victim:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    task(torch.ones(1, 9)).sum().backward()
+                    ranks.gather(step)
+        except TrainingError as error:
+            results = {"error": str(error), "first": ranks.first() + ranks.first()}
+            (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
+        leave(1)
+
+
+def launch(folder, world, *arguments):
+    """Results by rank, and what was printed."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={world}",
+        __file__,
+    ]
+    environ = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(room.__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [*command, str(folder), *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    results = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
+    return results, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def checked(request, tmp_path_factory):
+    return request.param, *launch(tmp_path_factory.mktemp("ranks"), request.param)
+
+
+@pytest.mark.parametrize("name", [*CHECKS, "afterwards"])
+def test_processes_together(checked, name):
+    world, results, printed = checked
+    assert sorted(results) == list(range(world)), printed
+    for result in results.values():
+        assert result[name] == "passed", result[name]
+
+
+def test_leaving_prints_what_was_written(checked):
+    assert checked[2].count("leaving") == checked[0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_lost_process_is_one_sentence(tmp_path, world, victim):
+    results, printed = launch(tmp_path, world, str(victim))
+    assert sorted(results) == [rank for rank in range(world) if rank != victim], printed
+    for result in results.values():
+        assert (
+            result["error"].startswith("a process of this run was lost (")
+            and "--resume" in result["error"]
+        )
+        assert "gloo" not in result["error"]
+    assert sum(result["first"] for result in results.values()) == 1
+
+
+def test_a_process_alone_calls_nothing():
+    with join({}) as ranks:
+        assert ranks == joined() == Ranks(0, 1)
+    with join({"WORLD_SIZE": "1", "RANK": "0"}, "cuda:1") as ranks:
+        assert ranks.main and ranks.first() and ranks.first()
+    values = torch.ones(2)
+    assert ranks.sum(values) is ranks.cat(values) is ranks.same(values) is values
+    assert ranks.gather("it") == ["it"]
+    assert ranks.rows(5) == slice(0, 5)
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    assert parallel(synced(module, ranks), ranks) is module
+    assert "forward" not in vars(module[0])
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_an_environment_that_is_not_torchruns(missing):
+    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    del environ[missing]
+    with (
+        pytest.raises(TrainingError, match=f"{missing}: expected in the environment"),
+        join(environ),
+    ):
+        pass
+
+
+def test_a_device_that_processes_cannot_share(monkeypatch):
+    monkeypatch.setattr(room, "_store", None)
+    environ = {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+        "LOCAL_RANK": "1",
+    }
+    with (
+        pytest.raises(ValueError, match="device: expected auto, cpu or cuda .* got cuda:1"),
+        join(environ, "cuda:1"),
+    ):
+        pass
+    assert Ranks().first() and not Ranks().first()  # they have met, though they are no group
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with (
+        pytest.raises(TrainingError, match="a GPU for each process of this machine, found 1"),
+        join(environ, "cuda"),
+    ):
+        pass
+
+
+def test_a_process_that_does_not_come(monkeypatch):
+    monkeypatch.setattr(room, "_store", None)
+    monkeypatch.setattr(room, "PATIENCE", timedelta(seconds=1))
+    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    with pytest.raises(TrainingError, match="a process of this run was lost"), join(environ, "cpu"):
+        pass
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="out of memory"), listening():
+        raise RuntimeError("out of memory")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    room.PATIENCE = timedelta(seconds=30)
+    if len(sys.argv) == 2:
+        run_checks(Path(sys.argv[1]))
+    else:
+        lose_one(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.write("leaving\n")
+    leave(0)
