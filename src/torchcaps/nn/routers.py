@@ -145,8 +145,8 @@ class Router(nn.Module):
         """Route, in full precision under any autocast.
 
         ValueError for votes that do not fit, or a layer with a bias that this router does not add;
-        AblationUnsupportedError for an ablation of a router that does not take its couplings from the votes; RuntimeError for a router with
-        parameters that no layer has built.
+        AblationUnsupportedError for an ablation of a router that does not take its couplings from the
+        votes; RuntimeError for a router with parameters that no layer has built.
 
         Args:
             votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
