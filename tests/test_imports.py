@@ -13,7 +13,8 @@ SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"),
     ("plugins",),
-    ("ranks",),
+    ("registry",),
+    ("distributed",),
     ("settings",),
     ("functional",),
     ("kernels",),
@@ -27,8 +28,8 @@ ROOMS = [
     ("tasks",),
     ("training",),
     ("bench",),
-    ("report",),
-    ("reproduce",),
+    ("reporting",),
+    ("reproduction",),
     ("explorer",),
     ("cli",),
 ]
@@ -70,7 +71,13 @@ def test_every_room_has_its_place():
 
 def test_data_knows_only_types_errors_and_plugins():
     for path in (SOURCE / "data").rglob("*.py"):
-        assert set(imported_rooms(path)) <= {"types", "errors", "plugins", "data"}, path
+        assert set(imported_rooms(path)) <= {
+            "types",
+            "errors",
+            "plugins",
+            "registry",
+            "data",
+        }, path
 
 
 def test_plugins_know_only_errors():

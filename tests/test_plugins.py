@@ -33,7 +33,7 @@ def install(monkeypatch):
     """Install entry points of this file, by name; gives what was asked for."""
     for name in ("_failures", "_loaded"):
         monkeypatch.setattr(plugins, name, type(getattr(plugins, name))())
-    monkeypatch.setattr(routers, "_ROUTERS", dict(routers._ROUTERS))
+    monkeypatch.setattr(routers.ROUTERS, "_entries", dict(routers.ROUTERS._entries))
     asked = []
 
     def these(**points):

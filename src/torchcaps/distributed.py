@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.errors import TrainingError
+from torchcaps.errors import ArgumentError, TrainingError
 
 PATIENCE = timedelta(
     minutes=10
@@ -130,8 +130,8 @@ def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
 def _backend(device: str, local_rank: int) -> str:
     """What carries the tensors; where it is nccl, gloo carries those on the CPU. Sets the current GPU."""
     if device.startswith("cuda:"):
-        raise ValueError(
-            f"device: expected auto, cpu or cuda where there are several processes, got {device}"
+        raise ArgumentError(
+            "device", f"expected auto, cpu or cuda where there are several processes, got {device}"
         )
     if device != "cuda" and not (device == "auto" and torch.cuda.is_available()):
         return "gloo"

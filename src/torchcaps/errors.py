@@ -22,6 +22,22 @@ class TorchcapsError(Exception):
         super().__init__(one_line(message))
 
 
+class ArgumentError(TorchcapsError, ValueError):
+    """An argument or setting that cannot be used. The message begins with its name.
+
+    Attributes:
+        argument: name of the argument.
+    """
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}: {problem}")
+        self.argument = argument
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
+        """Pickle by the constructor's arguments."""
+        return ArgumentError, (self.argument, str(self).removeprefix(f"{self.argument}: "))
+
+
 class DataError(TorchcapsError):
     """A data set that is absent, damaged or unusable."""
 
@@ -79,14 +95,14 @@ def check_shape(
     last = shape[len(shape) - len(named) :]
     if not good or any(sizes.get(axis, n) != n for axis, n in zip(named, last, strict=True)):
         want = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
-        raise ValueError(f"{argument}: expected [{want}], got {named_shape(axes, shape)}")
+        raise ArgumentError(argument, f"expected [{want}], got {named_shape(axes, shape)}")
 
 
 def check_floating(**tensors: Tensor | None) -> None:
     """Raise ValueError unless each of these arguments is a tensor of floating point, or None."""
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
-            raise ValueError(f"{name}: expected floating point, got {tensor.dtype}")
+            raise ArgumentError(name, f"expected floating point, got {tensor.dtype}")
 
 
 def check_range(
@@ -96,7 +112,7 @@ def check_range(
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         one_sided = f"at least {low}" if high is None else f"at most {high}"
         bounds = one_sided if None in (low, high) else f"between {low} and {high}"
-        raise ValueError(f"{argument}: expected {bounds}, got {value}")
+        raise ArgumentError(argument, f"expected {bounds}, got {value}")
 
 
 def check_positive(**numbers: float) -> None:

@@ -10,7 +10,13 @@ from torch.nn import functional as F
 
 from torchcaps import functional
 from torchcaps import kernels as kernels  # every fast path registers itself
-from torchcaps.errors import UnknownNameError, check_floating, check_range, check_shape
+from torchcaps.errors import (
+    ArgumentError,
+    UnknownNameError,
+    check_floating,
+    check_range,
+    check_shape,
+)
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.routing.em import Beta, temperatures
 from torchcaps.functional.squash import full_precision
@@ -188,17 +194,19 @@ def _lazy(
             bias=votes.bias,
         )
         if votes.count % len(votes.weight):
-            raise ValueError(
-                f"weight: expected matrices for {votes.count} children, got {len(votes.weight)}"
+            raise ArgumentError(
+                "weight", f"expected matrices for {votes.count} children, got {len(votes.weight)}"
             )
         inner, in_dim = votes.weight.shape[2], pose.shape[-1]
         if in_dim % inner:
-            raise ValueError(
-                f"pose: expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}"
+            raise ArgumentError(
+                "pose",
+                f"expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}",
             )
         if pose.shape[:-1] != activation.shape:
-            raise ValueError(
-                f"activation: expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}"
+            raise ArgumentError(
+                "activation",
+                f"expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}",
             )
     return votes
 
@@ -213,8 +221,9 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         return None, "an exported program consists of torch's own operations"
     if torch._C._are_functorch_transforms_active():
         if impl != "auto":
-            raise ValueError(
-                f"impl: {impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference"
+            raise ArgumentError(
+                "impl",
+                f"{impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference",
             )
         return None, "torch.func transforms see through torch's own operations alone"
     paths, reasons = registry.PATHS[op], []
@@ -228,5 +237,7 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
             reasons.append(f"{path.impl}: {reason}")
     if impl != "auto":
         known = f"it has {', '.join(('reference', *names))}"
-        raise ValueError(f"impl: {impl!r} cannot run {op} here ({'; '.join(reasons) or known})")
+        raise ArgumentError(
+            "impl", f"{impl!r} cannot run {op} here ({'; '.join(reasons) or known})"
+        )
     return None, "; ".join(reasons)

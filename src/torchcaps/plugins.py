@@ -8,19 +8,16 @@ import importlib
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeVar
 
-from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
+from torchcaps.errors import TorchcapsError, one_line
 
 GROUP = "torchcaps.plugins"
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 _lock = RLock()
 _failures: list[str] = []  # of entry points, one sentence each
 _loaded: set[str] = set()  # the group, once its entry points are
@@ -31,41 +28,9 @@ class PluginError(TorchcapsError, ImportError):
     """A module that is there and fails when it is imported."""
 
 
-def find(kind: str, name: str, registry: Mapping[str, T]) -> T:
-    """The entry of a registry, or of what entry points add to it. Raises UnknownNameError where there is none."""
-    if name not in registry:
-        load_entry_points()
-    if name not in registry:
-        raise unknown(kind, name, registry)
-    return registry[name]
-
-
-def add(kind: str, name: str, thing: object, registry: MutableMapping[str, Any]) -> None:
-    """Put a thing into a registry. Raises ValueError for a name that is taken."""
-    if name in registry:
-        raise ValueError(f"{kind} {name!r} is registered twice")
-    registry[name] = thing
-
-
-def by_its_name(kind: str, registry: MutableMapping[str, F]) -> Callable[[F], F]:
-    """A decorator that puts a function into a registry by its own name; ValueError if that is taken."""
-
-    def register(function: F) -> F:
-        add(kind, function.__name__, function, registry)
-        return function
-
-    return register
-
-
-def names(registry: Iterable[str]) -> list[str]:
-    """The names of a registry, sorted, with those that entry points add."""
-    load_entry_points()
-    return sorted(registry)
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that no registry holds; it tells of plug-ins that failed, which may be why."""
-    return UnknownNameError(kind, name, known, note="; ".join(_failures))
+def failure_note() -> str:
+    """Plug-ins that could not be loaded, which may be why a name is unknown; empty where there are none."""
+    return "; ".join(_failures)
 
 
 def load_entry_points(tell: Callable[[str], None] | None = None) -> None:

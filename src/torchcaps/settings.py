@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torchcaps.errors import UnknownNameError, check_known, check_range
+from torchcaps.errors import ArgumentError, UnknownNameError, check_known, check_range
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 _WORDS = {
@@ -340,13 +340,13 @@ def _taken(name: str, value: Any, hint: Any) -> Any:
         return str(value)
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name}: expected {_WORDS[kind]}, got {value!r}")
+        raise ArgumentError(name, f"expected {_WORDS[kind]}, got {value!r}")
     if kind is float and not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number, got {value}")
+        raise ArgumentError(name, f"expected a finite number, got {value}")
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:  # of a dictionary
-        raise ValueError(f"{name}: expected plain values that a file can hold ({error})") from None
+        raise ArgumentError(name, f"expected plain values that a file can hold ({error})") from None
     return value
 
 
@@ -355,7 +355,7 @@ def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
     sides = (value, value) if pair and isinstance(value, int) else value
     good = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
     if not good or (pair and len(sides) != 2):
-        raise ValueError(
-            f"{name}: expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}"
+        raise ArgumentError(
+            name, f"expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}"
         )
     return tuple(sides)

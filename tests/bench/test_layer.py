@@ -31,7 +31,7 @@ class Noting(Router):
 @pytest.fixture
 def own(monkeypatch):
     """The name of a router that the library does not come with."""
-    monkeypatch.setattr(registry, "_ROUTERS", dict(registry._ROUTERS))
+    monkeypatch.setattr(registry.ROUTERS, "_entries", dict(registry.ROUTERS._entries))
     register_router("noting")(Noting)
     Noting.made.clear()
     Noting.given.clear()

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 @pytest.fixture
 def softened(tmp_path, monkeypatch):
     """The file of the page, imported; its name is forgotten afterwards."""
-    monkeypatch.setattr(registry, "_ROUTERS", dict(registry._ROUTERS))
+    monkeypatch.setattr(registry.ROUTERS, "_entries", dict(registry.ROUTERS._entries))
     first = re.search(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )

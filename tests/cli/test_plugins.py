@@ -24,10 +24,10 @@ from .conftest import the_sentence
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 REGISTRIES = (
-    routers._ROUTERS,
-    model_registry._MODELS,
-    data_registry._sets,
-    MEASURES,
+    routers.ROUTERS._entries,
+    model_registry.MODELS._entries,
+    data_registry.DATASETS._entries,
+    MEASURES._entries,
     recipes._ADDED,
 )
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")

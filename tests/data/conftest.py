@@ -46,6 +46,6 @@ def register(monkeypatch):
             sha256=sha256,
             sources=sources,
         )
-        monkeypatch.setitem(_registry._sets, "toy", (info, read_toy))
+        monkeypatch.setitem(_registry.DATASETS._entries, "toy", (info, read_toy))
 
     return add

@@ -125,7 +125,7 @@ def test_the_cause_is_kept(tmp_path):
 
 
 def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
+    monkeypatch.setattr(_registry.DATASETS, "_entries", dict(_registry.DATASETS._entries))
     info = DatasetInfo(
         name="toy",
         title="Toy",

@@ -146,9 +146,9 @@ def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(
     tmp_path, server, register, monkeypatch
 ):
     register(Mirror(server.url))
-    info, reader = _registry._sets["toy"]
+    info, reader = _registry.DATASETS["toy"]
     derived = replace(info, name="pairs-of-toys", made_from="toy")
-    monkeypatch.setitem(_registry._sets, "pairs-of-toys", (derived, reader))
+    monkeypatch.setitem(_registry.DATASETS._entries, "pairs-of-toys", (derived, reader))
     assert fetch_dataset("pairs-of-toys", tmp_path) == tmp_path / "toy"
     assert all(check.ok for check in verify("pairs-of-toys", cache_dir=tmp_path))
     (tmp_path / "toy" / "big").write_bytes(CONTENT["big"])  # as the stand-in's reader wants it

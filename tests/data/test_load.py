@@ -82,10 +82,10 @@ def test_the_root_goes_before_the_cache(tmp_path):
 
 def test_system_folders_come_last(tmp_path, monkeypatch):
     write_idx_set(tmp_path / "system", train=30, gz=True)
-    info, reader = _registry._sets["fashion-mnist"]
+    info, reader = _registry.DATASETS["fashion-mnist"]
     assert info.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
     moved = dataclasses.replace(info, system_folders=(tmp_path / "system",))
-    monkeypatch.setitem(_registry._sets, "fashion-mnist", (moved, reader))
+    monkeypatch.setitem(_registry.DATASETS._entries, "fashion-mnist", (moved, reader))
     found = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
     assert len(found) == 30
     assert found.classes[9] == "Ankle boot"
@@ -165,7 +165,7 @@ def toy_info(name="toy"):
 
 
 def test_a_new_set_is_one_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry, "_sets", dict(_registry._sets))
+    monkeypatch.setattr(_registry.DATASETS, "_entries", dict(_registry.DATASETS._entries))
 
     @register_dataset(toy_info())
     def read_toy(folder, split):
@@ -177,7 +177,7 @@ def test_a_new_set_is_one_function(tmp_path, monkeypatch):
     (tmp_path / "toy" / "toy.bin").touch()
     assert "toy" in list_datasets()
     assert len(load_dataset("toy", root=tmp_path)) == 2
-    with pytest.raises(ValueError, match="'toy' is registered twice"):
+    with pytest.raises(ValueError, match="'toy' is registered already"):
         register_dataset(toy_info())(read_toy)
 
 
@@ -200,7 +200,7 @@ def test_another_sets_files_are_refused(tmp_path):
 
 
 def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
-    monkeypatch.setitem(_registry._formats, "a .pixels file", None)
+    monkeypatch.setattr(_registry.FORMATS, "_entries", dict(_registry.FORMATS._entries))
 
     def read_pixels(path, split, img_size, in_chans):
         pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)

@@ -121,7 +121,7 @@ class Denoise(tasks.Task):
         return [{"ink": float(drawn.mean())} for drawn in self.model(pictures)]
 
 
-@tasks.register_loss
+@tasks.register_loss()
 def squared(scores, wanted, share, settings):
     """The squared difference of activations and classes; for any classifier."""
     del share, settings
@@ -129,14 +129,14 @@ def squared(scores, wanted, share, settings):
     return (scores.activation - target).square().sum(dim=1).mean()
 
 
-@training.register_optimizer
+@training.register_optimizer()
 def signs(parameters, lr, settings):
     """Momentum whose steps have one size."""
     del settings
     return torch.optim.Rprop(parameters, lr)
 
 
-@register_measure
+@register_measure()
 def steadiness(trained):
     """How little presences change when the light does."""
     pictures = trained.images.float_images(torch.arange(20))

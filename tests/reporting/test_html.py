@@ -416,8 +416,8 @@ def clouds(bars, tmp_path, monkeypatch):
     """A finished run of a task of somebody else, with a loss, a score and a figure of its own."""
     from torchcaps.tasks import _base
 
-    monkeypatch.setattr(_base, "_TASKS", {**_base._TASKS})
-    monkeypatch.setattr(sections, "_SECTIONS", {**sections._SECTIONS})
+    monkeypatch.setattr(_base.TASKS, "_entries", {**_base.TASKS._entries})
+    monkeypatch.setattr(sections.SECTIONS, "_entries", {**sections.SECTIONS._entries})
 
     @register_task("clouds")
     class Clouds(Task):
@@ -485,7 +485,7 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plai
     def nothing(run):
         return None
 
-    with pytest.raises(ValueError, match="section 'rain' is registered twice"):
+    with pytest.raises(ValueError, match="section 'rain' is registered already"):
         register_section()(rain)
     assert [part.key for part in sections.sections_of(open_finished(clouds))][-2:] == [
         "rain",

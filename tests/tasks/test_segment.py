@@ -451,9 +451,9 @@ def test_the_page_shows_what_was_found():
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
     monkeypatch.setitem(
-        _registry._sets,
+        _registry.DATASETS._entries,
         "shapes",
-        (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry._sets["shapes"][1]),
+        (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry.DATASETS["shapes"][1]),
     )
     assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
     assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps import ops
 from torchcaps.bench.timing import Log, silent
-from torchcaps.errors import TorchcapsError, check_known
+from torchcaps.errors import ArgumentError, TorchcapsError, check_known
 from torchcaps.functional import squash_with_length
 from torchcaps.nn import CapsuleLinear, set_impl
 from torchcaps.nn.routers import DynamicRouting
@@ -164,7 +164,9 @@ def iterations_of(layer: CapsuleLinear) -> int:
     do not have."""
     router = layer.router
     if not isinstance(router, DynamicRouting) or router.leaky or router.detach:
-        raise ValueError(f"routing: expected plain dynamic routing to compare with, got {router}")
+        raise ArgumentError(
+            "routing", f"expected plain dynamic routing to compare with, got {router}"
+        )
     return router.iterations
 
 

@@ -10,6 +10,7 @@ from torchcaps.bench.baselines import VARIANTS, chosen
 from torchcaps.bench.layer import Sizes, passes_of
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent
 from torchcaps.bench.workload import Workload, answer_of
+from torchcaps.errors import ArgumentError
 
 AXES = tuple(field.name for field in fields(Sizes))
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -20,8 +21,9 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """p of seconds = c * size^p, by least squares between the logarithms. Raises ValueError for fewer than two
     different sizes, or values that are not above zero."""
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
-        raise ValueError(
-            f"sizes: expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}"
+        raise ArgumentError(
+            "sizes",
+            f"expected two or more, different and above zero, got {list(sizes)}, {list(seconds)}",
         )
     return float(np.polyfit(np.log(sizes), np.log(seconds), deg=1)[0])
 

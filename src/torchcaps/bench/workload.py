@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.bench.baselines import TextbookCapsules, iterations_of
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import autocast
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
@@ -111,7 +112,9 @@ def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
         if isinstance(module, CapsuleLinear)
     ]
     if not found:
-        raise ValueError(f"model: expected one with a CapsuleLinear, got {type(model).__name__}")
+        raise ArgumentError(
+            "model", f"expected one with a CapsuleLinear, got {type(model).__name__}"
+        )
     iterations_of(found[-1][1])
     return found[-1]
 

@@ -12,6 +12,7 @@ import tyro
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, usage
+from torchcaps.errors import UnknownNameError
 from torchcaps.settings import NAMES, TrainConfig
 
 POSITIONAL = ("model", "model_options")  # given by other means than a flag of this name
@@ -42,8 +43,11 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
     elif recipe_or_model in tc.training.list_recipes() or recipe_or_model.endswith(".toml"):
         config = tc.training.load_recipe(recipe_or_model).config
     else:
-        raise plugins.unknown(
-            "recipe or model", recipe_or_model, [*tc.list_models(), *tc.training.list_recipes()]
+        raise UnknownNameError(
+            "recipe or model",
+            recipe_or_model,
+            [*tc.list_models(), *tc.training.list_recipes()],
+            note=plugins.failure_note(),
         )
     with usage():
         return config.updated(

@@ -1,13 +1,14 @@
 """The named data sets and the file formats: what is known about each, and the functions that read them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchcaps import plugins
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.pixels import Size
+from torchcaps.registry import Registry
 
 Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
@@ -50,15 +51,15 @@ Reader = Callable[[Path, str], ImageSet | None]
 FormatReader = Callable[[Path, str, Size, int | None], ImageSet]
 """(path, split, img_size, in_chans) -> the set; the last two may be ignored, as `load_dataset` sets them afterwards."""
 
-_sets: dict[str, tuple[DatasetInfo, Reader]] = {}
-_formats: dict[str, tuple[Callable[[Path], bool], FormatReader]] = {}
+DATASETS: Registry[tuple[DatasetInfo, Reader]] = Registry("data set")
+FORMATS: Registry[tuple[Callable[[Path], bool], FormatReader]] = Registry("data format")
 
 
-def register_dataset(info: DatasetInfo) -> Callable[[Reader], Reader]:
-    """Decorate a `Reader` of a named data set; ValueError where the name is taken."""
+def register_dataset(info: DatasetInfo, *, replace: bool = False) -> Callable[[Reader], Reader]:
+    """Decorate a `Reader` of a named data set; ValueError for a name that is taken, unless `replace`."""
 
     def register(reader: Reader) -> Reader:
-        plugins.add("data set", info.name, (info, reader), _sets)
+        DATASETS.add(info.name, (info, reader), replace=replace)
         return reader
 
     return register
@@ -69,19 +70,22 @@ def register_derived(
 ) -> None:
     """Register a set that `make(images of the set base, split)` gives when read; `known` differs from `base`."""
 
-    @register_dataset(replace(base, made_from=base.name, **known))
+    @register_dataset(with_changes(base, made_from=base.name, **known))
     def read(folder: Path, split: str) -> ImageSet | None:
         source = dataset_reader(base.name)(folder, split)
-        return None if source is None else replace(make(source, split), name=known["name"])
+        return None if source is None else with_changes(make(source, split), name=known["name"])
 
 
-def register_format(what: str, holds: Callable[[Path], bool], read: FormatReader) -> None:
+def register_format(
+    what: str, holds: Callable[[Path], bool], read: FormatReader, *, replace: bool = False
+) -> None:
     """Let `load_dataset` read a format by path; of two formats that hold a path, the one registered last reads it.
 
     `what` it reads, such as "an .npz file", is told in the error for other paths; `holds` tells by its name
-    whether a path is of this format; `read(path, split, img_size, in_chans)` gives an ImageSet.
+    whether a path is of this format; `read(path, split, img_size, in_chans)` gives an ImageSet. Raises
+    ValueError for a name that is taken, unless `replace`.
     """
-    _formats[what] = (holds, read)
+    FORMATS.add(what, (holds, read), replace=replace)
 
 
 def register_directory_format(
@@ -104,12 +108,12 @@ def register_directory_format(
 
 def list_datasets() -> list[str]:
     """The names of the data sets, sorted."""
-    return plugins.names(_sets)
+    return DATASETS.names()
 
 
 def dataset_info(name: str) -> DatasetInfo:
     """What is known about a named data set; UnknownNameError where there is none."""
-    return plugins.find("data set", name, _sets)[0]
+    return DATASETS[name][0]
 
 
 def origin(name: str) -> DatasetInfo:
@@ -120,4 +124,4 @@ def origin(name: str) -> DatasetInfo:
 
 def dataset_reader(name: str) -> Reader:
     """The reader of a named data set (see `register_dataset`); UnknownNameError where there is none."""
-    return plugins.find("data set", name, _sets)[1]
+    return DATASETS[name][1]

@@ -17,7 +17,7 @@ from torchcaps.data.budget import Source, door, drained, reading
 from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.entries import natural
 from torchcaps.data.pixels import array_images
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError
 
 # Names of images and labels by split; "all" where the file has no splits.
 PAIRS = (
@@ -121,11 +121,11 @@ def _array(name: str, data: bytearray) -> np.ndarray:
         raise ValueError(f"{name} is of version {version} of the format, which is not read here")
     shape, by_column, dtype = HEADERS[version](start)
     if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"{name}: values of type {dtype}, which is neither a number nor text")
+        raise ArgumentError(name, f"values of type {dtype}, which is neither a number nor text")
     count, left = math.prod(shape), len(data) - start.tell()
     if min(shape, default=0) < 0 or count * dtype.itemsize != left:
-        raise ValueError(
-            f"{name}: the header {list(shape)} of {dtype} does not fit the {left} bytes of data"
+        raise ArgumentError(
+            name, f"the header {list(shape)} of {dtype} does not fit the {left} bytes of data"
         )
     return np.frombuffer(data, dtype, count, start.tell()).reshape(
         shape, order="F" if by_column else "C"

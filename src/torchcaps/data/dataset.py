@@ -16,7 +16,14 @@ from torch import Generator, Tensor
 
 from torchcaps.data.augment import center_crop
 from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
-from torchcaps.errors import DataError, UnknownNameError, check_range, check_shape, named_shape
+from torchcaps.errors import (
+    ArgumentError,
+    DataError,
+    UnknownNameError,
+    check_range,
+    check_shape,
+    named_shape,
+)
 
 AXES = ("n", "channels", "height", "width")
 MOST_CLASSES = 10_000
@@ -260,8 +267,9 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     check_range("per_class", per_class, low=1)
     if counts.min() < per_class:
         rarest = int(classes[counts.argmin()])
-        raise ValueError(
-            f"per_class: expected at most {counts.min()}, the images of class {rarest}, got {per_class}"
+        raise ArgumentError(
+            "per_class",
+            f"expected at most {counts.min()}, the images of class {rarest}, got {per_class}",
         )
     return torch.from_numpy(np.sort(_drawn(array, np.full(len(classes), per_class), seed)))
 

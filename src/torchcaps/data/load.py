@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from torchcaps import plugins
-from torchcaps.data._registry import _formats, dataset_reader, list_datasets, origin
+from torchcaps.data._registry import DATASETS, FORMATS, dataset_reader, list_datasets, origin
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
@@ -54,18 +53,18 @@ def load_dataset(
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
-            raise plugins.unknown("data set", text, list_datasets())
+            raise DATASETS.unknown(text)
         return found.fitted(img_size, in_chans)
 
 
 def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> ImageSet:
-    for holds, read in reversed(_formats.values()):
+    for holds, read in reversed(list(FORMATS.values())):
         if holds(path):
             return read(path, split, img_size, in_chans)
     if path.is_dir():
         return read_folder(path, split, img_size=img_size, in_chans=in_chans)
     raise DataError(
-        f"{path}: not a data set; expected a folder of class folders, {', '.join(_formats)}"
+        f"{path}: not a data set; expected a folder of class folders, {', '.join(FORMATS)}"
     )
 
 

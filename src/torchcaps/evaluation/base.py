@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.types import spec_of
 
 Images = Float[Tensor, "n channels height width"]
@@ -57,7 +57,7 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"
-        raise ValueError(f"model: expected one with {parts}, got {type(model).__name__}")
+        raise ArgumentError("model", f"expected one with {parts}, got {type(model).__name__}")
     return model
 
 
@@ -66,19 +66,19 @@ def check_labels(labels: Tensor, classes: int | None = None) -> None:
     classes, any index from 0 is good."""
     check_shape("labels", labels, ("n",))
     if len(labels) == 0:
-        raise ValueError("labels: expected at least one sample, got none")
+        raise ArgumentError("labels", "expected at least one sample, got none")
     check_indices(labels, classes)
 
 
 def check_indices(labels: Tensor, classes: int | None = None) -> None:
     """Raise ValueError unless `labels`, of any shape, at least one, are int64 indices of `classes` classes."""
     if labels.dtype != torch.int64:
-        raise ValueError(f"labels: expected int64 class indices, got {labels.dtype}")
+        raise ArgumentError("labels", f"expected int64 class indices, got {labels.dtype}")
     low, high = int(labels.min()), int(labels.max())
     last = torch.iinfo(torch.int64).max if classes is None else classes - 1
     if low < 0 or high > last:
-        raise ValueError(
-            f"labels: expected class indices from 0 to {last}, got {low if low < 0 else high}"
+        raise ArgumentError(
+            "labels", f"expected class indices from 0 to {last}, got {low if low < 0 else high}"
         )
 
 
@@ -87,8 +87,9 @@ def check_lengths(activations: Tensor) -> None:
     # A length computed in bfloat16 may round a little above one; a logit lies far outside.
     low, high = float(activations.min()), float(activations.max())
     if not (low >= -0.01 and high <= 1.01):
-        raise ValueError(
-            f"activations: expected lengths in [0, 1], not logits, got values from {low:.4g} to {high:.4g}"
+        raise ArgumentError(
+            "activations",
+            f"expected lengths in [0, 1], not logits, got values from {low:.4g} to {high:.4g}",
         )
 
 
@@ -96,9 +97,11 @@ def check_images(images: Tensor) -> None:
     """Raise ValueError unless `images` are floating-point `[batch, channels, height, width]`, batch at least 1."""
     check_shape("images", images, ("batch", "channels", "height", "width"))
     if not images.is_floating_point():
-        raise ValueError(f"images: expected floating-point values in [0, 1], got {images.dtype}")
+        raise ArgumentError(
+            "images", f"expected floating-point values in [0, 1], got {images.dtype}"
+        )
     if len(images) == 0:
-        raise ValueError("images: expected at least one image, got none")
+        raise ArgumentError("images", "expected at least one image, got none")
 
 
 def check_labeled(images: Tensor, labels: Tensor) -> None:
@@ -108,6 +111,6 @@ def check_labeled(images: Tensor, labels: Tensor) -> None:
     check_shape("labels", labels, ("n",), n=len(images))
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
-        raise ValueError(
-            f"images: expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}"
+        raise ArgumentError(
+            "images", f"expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}"
         )

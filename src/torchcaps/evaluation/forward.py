@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.distributed import Ranks, joined
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.base import (
     BATCH,
     Images,
@@ -85,9 +85,10 @@ def class_activations(
         for indices in torch.arange(count)[ranks.rows(count)].split(batch_size):
             part = activations_of(model, dataset.float_images(indices).to(place))
             if part.dim() != 2 or part.shape[1] != classes:
-                raise ValueError(
-                    f"model: expected [batch, classes={classes}] activations, one for each class of the data set, "
-                    f"got {list(part.shape)}"
+                raise ArgumentError(
+                    "model",
+                    f"expected [batch, classes={classes}] activations, one for each class of the data set, "
+                    f"got {list(part.shape)}",
                 )
             parts.append(part.cpu())
             if progress is not None:
@@ -108,8 +109,8 @@ def image_activations(
             for batch, _ in batches(model, images, batch_size=batch_size)
         ]
     if parts[0].dim() != 2:
-        raise ValueError(
-            f"model: expected [batch, classes] activations, got {list(parts[0].shape)}"
+        raise ArgumentError(
+            "model", f"expected [batch, classes] activations, got {list(parts[0].shape)}"
         )
     return torch.cat(parts)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.errors import ArgumentError
 from torchcaps.explorer.session import (
     MOST_DECODED,
     MOST_SWEPT,
@@ -173,9 +174,9 @@ def _image(sessions: Sessions, body: Body, name: str = "image") -> Tensor:
     try:
         raw = base64.b64decode(body[name], validate=True)
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{name}: expected base64") from None
+        raise ArgumentError(name, "expected base64") from None
     if len(raw) != channels * height * width:
-        raise ValueError(f"{name}: expected {channels * height * width} bytes, got {len(raw)}")
+        raise ArgumentError(name, f"expected {channels * height * width} bytes, got {len(raw)}")
     array = np.frombuffer(raw, dtype=np.uint8).reshape(height, width, channels)
     return _session(sessions, body).fitted(torch.from_numpy(array.transpose(2, 0, 1).copy()))
 
@@ -198,14 +199,14 @@ def _integer(
 ) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name}: expected a whole number from {low} to {high}")
+        raise ArgumentError(name, f"expected a whole number from {low} to {high}")
     return value
 
 
 def _number(body: Body, name: str, low: float, high: float, default: float = 0.0) -> float:
     value = body.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}")
+        raise ArgumentError(name, f"expected a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -214,7 +215,7 @@ def _listed(body: Body, name: str, least: int, most: int, what: str) -> list[Any
     value = body.get(name, [])
     if not isinstance(value, list) or not least <= len(value) <= most:
         count = f"at most {most}" if least == 0 else f"{least} to {most}" if least < most else most
-        raise ValueError(f"{name}: expected a list of {count} {what}")
+        raise ArgumentError(name, f"expected a list of {count} {what}")
     return value
 
 
@@ -235,17 +236,17 @@ def _capsules(body: Body) -> list[int]:
 def _routing(body: Body) -> Routing:
     value = body.get("uniform", False)
     if not isinstance(value, bool):
-        raise ValueError("uniform: expected true or false")
+        raise ArgumentError("uniform", "expected true or false")
     return "uniform" if value else "trained"
 
 
 def _motion(body: Body) -> Motion:
     value = body.get("motion", {})
     if not isinstance(value, dict):
-        raise ValueError("motion: expected an object")
+        raise ArgumentError("motion", "expected an object")
     changing = value.get("changing", Motion.changing)
     if changing not in [*Motion.LIMITS]:  # a list: not every value has a hash
-        raise ValueError(f"changing: expected one of {', '.join(Motion.LIMITS)}")
+        raise ArgumentError("changing", f"expected one of {', '.join(Motion.LIMITS)}")
     amounts = {
         name: _number(value, name, *bounds, getattr(Motion, name))
         for name, bounds in Motion.LIMITS.items()

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torchcaps.data import ImageSet, decode_image
 from torchcaps.data.images import opened
 from torchcaps.data.pixels import fit_images
-from torchcaps.errors import DataError, RunError, check_known, check_range, check_shape
+from torchcaps.errors import (
+    ArgumentError,
+    DataError,
+    RunError,
+    check_known,
+    check_range,
+    check_shape,
+)
 from torchcaps.evaluation import transform_images
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
@@ -115,12 +122,12 @@ class Session:
         try:
             classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
         except AttributeError:
-            raise ValueError(
-                "model: expected .classes and .preprocess, as torchcaps.load gives them"
+            raise ArgumentError(
+                "model", "expected .classes and .preprocess, as torchcaps.load gives them"
             ) from None
         if not self.preprocess.is_picture:
-            raise ValueError(
-                f"{name}: the explorer shows pictures, and this model takes {self.preprocess.kind}"
+            raise ArgumentError(
+                name, f"the explorer shows pictures, and this model takes {self.preprocess.kind}"
             )
         self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
         # The first pass compiles what is compiled, so that the person at the page does not wait for it.
@@ -185,7 +192,7 @@ class Session:
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
         """An image to show the model, and the classes that it shows; none where labels have no part in the task."""
         if self.examples is None:
-            raise ValueError("examples: there are none here")
+            raise ArgumentError("examples", "there are none here")
         check_range("index", index, low=0, high=len(self.examples) - 1)
         image = self.examples.float_images([index])[0].mul(255).round_().to(torch.uint8)
         labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
@@ -195,7 +202,7 @@ class Session:
         """Indices of the examples of a class."""
         self._check_class(label)
         if self.examples is None or not self.has_labels:
-            raise ValueError("examples: there are none here that have labels")
+            raise ArgumentError("examples", "there are none here that have labels")
         labels = self.examples.labels.reshape(len(self.examples), -1).cpu()
         return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
 
@@ -278,7 +285,7 @@ class Session:
         """
         self._check_class(label)
         if not self.decodes:
-            raise ValueError("decode: this model has no decoder")
+            raise ArgumentError("decode", "this model has no decoder")
         check_shape("poses", poses, ("n", "dim"), dim=self.pose_dim)
         check_range("poses", len(poses), low=1, high=MOST_DECODED)
         given = torch.ones(len(poses)) if activations is None else activations
@@ -292,8 +299,8 @@ class Session:
         """How the class capsules came about, and which places of the image voted for one of them."""
         self._check_class(label)
         if not self.steps:
-            raise ValueError(
-                "routing: the votes for this model's classes cannot be shown step by step"
+            raise ArgumentError(
+                "routing", "the votes for this model's classes cannot be shown step by step"
             )
         pixels = self._batch([image])
         with evaluating(self.model), self._routing(routing):
@@ -313,7 +320,7 @@ class Session:
         `motion`. For `routing` see `look`.
         """
         if not self.sweeps:
-            raise ValueError(f"sweep: the task {self.task.name} does not offer it")
+            raise ArgumentError("sweep", f"the task {self.task.name} does not offer it")
         self._check_class(label)
         check_range("values", len(values), low=1, high=MOST_SWEPT)
         activation, pose = self._encoded(
@@ -363,7 +370,7 @@ class Session:
         if routing == "trained":
             return nullcontext()
         if not self.routes:
-            raise ValueError("routing: this model has no routing to take out")
+            raise ArgumentError("routing", "this model has no routing to take out")
         return swapped_routers(self.model, Router.uniform)
 
     def _check_class(self, *labels: int) -> None:

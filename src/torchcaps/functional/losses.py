@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.functional.squash import full_precision
 
 
@@ -62,7 +62,7 @@ def reconstruction_loss(
     """
     if reconstruction.shape != images.shape:
         expected, found = list(images.shape), list(reconstruction.shape)
-        raise ValueError(f"reconstruction: expected the images' shape {expected}, got {found}")
+        raise ArgumentError("reconstruction", f"expected the images' shape {expected}, got {found}")
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 

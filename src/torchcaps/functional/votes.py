@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_floating, check_shape
+from torchcaps.errors import ArgumentError, check_floating, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
 from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
@@ -218,8 +218,9 @@ class DenseVotes(Votes):
         activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
         check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
-            raise ValueError(
-                f"activation: expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}"
+            raise ArgumentError(
+                "activation",
+                f"expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}",
             )
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
         field = DenseField(positions=tuple(votes.shape[1:-3]))

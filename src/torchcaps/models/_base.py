@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_positive, check_shape
+from torchcaps.errors import ArgumentError, check_positive, check_shape
 from torchcaps.functional import standardize
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
@@ -62,8 +62,9 @@ class ImageModel(nn.Module, ABC):
         check_positive(in_chans=in_chans, **sizes)
         least, what = smallest
         if min(height, width) < least:
-            raise ValueError(
-                f"img_size: {what} need images of at least {least}x{least} pixels, got {height}x{width}"
+            raise ArgumentError(
+                "img_size",
+                f"{what} need images of at least {least}x{least} pixels, got {height}x{width}",
             )
         self.in_chans, self.img_size = in_chans, (height, width)
         if "num_classes" in sizes:
@@ -79,7 +80,7 @@ class ImageModel(nn.Module, ABC):
 
     def reconstruct(self, capsules: Any, labels: Tensor | None = None) -> Tensor:
         """Images drawn from capsules; ValueError, as here there is no decoder."""
-        raise ValueError(f"reconstruct: {type(self).__name__} has no decoder")
+        raise ArgumentError("reconstruct", f"{type(self).__name__} has no decoder")
 
     def notebook_stages(self) -> list[Stage]:
         """The stages in their order, with shapes measured on a copy of the model without weights."""
@@ -121,8 +122,8 @@ class DrawingModel(ImageModel):
 
         ValueError if the model was built without a decoder."""
         if self.decoder is None:
-            raise ValueError(
-                "reconstruct: this model has no decoder (it was built with decoder=False)"
+            raise ArgumentError(
+                "reconstruct", "this model has no decoder (it was built with decoder=False)"
             )
         return self.decoder(self.masked(capsules, labels))
 
@@ -183,6 +184,6 @@ class PlainNetwork(LogitModel):
         return self.probabilities(self.logits(images))
 
     def capsules(self, images: Tensor) -> NoReturn:
-        raise ValueError(
-            "capsules: expected a capsule network; this is a CNN, whose classes have no pose"
+        raise ArgumentError(
+            "capsules", "expected a capsule network; this is a CNN, whose classes have no pose"
         )

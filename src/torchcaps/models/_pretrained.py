@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
+from torchcaps.errors import ArgumentError
 
 FOLDER = Path(__file__).parent / "weights"
 SHOWN = "capsnet_small"  # what commands take that are given no run
@@ -22,9 +23,10 @@ def weights_file(name: str = SHOWN) -> Path:
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.safetensors"))) or "no model"
-        raise ValueError(
-            f"pretrained: no weights of {name!r} come with the package, only of {known}; "
-            f"train it with `torchcaps train {name}`"
+        raise ArgumentError(
+            "pretrained",
+            f"no weights of {name!r} come with the package, only of {known}; "
+            f"train it with `torchcaps train {name}`",
         )
     return path
 
@@ -78,8 +80,8 @@ def _fitting(
         if key in weights and weights[key].shape == tensor.shape:
             found[key] = weights[key]
         elif strict:
-            raise ValueError(
-                f"pretrained: the weights of {name} do not fit these options, such as {key}"
+            raise ArgumentError(
+                "pretrained", f"the weights of {name} do not fit these options, such as {key}"
             )
     return found
 

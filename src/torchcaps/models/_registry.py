@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps import plugins
 from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
+from torchcaps.registry import Registry
 
 Builder = Callable[..., nn.Module]
 
@@ -34,35 +35,47 @@ class ModelInfo:
     )
 
 
-_MODELS: dict[str, tuple[Builder, ModelInfo]] = {}
+MODELS: Registry[tuple[Builder, ModelInfo]] = Registry("model")
 
 
-def register_model(passport: ModelInfo) -> Callable[[Builder], Builder]:
-    """Decorator for a builder function: its name is the model's name."""
+def register_model(
+    info: ModelInfo,
+    *,
+    name: str | None = None,
+    builder: Builder | None = None,
+    replace: bool = False,
+    **options: Any,
+) -> Callable[[Builder], Builder]:
+    """Register a model: as a decorator of its builder, or with `builder` at once.
+
+    Args:
+        info: the model's origin and published sizes.
+        name: name of the model, by default that of the builder.
+        builder: class or function that makes the model.
+        replace: allow a name that is taken; ValueError for one otherwise.
+        options: of the builder, unless a caller passes others.
+    """
 
     def register(builder: Builder) -> Builder:
-        enlist(builder.__name__, builder, passport)
+        MODELS.add(name or builder.__name__, (partial(builder, **options), info), replace=replace)
         return builder
 
+    if builder is not None:
+        register(builder)
     return register
 
 
-def enlist(name: str, builder: Builder, passport: ModelInfo, **options: Any) -> None:
-    """Make a model known that is built with these options unless others are given."""
-    _MODELS[name] = (partial(builder, **options), passport)
-
-
-def variant(name: str, of: str, **changes: Any) -> None:
-    """Make a model known that differs from another by what its passport says, and by options of its builder."""
-    builder, passport = _MODELS[of]
-    facts = {key: changes.pop(key) for key in vars(passport) if key in changes}
-    enlist(name, builder, replace(passport, **facts), **changes)
+def register_variant(name: str, base: str, **changes: Any) -> None:
+    """Register a model that differs from `base` in fields of its `ModelInfo` and options of its builder."""
+    builder, info = MODELS[base]
+    fields = {key: changes.pop(key) for key in vars(info) if key in changes}
+    register_model(with_changes(info, **fields), name=name, builder=builder, **changes)
 
 
 def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
     """Names of the models that match a wildcard such as "caps*"; with `pretrained`, of those whose weights come with
     the package."""
-    names = [name for name in plugins.names(_MODELS) if fnmatch(name, filter)]
+    names = [name for name in MODELS.names() if fnmatch(name, filter)]
     return (
         [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
         if pretrained
@@ -72,7 +85,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
 def model_info(name: str) -> ModelInfo:
     """The passport of a model; ValueError for an unknown name."""
-    return plugins.find("model", name, _MODELS)[1]
+    return MODELS[name][1]
 
 
 def create_model(
@@ -101,7 +114,7 @@ def create_model(
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
-    builder, passport = plugins.find("model", name, _MODELS)
+    builder, passport = MODELS[name]
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     sizes = {
         key: getattr(passport, key) if value is None else value for key, value in given.items()

@@ -14,7 +14,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision, safe_norm, squash_with_length
 from torchcaps.functional.votes import Votes
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.types import Capsules
@@ -126,10 +126,10 @@ class AffCapsNet(CapsNet):
 
 
 # CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw.
-enlist(
-    "affcaps",
-    AffCapsNet,
-    ModelInfo(
+register_model(
+    name="affcaps",
+    builder=AffCapsNet,
+    info=ModelInfo(
         title="Improving the Robustness of Capsule Networks to Image Affine Transformations",
         year=2020,
         arxiv="1911.07968",

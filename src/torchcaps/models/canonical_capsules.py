@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -167,8 +167,8 @@ class CanonicalCapsules(ImageModel):
         super().__init__(in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
         check_range("in_chans (coordinates of a point)", in_chans, low=2, high=3)
         if self.img_size[1] != 1 or self.img_size[0] < capsules:
-            raise ValueError(
-                f"img_size: expected ({capsules} or more points, 1), got {self.img_size}"
+            raise ArgumentError(
+                "img_size", f"expected ({capsules} or more points, 1), got {self.img_size}"
             )
         self.num_capsules, self.channels, self.is_canonical = capsules, channels, canonical
         self.aligner = PointEncoder(in_chans, channels, capsules, attends=True)
@@ -251,10 +251,10 @@ class CanonicalCapsules(ImageModel):
 
 
 # The network of the paper.
-enlist(
-    "canonical_capsules",
-    CanonicalCapsules,
-    ModelInfo(
+register_model(
+    name="canonical_capsules",
+    builder=CanonicalCapsules,
+    info=ModelInfo(
         title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose",
         year=2021,
         arxiv="2012.04718",
@@ -267,7 +267,7 @@ enlist(
 )
 
 # Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU.
-variant(
+register_variant(
     "canonical_capsules_small",
     "canonical_capsules",
     img_size=(256, 1),

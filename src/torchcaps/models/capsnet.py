@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
@@ -114,10 +114,10 @@ class CapsNet(DrawingModel):
 
 
 # The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
-enlist(
-    "capsnet",
-    CapsNet,
-    ModelInfo(
+register_model(
+    name="capsnet",
+    builder=CapsNet,
+    info=ModelInfo(
         title="Dynamic Routing Between Capsules",
         year=2017,
         arxiv="1710.09829",
@@ -130,7 +130,7 @@ enlist(
 )
 
 # A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder.
-variant(
+register_variant(
     "capsnet_small",
     "capsnet",
     parameters=1_280_720,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.models._base import Classes, Images, PlainNetwork
-from torchcaps.models._registry import ModelInfo, create_model, enlist, register_model, variant
+from torchcaps.models._registry import ModelInfo, create_model, register_model, register_variant
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MOST_LAYERS = 100
@@ -87,11 +87,11 @@ def _check_layers(
             check_range(name, value, low=1)
     check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
-        raise ValueError(
-            f"kernels: expected one for each of {len(channels)} convolutions, got {len(kernels)}"
+        raise ArgumentError(
+            "kernels", f"expected one for each of {len(channels)} convolutions, got {len(kernels)}"
         )
     if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
-        raise ValueError(f"kernels: expected odd sizes, got {', '.join(map(str, kernels))}")
+        raise ArgumentError("kernels", f"expected odd sizes, got {', '.join(map(str, kernels))}")
     check_range("dropout", dropout, low=0.0, high=0.99)
 
 
@@ -128,8 +128,8 @@ def matched_cnn(
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size} | model_options
     if isinstance(model, str):
         if model == "cnn_matched":
-            raise ValueError(
-                "model: expected a capsule network, got 'cnn_matched', which matches one"
+            raise ArgumentError(
+                "model", "expected a capsule network, got 'cnn_matched', which matches one"
             )
         with torch.device("meta"):  # it is only counted: it takes no memory, and nothing is drawn
             model = create_model(model, **given)
@@ -139,7 +139,7 @@ def matched_cnn(
             f"model: sizes and options ({names}) go with a name, not with {type(model).__name__}"
         )
     if isinstance(model, PlainNetwork):
-        raise ValueError("model: expected a capsule network, got a CNN")
+        raise ArgumentError("model", "expected a capsule network, got a CNN")
     sized: Any = model
     sizes, target = (sized.num_classes, sized.in_chans, sized.img_size), parameter_count(model)
     *channels, hidden = matched_widths(target, *sizes)
@@ -152,8 +152,9 @@ def matched_cnn(
     cnn = CNN(*sizes, **layers, dropout=dropout, multilabel=multilabel, standardized=standardized)
     found = parameter_count(cnn)
     if abs(found - target) > TOLERANCE * target:
-        raise ValueError(
-            f"model: no CNN has about as many parameters as this one, {target}; the nearest has {found}"
+        raise ArgumentError(
+            "model",
+            f"no CNN has about as many parameters as this one, {target}; the nearest has {found}",
         )
     return cnn
 
@@ -180,10 +181,10 @@ def matched_widths(
 
 
 # The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units.
-enlist(
-    "cnn_baseline",
-    CNN,
-    ModelInfo(
+register_model(
+    name="cnn_baseline",
+    builder=CNN,
+    info=ModelInfo(
         title="Dynamic Routing Between Capsules",
         year=2017,
         arxiv="1710.09829",
@@ -196,7 +197,7 @@ enlist(
 )
 
 # The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units.
-variant(
+register_variant(
     "cnn_multimnist",
     "cnn_baseline",
     img_size=(36, 36),
@@ -211,10 +212,10 @@ variant(
 )
 
 # The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout.
-enlist(
-    "cnn_smallnorb",
-    CNN,
-    ModelInfo(
+register_model(
+    name="cnn_smallnorb",
+    builder=CNN,
+    info=ModelInfo(
         title="Matrix capsules with EM routing",
         year=2018,
         arxiv="",

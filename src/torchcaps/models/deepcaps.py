@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import squash
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -147,8 +148,9 @@ class DeepCaps(DrawingModel):
             in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes
         )
         if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
-            raise ValueError(
-                f"dims: expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}"
+            raise ArgumentError(
+                "dims",
+                f"expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
             )
         self.dim = dims[-1]
         self.stem = nn.Sequential(
@@ -187,10 +189,10 @@ class DeepCaps(DrawingModel):
 
 
 # The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28.
-enlist(
-    "deepcaps",
-    DeepCaps,
-    ModelInfo(
+register_model(
+    name="deepcaps",
+    builder=DeepCaps,
+    info=ModelInfo(
         title="DeepCaps: Going Deeper with Capsule Networks",
         year=2019,
         arxiv="1904.09546",
@@ -203,7 +205,7 @@ enlist(
 )
 
 # A quarter of its width, and images that are not enlarged: for two CPU cores.
-variant(
+register_variant(
     "deepcaps_small",
     "deepcaps",
     img_size=(32, 32),

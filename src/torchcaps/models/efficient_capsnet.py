@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, Images, side_after, side_before
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
@@ -117,13 +117,14 @@ def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]
     for n, given in enumerate(stem):
         padding = given[3] if len(given) > 3 else 0
         if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * padding < given[0]:
-            raise ValueError(
-                f"stem: expected (kernel, stride, channels, padding below half a kernel), got {given}"
+            raise ArgumentError(
+                "stem",
+                f"expected (kernel, stride, channels, padding below half a kernel), got {given}",
             )
         sizes.append((given[0], given[1], given[2] if len(given) > 2 else CHANNELS[n], padding))
     if not sizes or sizes[-1][2] % PRIMARY_DIM:
-        raise ValueError(
-            f"stem: expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
+        raise ArgumentError(
+            "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )
     return sizes
 
@@ -150,10 +151,10 @@ def _decoder(
 
 
 # The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder.
-enlist(
-    "efficient_capsnet",
-    EfficientCapsNet,
-    ModelInfo(
+register_model(
+    name="efficient_capsnet",
+    builder=EfficientCapsNet,
+    info=ModelInfo(
         title="Efficient-CapsNet: capsule network with self-attention routing",
         year=2021,
         arxiv="2101.12491",
@@ -166,7 +167,7 @@ enlist(
 )
 
 # The network for 48x48 windows of smallNORB: 151,664 parameters, and 229,570 of the decoder.
-variant(
+register_variant(
     "efficient_capsnet_smallnorb",
     "efficient_capsnet",
     img_size=(48, 48),
@@ -181,7 +182,7 @@ variant(
 )
 
 # The network for pairs of digits: 154,656 parameters, and 1,936,144 of the decoder.
-variant(
+register_variant(
     "efficient_capsnet_multimnist",
     "efficient_capsnet",
     img_size=(36, 36),

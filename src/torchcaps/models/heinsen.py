@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import Classes, Images, LogitModel, side_before
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -145,10 +145,10 @@ class MatrixRouting(_Convolved):
 
 
 # A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions.
-enlist(
-    "heinsen",
-    ConvRouting,
-    ModelInfo(
+register_model(
+    name="heinsen",
+    builder=ConvRouting,
+    info=ModelInfo(
         title="An Algorithm for Routing Vectors in Sequences",
         year=2022,
         arxiv="2211.11754",
@@ -161,10 +161,10 @@ enlist(
 )
 
 # The network of 2019 for smallNORB: 272 thousand parameters.
-enlist(
-    "heinsen_2019",
-    MatrixRouting,
-    ModelInfo(
+register_model(
+    name="heinsen_2019",
+    builder=MatrixRouting,
+    info=ModelInfo(
         title="An Algorithm for Routing Capsules in All Domains",
         year=2019,
         arxiv="1911.00792",

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import Classes, Images, LogitModel
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
 Merge = Literal["fixed", "random", "ones"]
@@ -80,8 +80,9 @@ class HVC(LogitModel):
             in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes
         )
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
-            raise ValueError(
-                f"branches: expected rising numbers from 1 to {convolutions}, got {list(branches)}"
+            raise ArgumentError(
+                "branches",
+                f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",
             )
         check_known("merge", merge, get_args(Merge))
         check_range("momentum", momentum, low=0, high=1)
@@ -136,10 +137,10 @@ class HVC(LogitModel):
 
 
 # Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing.
-enlist(
-    "hvc",
-    HVC,
-    ModelInfo(
+register_model(
+    name="hvc",
+    builder=HVC,
+    info=ModelInfo(
         title="No Routing Needed Between Capsules",
         year=2021,
         arxiv="2001.09136",

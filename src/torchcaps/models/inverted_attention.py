@@ -16,7 +16,7 @@ from torchcaps.errors import check_known
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import Classes, Images, LogitModel
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.models.resnet import ResidualBlock, convolution
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
@@ -125,10 +125,10 @@ def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
 
 
 # The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone.
-enlist(
-    "inverted_attention",
-    InvertedAttentionCaps,
-    ModelInfo(
+register_model(
+    name="inverted_attention",
+    builder=InvertedAttentionCaps,
+    info=ModelInfo(
         title="Capsules with Inverted Dot-Product Attention Routing",
         year=2020,
         arxiv="2002.04764",
@@ -141,7 +141,7 @@ enlist(
 )
 
 # This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32.
-variant(
+register_variant(
     "inverted_attention_small",
     "inverted_attention",
     parameters=70_545,

@@ -16,7 +16,7 @@ from torchcaps.functional import receptive_centers
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.models._base import ImageModel, Images, side_after
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
@@ -109,10 +109,10 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
 
 
 # The network of 2018 with A = B = C = D = 32: 310 thousand parameters.
-enlist(
-    "matrix_caps",
-    MatrixCaps,
-    ModelInfo(
+register_model(
+    name="matrix_caps",
+    builder=MatrixCaps,
+    info=ModelInfo(
         title="Matrix capsules with EM routing",
         year=2018,
         arxiv="",
@@ -125,7 +125,7 @@ enlist(
 )
 
 # The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters.
-variant(
+register_variant(
     "matrix_caps_small",
     "matrix_caps",
     parameters=68_618,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.models._base import Classes, Images, PlainNetwork
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 
 Shortcut = Literal["A", "B"]
 BLOCKS = 3  # of each stage
@@ -102,10 +102,10 @@ class ResNet(PlainNetwork):
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.
-enlist(
-    "resnet20",
-    ResNet,
-    ModelInfo(
+register_model(
+    name="resnet20",
+    builder=ResNet,
+    info=ModelInfo(
         title="Deep Residual Learning for Image Recognition",
         year=2016,
         arxiv="1512.03385",

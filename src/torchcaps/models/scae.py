@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, Images, side_after, side_before
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
 POSE, FEATURES, TEMPLATE = (
@@ -346,7 +346,7 @@ class SCAE(ImageModel):
         if not isinstance(weights, Mapping) or not all(
             isinstance(value, Real) for value in weights.values()
         ):
-            raise ValueError(f"weights: expected numbers by name, got {weights!r}")
+            raise ArgumentError("weights", f"expected numbers by name, got {weights!r}")
         for name, value in weights.items():
             check_known("weight", name, WEIGHTS)
             check_range(name, value, low=0)
@@ -408,10 +408,10 @@ class SCAE(ImageModel):
 
 
 # The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects, 128 channels.
-enlist(
-    "scae",
-    SCAE,
-    ModelInfo(
+register_model(
+    name="scae",
+    builder=SCAE,
+    info=ModelInfo(
         title="Stacked Capsule Autoencoders",
         year=2019,
         arxiv="1906.06818",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.models._base import DrawingModel, Images
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
 
@@ -120,10 +120,10 @@ def _joined(one: Capsules, other: Capsules) -> Capsules:
 
 
 # SegCaps R3: three iterations in every layer.
-enlist(
-    "segcaps",
-    SegCaps,
-    ModelInfo(
+register_model(
+    name="segcaps",
+    builder=SegCaps,
+    info=ModelInfo(
         title="Capsules for Object Segmentation",
         year=2018,
         arxiv="1804.04241",
@@ -136,7 +136,7 @@ enlist(
 )
 
 # SegCaps R1: equal couplings where the size of the map stays.
-variant(
+register_variant(
     "segcaps_r1",
     "segcaps",
     published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)",
@@ -145,7 +145,7 @@ variant(
 
 
 # Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
-variant(
+register_variant(
     "segcaps_small",
     "segcaps",
     parameters=363_609,

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.models._base import Classes, ImageModel, Images, PlainNetwork
@@ -150,7 +150,7 @@ class SRCapsNet(ImageModel):
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
             why = "the couplings of self-routed classes are the answer itself"
-            raise ValueError(f"uniform: expected depth 2, for {why}")
+            raise ArgumentError("uniform", f"expected depth 2, for {why}")
         layers, channels, halvings = trunk(backbone, in_chans)
         needs = _needs(halvings + depth - 1)
         super().__init__(in_chans, img_size, needs, num_classes=num_classes, types=types, dim=dim)

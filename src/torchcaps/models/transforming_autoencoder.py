@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_shape
+from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import ImageModel, Images
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.notebook import Stage, capsules_in_words, times
 from torchcaps.types import Capsules, ModelSpec
 
@@ -72,7 +72,7 @@ class TransformingAutoencoder(ImageModel):
         super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
         check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
-            raise ValueError(f"constrained: expected affine poses, got {pose!r}")
+            raise ArgumentError("constrained", f"expected affine poses, got {pose!r}")
         self.num_capsules, self.pose, self.constrained, self.bounded = (
             capsules,
             pose,
@@ -229,10 +229,10 @@ class TransformingAutoencoder(ImageModel):
 
 
 # The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
-enlist(
-    "transforming_autoencoder",
-    TransformingAutoencoder,
-    ModelInfo(
+register_model(
+    name="transforming_autoencoder",
+    builder=TransformingAutoencoder,
+    info=ModelInfo(
         title="Transforming Auto-encoders",
         year=2011,
         arxiv="",

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.data import label_tree
-from torchcaps.errors import check_known
+from torchcaps.errors import ArgumentError, check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel, Images
-from torchcaps.models._registry import ModelInfo, enlist
+from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
 from torchcaps.nn.routers import check_iterations
@@ -89,18 +89,19 @@ class TreeCapsNet(ImageModel):
         )
         check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
-            raise ValueError(
-                f"channels: expected three numbers, the last a multiple of {2 * DIM}, got {channels}"
+            raise ArgumentError(
+                "channels",
+                f"expected three numbers, the last a multiple of {2 * DIM}, got {channels}",
             )
         if classes and len(classes) != num_classes:
-            raise ValueError(
-                f"classes: expected a name for each of {num_classes}, got {len(classes)}"
+            raise ArgumentError(
+                "classes", f"expected a name for each of {num_classes}, got {len(classes)}"
             )
         self.tree = None if tree == "flat" else label_tree(classes)
         self.sizes = (num_classes,) if self.tree is None else self.tree.sizes
         if len(self.sizes) > 1 and class_dim != 2 * DIM:
-            raise ValueError(
-                f"class_dim: expected {2 * DIM}, as two primary capsules have, got {class_dim}"
+            raise ArgumentError(
+                "class_dim", f"expected {2 * DIM}, as two primary capsules have, got {class_dim}"
             )
         widths = [in_chans, *channels]
         self.convolutions = nn.Sequential(*(nn.Conv2d(*pair, 3, 2, 1) for pair in pairwise(widths)))
@@ -157,10 +158,10 @@ class TreeCapsNet(ImageModel):
 
 
 # A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes.
-enlist(
-    "tree_capsnet",
-    TreeCapsNet,
-    ModelInfo(
+register_model(
+    name="tree_capsnet",
+    builder=TreeCapsNet,
+    info=ModelInfo(
         title="HT-CapsNet",
         year=2025,
         arxiv="",

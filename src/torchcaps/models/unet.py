@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, PlainNetwork
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 
 Scores = Float[Tensor, "batch classes height width"]
 
@@ -78,10 +78,10 @@ def _two(channels: int, width: int) -> nn.Sequential:
 
 
 # The network that SegCaps was compared with.
-enlist(
-    "unet",
-    UNet,
-    ModelInfo(
+register_model(
+    name="unet",
+    builder=UNet,
+    info=ModelInfo(
         title="U-Net: Convolutional Networks for Biomedical Image Segmentation",
         year=2015,
         arxiv="1505.04597",
@@ -94,7 +94,7 @@ enlist(
 )
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
-variant(
+register_variant(
     "unet_matched",
     "unet",
     parameters=1_474_061,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, Images, side_after
-from torchcaps.models._registry import ModelInfo, enlist, variant
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -81,7 +81,9 @@ class VBCaps(ImageModel):
         what = "a convolution and the layers of capsules"
         super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
         if len(types) not in (0, len(LAYERS)):
-            raise ValueError(f"types: expected {len(LAYERS)} numbers or none, got {list(types)}")
+            raise ArgumentError(
+                "types", f"expected {len(LAYERS)} numbers or none, got {list(types)}"
+            )
         self.standardized = standardized
         routing: dict[str, Any] = {"routing": "vb", "normalized": True} | routing_options
         self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
@@ -135,10 +137,10 @@ def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
 
 
 # Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters.
-enlist(
-    "vb_caps",
-    VBCaps,
-    ModelInfo(
+register_model(
+    name="vb_caps",
+    builder=VBCaps,
+    info=ModelInfo(
         title="Capsule Routing via Variational Bayes",
         year=2020,
         arxiv="1905.11455",
@@ -151,7 +153,7 @@ enlist(
 )
 
 # Two layers of capsules, primary ones and classes, in the authors' code "tiny".
-variant(
+register_variant(
     "vb_caps_small",
     "vb_caps",
     parameters=206_144,

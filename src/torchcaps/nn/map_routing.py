@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps import ops
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Convention, DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
@@ -123,9 +123,10 @@ class KernelVotes(nn.Module):
         check_range("stride", stride, low=1)
         check_range("kernel_size", kernel_size, low=stride if transposed else 1)
         if (kernel_size - stride if transposed else kernel_size - 1) % 2:
-            raise ValueError(
-                f"kernel_size: expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
-                f"got {kernel_size}"
+            raise ArgumentError(
+                "kernel_size",
+                f"expected an {'even' if transposed and stride % 2 == 0 else 'odd'} number, "
+                f"got {kernel_size}",
             )
         self.sizes, self.stride, self.transposed, self.gain = (
             checked(sizes),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_floating, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
@@ -138,9 +138,10 @@ class RoutedLayer(nn.Module):
             self.votes.sizes.children,
         )
         if field.count(pose[-2]) % expected:
-            raise ValueError(
-                f"children: expected {expected} at each position of the parents (or a multiple, position after "
-                f"position), got {field.count(pose[-2])} from poses {list(pose)}"
+            raise ArgumentError(
+                "children",
+                f"expected {expected} at each position of the parents (or a multiple, position after "
+                f"position), got {field.count(pose[-2])} from poses {list(pose)}",
             )
         return self.votes(children, field)
 
@@ -230,7 +231,7 @@ def record_routing(
         name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
     }
     if not layers:
-        raise ValueError(f"record_routing: {type(model).__name__} has no routed layer")
+        raise ArgumentError("record_routing", f"{type(model).__name__} has no routed layer")
     before = {name: layer.recorder for name, layer in layers.items()}
     recorders = {name: _Recorder(detach, iterations) for name in layers}
     for name, layer in layers.items():
@@ -244,7 +245,7 @@ def record_routing(
 
 def _recorded(votes: Votes, routed: Routed, detach: bool) -> RoutingTrace:
     if routed.coupling is None:
-        raise ValueError("record_routing: this router returned no coupling")
+        raise ArgumentError("record_routing", "this router returned no coupling")
     found = RoutingTrace(
         routed.coupling,
         full_precision(routed.activation),

@@ -10,33 +10,32 @@ from typing import Any, Literal, TypeVar, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps import functional, ops, plugins
-from torchcaps.errors import AblationUnsupportedError, check_known, check_range
+from torchcaps import functional, ops
+from torchcaps.errors import AblationUnsupportedError, ArgumentError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import AnyVotes, Over, ProductVotes, Votes, as_votes
+from torchcaps.registry import Registry
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 RouteFunction = Callable[..., Routed]
 Routing = str | nn.Module | RouteFunction
-_ROUTERS: dict[str, type[Router]] = {}
+ROUTERS: Registry[type[Router]] = Registry("routing")
 MOST_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
 R = TypeVar("R", bound="type[Router]")
 
 
-def register_router(name: str) -> Callable[[R], R]:
-    """Class decorator: makes a router known as `name` to every routed layer, the shared tests and the command line."""
+def register_router(name: str, *, replace: bool = False) -> Callable[[R], R]:
+    """Class decorator: registers a router for every routed layer, the shared tests and the command line.
 
-    def register(cls: R) -> R:
-        _ROUTERS[name] = cls
-        return cls
-
-    return register
+    Raises ValueError for a name that is taken, unless `replace`.
+    """
+    return ROUTERS.register(name, replace=replace)
 
 
 def list_routers() -> list[str]:
     """Names that `CapsuleLinear(routing=...)` accepts."""
-    return plugins.names(_ROUTERS)
+    return ROUTERS.names()
 
 
 def create_router(routing: Routing, **options: Any) -> Router:
@@ -45,7 +44,7 @@ def create_router(routing: Routing, **options: Any) -> Router:
     ValueError for an unknown name, TypeError for an option that this router does not take.
     """
     if isinstance(routing, str):
-        kind = plugins.find("routing", routing, _ROUTERS)
+        kind = ROUTERS[routing]
         known = list(inspect.signature(kind).parameters)
         for option in (name for name in options if name not in known):
             raise TypeError(
@@ -79,8 +78,8 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
         if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))
     ]
     if not layers:
-        raise ValueError(
-            f"impl: no layer of this {type(model).__name__} has an implementation {impl!r}"
+        raise ArgumentError(
+            "impl", f"no layer of this {type(model).__name__} has an implementation {impl!r}"
         )
     for layer in layers:
         layer.impl = impl
@@ -129,8 +128,8 @@ class Router(nn.Module):
             self.learn(sizes)
         elif self.sizes != sizes:
             name = type(self).__name__
-            raise ValueError(
-                f"routing: this {name} was built for a layer of {self.sizes}, not of {sizes}"
+            raise ArgumentError(
+                "routing", f"this {name} was built for a layer of {self.sizes}, not of {sizes}"
             )
 
     def learn(self, sizes: LayerSizes) -> None:
@@ -167,8 +166,8 @@ class Router(nn.Module):
                 "let it take them from votes.share(logits)"
             )
         if not votes.bias_seen:
-            raise ValueError(
-                f"bias: expected False for a layer routed by {self.describe()}, which adds none"
+            raise ArgumentError(
+                "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
         return routed
 
@@ -203,9 +202,7 @@ class Router(nn.Module):
 
     def describe(self) -> str:
         """Name in words."""
-        return next(
-            (name for name, kind in _ROUTERS.items() if kind is type(self)), type(self).__name__
-        )
+        return ROUTERS.name_of(type(self)) or type(self).__name__
 
     def extra_repr(self) -> str:
         options = {

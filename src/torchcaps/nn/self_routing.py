@@ -7,6 +7,7 @@ from the authors' code.
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.functional.bounds import FACTOR, bounded
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
@@ -74,8 +75,9 @@ class PoseVotes(nn.Module):
         super().__init__()
         self.sizes = checked(sizes)
         if sizes.dim != sizes.in_dim:
-            raise ValueError(
-                f"sizes: expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}"
+            raise ArgumentError(
+                "sizes",
+                f"expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}",
             )
 
     def reset_parameters(self) -> None:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_positive
+from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -101,8 +101,9 @@ class MatrixVotes(LinearVotes):
         identity: bool = True,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
-            raise ValueError(
-                f"sizes: expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers"
+            raise ArgumentError(
+                "sizes",
+                f"expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers",
             )
         self.identity = identity
         super().__init__(sizes, bias=bias, init_std=init_std, places=places)

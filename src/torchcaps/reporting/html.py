@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torchcaps
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.reporting import classes as classes  # registers its sections
 from torchcaps.reporting import comparison
 from torchcaps.reporting.finished import FinishedRun, open_finished
@@ -76,7 +76,7 @@ def write_comparison(
     paths = [Path(run).resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
-            raise ValueError(f"runs: expected different run folders, got {run} twice")
+            raise ArgumentError("runs", f"expected different run folders, got {run} twice")
     found = [
         open_finished(run, root=root, device=device, most_images=images, progress=progress)
         for run in runs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.distributed import joined, main_first
-from torchcaps.errors import DataError, RunError, read_text
+from torchcaps.errors import ArgumentError, DataError, RunError, read_text
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
@@ -161,8 +161,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix.removeprefix(".").lower() or "png"
     known = figure.canvas.get_supported_filetypes()
     if kind not in known:
-        raise ValueError(
-            f"output: expected a file ending in one of {', '.join(sorted(known))}, got {path.name}"
+        raise ArgumentError(
+            "output",
+            f"expected a file ending in one of {', '.join(sorted(known))}, got {path.name}",
         )
     make_folder(path.parent)
     with atomic(path) as partial:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import sqrt
 from typing import TypeVar
 
-from torchcaps import plugins
 from torchcaps.models._registry import model_info
+from torchcaps.registry import Registry
 from torchcaps.reporting.epochs import best_epoch, score_of
 from torchcaps.reporting.finished import FinishedRun
 from torchcaps.reporting.markup import Html, Section, join, name, paragraph, picture, table, text
@@ -16,7 +16,7 @@ from torchcaps.training import TrainConfig
 
 Writer = Callable[[FinishedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=Writer)
-_SECTIONS: dict[str, tuple[tuple[str, ...], Writer]] = {}
+SECTIONS: Registry[tuple[tuple[str, ...], Writer]] = Registry("section")
 ACTIVATIONS = {
     "length": "lengths of capsules",
     "probability": "probabilities",
@@ -31,7 +31,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     table), or None for no section. Raises ValueError if another one has the name of the function."""
 
     def register(writer: W) -> W:
-        plugins.add("section", writer.__name__, (tasks, writer), _SECTIONS)
+        SECTIONS.add(writer.__name__, (tasks, writer))
         return writer
 
     return register
@@ -39,9 +39,8 @@ def register_section(*tasks: str) -> Callable[[W], W]:
 
 def sections_of(run: FinishedRun) -> list[Section]:
     """All of them, in their order."""
-    plugins.load_entry_points()
     own = [
-        writer(run) for tasks, writer in _SECTIONS.values() if not tasks or run.task.name in tasks
+        writer(run) for tasks, writer in SECTIONS.values() if not tasks or run.task.name in tasks
     ]
     parts = [
         summary(run),

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchcaps import evaluation, ops, plugins
+from torchcaps import evaluation, ops
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
 from torchcaps.evaluation.forward import right_answers
+from torchcaps.registry import Registry
 from torchcaps.reporting import open_run
 from torchcaps.tasks import Task
 from torchcaps.training import RunFolder, TrainConfig, load
@@ -86,12 +87,12 @@ class Trained:
 
 Figures = dict[str, Any]
 Measure = Callable[[Trained], Figures]
-MEASURES: dict[str, Measure] = {}
+MEASURES: Registry[Measure] = Registry("measure")
 # A recipe names it among its `measures`. It returns no figures where the task or the model cannot be measured so.
-register_measure = plugins.by_its_name("measure", MEASURES)
+register_measure = MEASURES.register
 
 
-@register_measure
+@register_measure()
 def segmentation(trained: Trained) -> Figures:
     """Composites taken apart: each labeled capsule decoded alone, against the single images; and an absent one.
 
@@ -118,7 +119,7 @@ def segmentation(trained: Trained) -> Figures:
     }
 
 
-@register_measure
+@register_measure()
 def placed(trained: Trained) -> Figures:
     """Error on digits at random places, which the experiment compares models at equal values of: its "clean" error."""
     if not trained.one_class:
@@ -130,7 +131,7 @@ def placed(trained: Trained) -> Figures:
     }
 
 
-@register_measure
+@register_measure()
 def affnist(trained: Trained) -> Figures:
     """Error on affNIST's own test images, where that set is at hand; nothing of it where it is not."""
     if not trained.one_class:
@@ -141,7 +142,7 @@ def affnist(trained: Trained) -> Figures:
         return {}
 
 
-@register_measure
+@register_measure()
 def viewpoints(trained: Trained) -> Figures:
     """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
     if not trained.one_class:
@@ -165,7 +166,7 @@ def viewpoints(trained: Trained) -> Figures:
     return figures
 
 
-@register_measure
+@register_measure()
 def ablation(trained: Trained) -> Figures:
     """The trained model with uniform and with random couplings at test time."""
     if not trained.routed:
@@ -178,7 +179,7 @@ def ablation(trained: Trained) -> Figures:
     return {"uniform_at_test_error": 1 - found.uniform, "changed_by_routing": found.changed}
 
 
-@register_measure
+@register_measure()
 def diagnostics(trained: Trained) -> Figures:
     """Every measure of routing (docs/diagnostics.md); the table shows couplings and dead capsules of the last layer."""
     if not trained.routed:
@@ -191,7 +192,7 @@ def diagnostics(trained: Trained) -> Figures:
     return shares | {"diagnosis": found.to_dict()}
 
 
-@register_measure
+@register_measure()
 def robustness(trained: Trained) -> Figures:
     """Affine changes, attacks through the gradient, detection by reconstruction, and images of no class."""
     if not trained.one_class:
@@ -241,7 +242,7 @@ def robustness(trained: Trained) -> Figures:
     return figures
 
 
-@register_measure
+@register_measure()
 def attack_success(trained: Trained) -> Figures:
     """Share of rightly answered images that an attack turns, one step or ten: to any class, or to the next one.
 
@@ -276,7 +277,7 @@ def likelihood(activation: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-@register_measure
+@register_measure()
 def validation(trained: Trained) -> Figures:
     """The score on the images that the model was chosen with; of an accuracy, the error."""
     score = trained.task.score
@@ -286,7 +287,7 @@ def validation(trained: Trained) -> Figures:
     )
 
 
-@register_measure
+@register_measure()
 def products(trained: Trained) -> Figures:
     """Multiply-adds of matrix products and convolutions that one image takes, by the reference of every operator."""
     plain = deepcopy(trained.model)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, 
 import torch
 from torch import Generator, Tensor, nn
 
-from torchcaps import plugins
 from torchcaps.data import (
     ImageSet,
     Preprocess,
@@ -29,8 +28,9 @@ from torchcaps.data import (
     shift,
 )
 from torchcaps.distributed import Ranks, joined
-from torchcaps.errors import UnknownNameError, check_range
+from torchcaps.errors import ArgumentError, UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
+from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 from torchcaps.types import ModelSpec, declares, spec_of
 
@@ -50,7 +50,7 @@ Outcomes = dict[str, Tensor]
 Batch = tuple[Tensor | None, ...]
 B = TypeVar("B", bound=Batch)
 T = TypeVar("T", bound="type[Task]")
-_TASKS: dict[str, type[Task]] = {}
+TASKS: Registry[type[Task]] = Registry("task")
 
 
 class ReportItem(NamedTuple):
@@ -136,13 +136,16 @@ class Task(nn.Module):
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
         if self.requires and spec_of(model).task != self.name:
-            raise ValueError(f"task: {self.name} takes {self.requires}, got {type(model).__name__}")
+            raise ArgumentError(
+                "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
+            )
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
         if declares(model) and self.spec.pixels != self.pixels:
             what, kind = "pixels" if self.pixels else "images", type(model).__name__
-            raise ValueError(
-                f"task: {self.name} takes a model whose outputs are of {what}, which {kind} is not"
+            raise ArgumentError(
+                "task",
+                f"{self.name} takes a model whose outputs are of {what}, which {kind} is not",
             )
         if not declares(model):
             model.spec = self.spec  # what it is taken for from here on
@@ -275,7 +278,7 @@ class Task(nn.Module):
     def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
         """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
         ValueError: the task says nothing of single pictures."""
-        raise ValueError(f"predict: the task {self.name} says nothing of single pictures")
+        raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
 
     def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels: the share of
@@ -292,17 +295,17 @@ class Task(nn.Module):
         """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
         ValueError: there is nothing to draw, and `output` is no None."""
         if output is not None:
-            raise ValueError(f"output: the task {self.name} draws nothing of single pictures")
+            raise ArgumentError("output", f"the task {self.name} draws nothing of single pictures")
         return self.predict(
             torch.stack([preprocess(file) for file in files]).to(device_of(self.model))
         )
 
 
-def register_task(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a task known as `name`; ValueError if that is taken."""
+def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
+    """Class decorator: makes a task known as `name`; ValueError if that is taken, unless `replace`."""
 
     def register(cls: T) -> T:
-        plugins.add("task", name, cls, _TASKS)
+        TASKS.add(name, cls, replace=replace)
         cls.name = name
         return cls
 
@@ -311,20 +314,20 @@ def register_task(name: str) -> Callable[[T], T]:
 
 def list_tasks() -> list[str]:
     """Names of tasks."""
-    return plugins.names(_TASKS)
+    return TASKS.names()
 
 
 def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
     """The task of a name, or UnknownNameError; "auto" is the one that the model is made for and the images suit."""
     if name != "auto":
-        return plugins.find("task", name, _TASKS)
+        return TASKS[name]
     spec = spec_of(model)
-    plugins.find("task", spec.task, _TASKS)  # loads the plug-in that registers it
+    _ = TASKS[spec.task]  # loads the plug-in that registers it
     kinds = reversed(
-        _TASKS.values()
+        list(TASKS.values())
     )  # of two that suit, the one registered last is the more special one
     suiting = (kind for kind in kinds if images is not None and kind.suits(spec, images))
-    return next(suiting, _TASKS[spec.task])
+    return next(suiting, TASKS[spec.task])
 
 
 def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
@@ -364,7 +367,7 @@ def predict(
     check_range("batch_size", batch_size, low=1)
     preprocess = getattr(model, "preprocess", None)
     if not isinstance(preprocess, Preprocess):
-        raise ValueError("model: expected .preprocess, as torchcaps.load gives it, got none")
+        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
     files, ranks, rows = preprocess.files(paths), joined(), []
     mine = ranks.rows(len(files))

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
@@ -69,8 +70,8 @@ class Align(Task):
     ) -> None:
         super().__init__(model, config, images)
         if images is not None and not self.takes(images):
-            raise ValueError(
-                f"data: expected sets of points for {type(model).__name__}, got {images!r}"
+            raise ArgumentError(
+                "data", f"expected sets of points for {type(model).__name__}, got {images!r}"
             )
         given = [name for name in UNUSED if getattr(config.augmentation, name)]
         if given:

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
-from torchcaps import plugins
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, multi_hot
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import evaluate
 from torchcaps.evaluation.forward import Progress, activations_of
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
+from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
 from torchcaps.tasks.collapse import collapse_warnings, stuck
@@ -43,17 +44,17 @@ class Scores(NamedTuple):
 
 # (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
-LOSSES: dict[str, Loss] = {}
-register_loss = plugins.by_its_name(
-    "loss", LOSSES
-)  # its name is one that the setting `loss` may have
+LOSSES: Registry[Loss] = Registry("loss")
+register_loss = LOSSES.register  # its name is one that the setting `loss` may have
 
 
-@register_loss
+@register_loss()
 def cross_entropy(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
     """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
     if scores.logits is None:
-        raise ValueError("loss: cross_entropy needs a model with logits, and this one has none")
+        raise ArgumentError(
+            "loss", "cross_entropy needs a model with logits, and this one has none"
+        )
     logits, smoothing = full_precision(scores.logits), settings.label_smoothing
     if wanted.dim() == 1:
         return F.cross_entropy(logits, wanted, label_smoothing=smoothing)
@@ -61,35 +62,35 @@ def cross_entropy(scores: Scores, wanted: Tensor, _share: float, settings: TaskS
     return F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(logits)
 
 
-@register_loss
+@register_loss()
 def margin(scores: Scores, wanted: Tensor, _share: float, _settings: TaskSettings) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, wanted)
 
 
-@register_loss
+@register_loss()
 def two_margins(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
     return margin_loss(scores.activation, wanted, **({} if share < 0.5 else HARD))
 
 
-@register_loss
+@register_loss()
 def spread(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     if wanted.dim() == 2:
-        raise ValueError(
-            "loss: the spread loss has no form for images that show several classes; take margin"
+        raise ArgumentError(
+            "loss", "the spread loss has no form for images that show several classes; take margin"
         )
     low, high = SPREAD
     return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
 
 
-@register_loss
+@register_loss()
 def likelihood(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
     if wanted.dim() == 2:
-        raise ValueError(
-            "loss: the likelihood has no form for images that show several classes; take margin"
+        raise ArgumentError(
+            "loss", "the likelihood has no form for images that show several classes; take margin"
         )
     activation = full_precision(scores.activation)
     log = activation.clamp(min=torch.finfo(activation.dtype).tiny).log()
@@ -113,13 +114,13 @@ class Classify(Task):
         super().__init__(model, config, images)
         if images is not None and not self.takes(images):
             axes = images.labels.dim()
-            raise ValueError(
-                f"task: {self.name} does not suit {images.name}, whose labels have {axes} axes"
+            raise ArgumentError(
+                "task", f"{self.name} does not suit {images.name}, whose labels have {axes} axes"
             )
         weight = self.config.task.reconstruction or 0.0
         if weight and not self.spec.decoder and self.loss in MARGINS:
-            raise ValueError(
-                f"reconstruction: expected 0 for a model without a decoder, got {weight}"
+            raise ArgumentError(
+                "reconstruction", f"expected 0 for a model without a decoder, got {weight}"
             )
         self.weight = weight if self.spec.decoder else 0.0
         # Losses but this one start with gradients that Adam remembers for a thousand steps.
@@ -220,8 +221,9 @@ class Classify(Task):
         found = super().check(images)
         outputs = found["activation"].shape[1]
         if outputs < images.num_classes:
-            raise ValueError(
-                f"model: expected an output for each of {images.num_classes} classes, got {outputs}"
+            raise ArgumentError(
+                "model",
+                f"expected an output for each of {images.num_classes} classes, got {outputs}",
             )
         return found
 

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from torchcaps.data import ImageSet, multi_hot
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import evaluate_multilabel
 from torchcaps.evaluation.forward import Progress
 from torchcaps.functional import reconstruction_loss
@@ -22,7 +23,7 @@ class Several(Classify):
     def forward(self, batch: Batch, share: float) -> Outcomes:
         if self.spec.logits and not self.spec.multilabel:
             needed = "a network built with the option multilabel=true"
-            raise ValueError(f"model: images that show several classes need {needed}")
+            raise ArgumentError("model", f"images that show several classes need {needed}")
         return super().forward(batch, share)
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -33,7 +34,9 @@ class Several(Classify):
 
     def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
         if batch.singles is None:
-            raise ValueError("singles: expected what each labeled class looks like alone, got none")
+            raise ArgumentError(
+                "singles", "expected what each labeled class looks like alone, got none"
+            )
         error = capsules.pose.new_zeros(())
         for label, target in zip(
             batch.labels.unbind(dim=1), batch.singles.unbind(dim=1), strict=True

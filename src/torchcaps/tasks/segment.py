@@ -21,6 +21,7 @@ from torchcaps.data import ImageSet, MaskedSet, Preprocess, decode_image
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
 from torchcaps.distributed import summed
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.accuracy.pixels import (
     MaskFigures,
     PixelCounts,
@@ -115,12 +116,13 @@ class Segment(Task):
         if own:
             self.spec = self.model.spec = replace(self.spec, pixels=True, task=self.name)
         if images is not None and not self.takes(images):
-            raise ValueError(
-                f"task: {self.name} takes images with masks, and {images.name} has none"
+            raise ArgumentError(
+                "task", f"{self.name} takes images with masks, and {images.name} has none"
             )
         if self.how.morphology:
-            raise ValueError(
-                f"morphology: expected 0 for images with masks, which would not fit, got {self.how.morphology}"
+            raise ArgumentError(
+                "morphology",
+                f"expected 0 for images with masks, which would not fit, got {self.how.morphology}",
             )
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
         self.rare, self.absent, self.at_once = torch.ones(1, 1, 1), [], BATCH
@@ -214,9 +216,10 @@ class Segment(Task):
             found = self.model(images.float_images([0]).to(place)).shape
         if found != (1, images.num_classes - 1, *images.img_size):
             height, width = images.img_size
-            raise ValueError(
-                f"model: expected [batch, {images.num_classes - 1}, {height}, {width}], a map for each class but the "
-                f"background, got {list(found)}"
+            raise ArgumentError(
+                "model",
+                f"expected [batch, {images.num_classes - 1}, {height}, {width}], a map for each class but the "
+                f"background, got {list(found)}",
             )
         return super().check(images)
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import check_known, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
 from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
@@ -62,8 +62,8 @@ class Transform(Task):
         how = self.how
         for name in CHANGES if self.pose == "translation" else ():
             if getattr(how, name):
-                raise ValueError(
-                    f"{name}: expected 0 for poses that are moved by shifts, got {getattr(how, name)}"
+                raise ArgumentError(
+                    name, f"expected 0 for poses that are moved by shifts, got {getattr(how, name)}"
                 )
         self.ranges = {name: getattr(how, name) for name in ("shift", *CHANGES)}
         self.how = replace(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, LabelTree, label_tree
 from torchcaps.distributed import summed
-from torchcaps.errors import check_shape
+from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
 from torchcaps.settings import TrainConfig
@@ -69,7 +69,7 @@ class Tree(Classify):
     A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of its finest."""
 
     score = "exact_match"  # of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike
-    losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)
+    losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)  # type: ignore[arg-type]
     ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
 
     def __init__(
@@ -81,19 +81,21 @@ class Tree(Classify):
         tree = label_tree(classes)
         if tree is None:
             got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-            raise ValueError(
-                f"task: tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}"
+            raise ArgumentError(
+                "task",
+                f"tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}",
             )
         super().__init__(model, config, images)
         self.tree, self.knows_levels = tree, self.spec.task == self.name
         if self.knows_levels and self.model.tree != tree:
             sizes = ", ".join(map(str, tree.sizes))
-            raise ValueError(
-                f"model: expected one built for these classes, whose tree has levels of {sizes}"
+            raise ArgumentError(
+                "model", f"expected one built for these classes, whose tree has levels of {sizes}"
             )
         if self.loss == DYNAMIC and not self.knows_levels:
-            raise ValueError(
-                f"loss: {DYNAMIC} weighs levels of a label tree, and this model tells only its finest"
+            raise ArgumentError(
+                "loss",
+                f"{DYNAMIC} weighs levels of a label tree, and this model tells only its finest",
             )
         self.register_buffer(
             "ancestors", torch.tensor(tree.ancestors, device=device_of(model)), persistent=False

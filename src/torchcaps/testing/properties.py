@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import AblationUnsupportedError
+from torchcaps.errors import AblationUnsupportedError, ArgumentError
 from torchcaps.functional.votes import DenseVotes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router, Routing, create_router
@@ -255,7 +255,9 @@ def _check_finite(router: Router, inputs: _Inputs, what: str) -> None:
 
 def _coupling(routed: Routed) -> Tensor:
     if routed.coupling is None:
-        raise ValueError("router: expected a coupling [batch, *space, children, parents], got None")
+        raise ArgumentError(
+            "router", "expected a coupling [batch, *space, children, parents], got None"
+        )
     return routed.coupling
 
 

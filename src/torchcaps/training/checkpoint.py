@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TrainingError, check_regular, one_line
+from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
 from torchcaps.nn import use_generator
 from torchcaps.nn.routed import names_now
@@ -249,15 +249,15 @@ def check_description(about: dict[str, Any]) -> None:
     """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
     model, options, classes = about["model"], about["options"], about["classes"]
     if not isinstance(model, str):
-        raise ValueError(f"model: expected a name, got {one_line(repr(model))}")
+        raise ArgumentError("model", f"expected a name, got {one_line(repr(model))}")
     if not isinstance(options, dict):
-        raise ValueError(f"options: expected values by name, got {one_line(repr(options))}")
+        raise ArgumentError("options", f"expected values by name, got {one_line(repr(options))}")
     try:
         json.dumps(options, allow_nan=False)
     except ValueError as error:
-        raise ValueError(f"options: expected finite numbers ({error})") from None
+        raise ArgumentError("options", f"expected finite numbers ({error})") from None
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"classes: expected a list of names, got {one_line(repr(classes))}")
+        raise ArgumentError("classes", f"expected a list of names, got {one_line(repr(classes))}")
 
 
 def check_fit(shapes: Shapes, model: nn.Module) -> None:
@@ -278,7 +278,7 @@ def check_fit(shapes: Shapes, model: nn.Module) -> None:
                 f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description"
             )
         if kind.startswith(("F", "BF")) != tensor.is_floating_point():
-            raise ValueError(f"{name}: expected {tensor.dtype}, got {kind}")
+            raise ArgumentError(name, f"expected {tensor.dtype}, got {kind}")
 
 
 def check_numbers(state: dict[str, Tensor]) -> None:

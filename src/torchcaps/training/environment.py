@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchcaps import plugins
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 
 MOST_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 
@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 def check_threads(name: str, value: object) -> int:
     """The value; ValueError unless it is a number of threads that a machine can start."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}: expected a whole number, got {value!r}")
+        raise ArgumentError(name, f"expected a whole number, got {value!r}")
     check_range(name, value, low=1, high=max(MOST_THREADS, os.cpu_count() or 1))
     return value
 

@@ -18,7 +18,7 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
 from torchcaps.distributed import counting, joined, parallel, synced
-from torchcaps.errors import TrainingError
+from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.nn import use_generator
 from torchcaps.tasks import Task, mapped
 from torchcaps.training.optim import batch_size, create_optimizer, learning_rate, resolve_precision
@@ -83,8 +83,9 @@ class Trainer:
         self.epoch_size = task.config.data.epoch_size or len(images)
         size = run.batch_size or batch_size(run.epochs * self.epoch_size)
         if size < self.ranks.world:
-            raise ValueError(
-                f"batch_size: expected an image for each of {self.ranks.world} processes, got {size}"
+            raise ArgumentError(
+                "batch_size",
+                f"expected an image for each of {self.ranks.world} processes, got {size}",
             )
         clip = task.clip if task.config.optimizer.clip == "auto" else task.config.optimizer.clip
         self.config = task.config.updated(batch_size=size, clip=float(clip))

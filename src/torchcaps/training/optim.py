@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps import plugins
 from torchcaps.errors import RunError
+from torchcaps.registry import Registry
 from torchcaps.settings import OptimizerSettings, TrainConfig
 
 WARM_UP, WARM_UP_STEPS = 0.05, 40
@@ -19,10 +19,8 @@ ENOUGH_STEPS = (
     100  # for which a batch is halved, as long as it is not the smallest; see docs/decisions.md
 )
 Make = Callable[[list[nn.Parameter], float, OptimizerSettings], torch.optim.Optimizer]
-_OPTIMISERS: dict[str, Make] = {}
-register_optimizer = plugins.by_its_name(
-    "optimizer", _OPTIMISERS
-)  # of (parameters, lr, settings), named by a run
+OPTIMIZERS: Registry[Make] = Registry("optimizer")
+register_optimizer = OPTIMIZERS.register  # of (parameters, lr, settings), named by a run
 
 
 def _made(kind: Any, *names: str) -> Make:
@@ -38,18 +36,16 @@ def _made(kind: Any, *names: str) -> Make:
     return make
 
 
-_OPTIMISERS |= {
-    "adam": _made(torch.optim.Adam),
-    "adamw": _made(torch.optim.AdamW),
-    "sgd": _made(torch.optim.SGD, "momentum", "nesterov"),
-}
+OPTIMIZERS.add("adam", _made(torch.optim.Adam))
+OPTIMIZERS.add("adamw", _made(torch.optim.AdamW))
+OPTIMIZERS.add("sgd", _made(torch.optim.SGD, "momentum", "nesterov"))
 
 
 def create_optimizer(
     parameters: Iterable[nn.Parameter], config: TrainConfig
 ) -> torch.optim.Optimizer:
     """The optimizer of a run; UnknownNameError (a ValueError) if there is none of this name."""
-    make = plugins.find("optimizer", config.optimizer.name, _OPTIMISERS)
+    make = OPTIMIZERS[config.optimizer.name]
     return make(list(parameters), config.optimizer.lr or 0.0, config.optimizer)
 
 

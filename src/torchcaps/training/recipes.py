@@ -95,7 +95,8 @@ def register_recipe(name: str, content: dict[str, Any]) -> None:
 
 def list_recipes() -> list[str]:
     """Names of the recipes that ship with the library, and of those that were registered."""
-    return plugins.names(_known())
+    plugins.load_entry_points()
+    return sorted(_known())
 
 
 def _known() -> Mapping[str, Recipe | Path]:
@@ -112,7 +113,10 @@ def load_recipe(name_or_path: str) -> Recipe:
     a file that cannot be read as one."""
     found: Recipe | Path = Path(name_or_path)
     if not name_or_path.endswith(".toml"):
-        found = plugins.find("recipe", name_or_path, _known())
+        plugins.load_entry_points()
+        if name_or_path not in _known():
+            raise UnknownNameError("recipe", name_or_path, _known(), note=plugins.failure_note())
+        found = _known()[name_or_path]
     if isinstance(found, Recipe):
         return found
     with _refusing(found):

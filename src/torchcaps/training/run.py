@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, load_dataset, preprocess_of
 from torchcaps.distributed import joined, main_first
+from torchcaps.errors import ArgumentError
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
@@ -150,8 +151,8 @@ def as_set(images: Images) -> ImageSet:
     if isinstance(images, ImageSet):
         return images
     if not isinstance(images, tuple) or len(images) != 2:
-        raise ValueError(
-            f"images: expected an ImageSet or (images, labels), got {type(images).__name__}"
+        raise ArgumentError(
+            "images", f"expected an ImageSet or (images, labels), got {type(images).__name__}"
         )
     pixels, labels = (
         x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.ticker import LogLocator, NullLocator
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import BELOW, SMALL, STYLES, Axes, Figure, line, new_figure, panels, plain
 from torchcaps.viz.names import short
 
@@ -119,7 +119,7 @@ def accuracy_against_time(
 
 def _some(rows: Rows) -> Rows:
     if not rows:
-        raise ValueError("rows: expected at least one, got none")
+        raise ArgumentError("rows", "expected at least one, got none")
     return rows
 
 

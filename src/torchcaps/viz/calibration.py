@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcaps.errors import ArgumentError
 from torchcaps.viz.canvas import BELOW, GRAY, RED, SKY, TEXT, Figure, new_figure, plain
 
 NAMES = {"normalized": "activations divided by their sum", "length": "longest capsule"}
@@ -18,7 +19,7 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
     for each bin `count`, `confidence` and `accuracy` (None where the bin is empty). Raises ValueError for other numbers
     of tables."""
     if not 1 <= len(reliability) <= 3:
-        raise ValueError(f"reliability: expected one to three tables, got {len(reliability)}")
+        raise ArgumentError("reliability", f"expected one to three tables, got {len(reliability)}")
     figure = new_figure(max(4.3 * len(reliability), 5.2), 4.9)
     grid = figure.subplots(2, len(reliability), sharex=True, squeeze=False, height_ratios=[3, 1])
     for column, (name, table) in enumerate(reliability.items()):

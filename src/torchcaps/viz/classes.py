@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.viz.canvas import (
     BLUE,
     GRAY,
@@ -37,9 +37,9 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
     is not square, is empty, holds no integers, or has another number of classes."""
     counts = np.asarray(matrix)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
-        raise ValueError(f"matrix: expected [classes, classes], got {list(counts.shape)}")
+        raise ArgumentError("matrix", f"expected [classes, classes], got {list(counts.shape)}")
     if not np.issubdtype(counts.dtype, np.integer):
-        raise ValueError(f"matrix: expected integer counts, got {counts.dtype}")
+        raise ArgumentError("matrix", f"expected integer counts, got {counts.dtype}")
     check_length("classes", classes, len(counts))
     names = short_names(classes, 22)
     cells = float(np.clip(0.42 * len(counts), 2.4, 11.0))
@@ -74,7 +74,7 @@ def per_class_bars(
     Accuracies are in [0, 1], or None for a class without samples, which has no bar. Beyond 60 classes only the 60 least
     accurate are drawn, and the title says so. Raises ValueError for no classes, or sequences of different lengths."""
     if not len(accuracies):
-        raise ValueError("accuracies: expected at least one class, got none")
+        raise ArgumentError("accuracies", "expected at least one class, got none")
     check_length("classes", classes, len(accuracies))
     check_length("counts", counts, len(accuracies))
     percent = np.array([np.nan if share is None else 100 * share for share in accuracies])

@@ -6,7 +6,7 @@ from math import isfinite, nan
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import (
     BELOW,
     BLUE,
@@ -43,7 +43,7 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
             percent.
     """
     if not metrics:
-        raise ValueError("metrics: expected at least one row, got none")
+        raise ArgumentError("metrics", "expected at least one row, got none")
     figure, drawn = panels(2, 2, 4.5, 3.6)
     known = [_epoch(row, i) for i, row in enumerate(metrics)]
     margin = max(0.03 * (max(known) - min(known)), 0.3)

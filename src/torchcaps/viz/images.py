@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import named_shape
+from torchcaps.errors import ArgumentError, named_shape
 from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.names import short
 
@@ -17,8 +17,8 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
     values = np.asarray(images)
     if values.ndim != 4 or values.size == 0:
         came = named_shape(("n", "channels", "height", "width"), values.shape)
-        raise ValueError(
-            f"{argument}: expected [n, channels, height, width] with at least one image, got {came}"
+        raise ArgumentError(
+            argument, f"expected [n, channels, height, width] with at least one image, got {came}"
         )
     if not np.issubdtype(values.dtype, np.integer):
         values = np.nan_to_num(values.astype(np.float32)) * 255 + 0.5
@@ -34,7 +34,7 @@ def check_alike(
         want, came = (
             named_shape(("n", "height", "width", "colors"), each.shape) for each in (others, images)
         )
-        raise ValueError(f"{argument}: expected the shape of {of}, {want}, got {came}")
+        raise ArgumentError(argument, f"expected the shape of {of}, {want}, got {came}")
 
 
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:

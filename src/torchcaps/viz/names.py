@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import font_manager
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import ArgumentError, check_shape
 
 
 def short(name: str, width: int) -> str:
@@ -30,7 +30,7 @@ def short_names(classes: Sequence[str], width: int) -> list[str]:
 def check_length(argument: str, values: Sized, expected: int) -> None:
     """Raise ValueError unless `values` holds `expected` entries."""
     if len(values) != expected:
-        raise ValueError(f"{argument}: expected {expected} entries, got {len(values)}")
+        raise ArgumentError(argument, f"expected {expected} entries, got {len(values)}")
 
 
 def class_indices(
@@ -42,8 +42,8 @@ def class_indices(
     check_shape(argument, indices, tuple(sizes), **sizes)
     outside = indices[(indices < 0) | (indices >= classes)]
     if len(outside):
-        raise ValueError(
-            f"{argument}: expected class indices from 0 to {classes - 1}, got {outside[0]}"
+        raise ArgumentError(
+            argument, f"expected class indices from 0 to {classes - 1}, got {outside[0]}"
         )
     return indices
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from torchcaps.errors import ArgumentError
 from torchcaps.viz.canvas import SMALL, STYLES, Figure, new_figure
 
 MOST_COLUMNS = 24
@@ -16,7 +17,7 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
     Raises ValueError for no set, or rows of unequal length."""
     columns = min(len(next(iter(rows.values()), ())), MOST_COLUMNS)
     if not columns or len({len(sets) for sets in rows.values()}) > 1:
-        raise ValueError("rows: expected equally many sets of points in each, at least one")
+        raise ArgumentError("rows", "expected equally many sets of points in each, at least one")
     reach = 1.05 * max(
         np.abs(np.asarray(p)[:, :2]).max() for sets in rows.values() for p, _ in sets[:columns]
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import BELOW, GRAY, STYLES, TEXT, Figure, line, panels, plain
 from torchcaps.viz.names import short, short_names
 
@@ -61,8 +61,9 @@ def _ascending(name: str, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Amounts in their order, and accuracies in percent."""
     x, y = (np.asarray(values, dtype=np.float64) for values in curve)
     if x.ndim != 1 or x.shape != y.shape or not len(x):
-        raise ValueError(
-            f"curves: expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}"
+        raise ArgumentError(
+            "curves",
+            f"expected as many amounts as accuracies for {name!r}, got {x.shape} and {y.shape}",
         )
     order = np.argsort(x, kind="stable")
     return x[order], 100 * y[order]

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.data.masks import overlaid as masked
 from torchcaps.data.masks import palette
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.images import check_alike, pictures, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
@@ -182,7 +182,7 @@ def coupling_map(
         width=inputs.shape[2],
     )
     if not np.isfinite(values).all():
-        raise ValueError("maps: expected finite numbers, got NaN or infinity")
+        raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
     true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count)
     names = short_names(classes, 13)
     below = [

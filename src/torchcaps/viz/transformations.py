@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from torchcaps.errors import check_range, named_shape
+from torchcaps.errors import ArgumentError, check_range, named_shape
 from torchcaps.viz.canvas import BLUE, GRAY, TEXT, Figure, panels, plain
 from torchcaps.viz.images import check_alike, pictures, tile_grid
 from torchcaps.viz.names import check_length, short
@@ -36,12 +36,12 @@ def predicted_transformations(
     for shapes that do not fit."""
     x, y = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     if x.ndim != 2 or x.size == 0:
-        raise ValueError(
-            f"true: expected [n, m] with at least one row, got {named_shape(('n', 'm'), x.shape)}"
+        raise ArgumentError(
+            "true", f"expected [n, m] with at least one row, got {named_shape(('n', 'm'), x.shape)}"
         )
     if x.shape != y.shape:
         want, came = (named_shape(("n", "m"), values.shape) for values in (x, y))
-        raise ValueError(f"predicted: expected {want}, got {came}")
+        raise ArgumentError("predicted", f"expected {want}, got {came}")
     check_length("names", names, x.shape[1])
     check_range("number of names", len(names), high=12)
     figure, drawn = panels(len(names), 3, 3.1, 3.1)
@@ -66,7 +66,7 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 4 or values.size == 0:
         came = named_shape(("capsules", "units", "height", "width"), values.shape)
-        raise ValueError(f"weights: expected [capsules, units, height, width], got {came}")
+        raise ArgumentError("weights", f"expected [capsules, units, height, width], got {came}")
     rows, columns = values.shape[:2]
     check_range("number of units", rows * columns, high=MOST_UNITS)
     # One outlier must not turn all others gray.

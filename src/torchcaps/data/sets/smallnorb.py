@@ -24,7 +24,7 @@ from torchcaps.data.budget import Source, door
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
-from torchcaps.errors import DataError, UnknownNameError
+from torchcaps.errors import ArgumentError, DataError, UnknownNameError
 
 TYPES = {
     0x1E3D4C51: "<f4",
@@ -107,8 +107,8 @@ def matrix_bytes(array: np.ndarray) -> bytes:
         array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype
     )
     if little.dtype not in MAGIC:
-        raise ValueError(
-            f"array: expected float32, float64, int32, uint8 or int16, got {array.dtype}"
+        raise ArgumentError(
+            "array", f"expected float32, float64, int32, uint8 or int16, got {array.dtype}"
         )
     sizes = (*array.shape, 1, 1)[: max(array.ndim, 3)]
     return (

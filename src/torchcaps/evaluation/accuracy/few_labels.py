@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 
 
 def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
@@ -36,8 +36,8 @@ def _check_curve(counts: Sequence[int], accuracy: Sequence[float]) -> None:
     check_range("number of counts", len(counts), low=2)
     check_range("counts", counts[0], low=1)
     if any(after <= before for before, after in pairwise(counts)):
-        raise ValueError(f"counts: expected ascending numbers, got {list(counts)}")
+        raise ArgumentError("counts", f"expected ascending numbers, got {list(counts)}")
     if len(accuracy) != len(counts):
-        raise ValueError(
-            f"accuracy: expected {len(counts)} values, one for each count, got {len(accuracy)}"
+        raise ArgumentError(
+            "accuracy", f"expected {len(counts)} values, one for each count, got {len(accuracy)}"
         )

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import (
     Figures,
     LabeledImages,
@@ -94,8 +94,9 @@ def score_multilabel(
     twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
     if twice.any():
         row = int(twice.nonzero()[0])
-        raise ValueError(
-            f"labels: expected different classes in one image, got {labels[row].tolist()} in image {row}"
+        raise ArgumentError(
+            "labels",
+            f"expected different classes in one image, got {labels[row].tolist()} in image {row}",
         )
     check_lengths(activations)
     taken = top_labels(activations, labels.shape[1])

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.accuracy.classification import Evaluation
 from torchcaps.evaluation.base import Figures
 from torchcaps.evaluation.comparison.exact import (
@@ -246,11 +246,13 @@ def compare_runs(
     check_range("number of images", ours.shape[1], low=2)
     check_range("resamples", resamples, low=1000)
     if paired and len(ours) != len(theirs):
-        raise ValueError(
-            f"second: expected {len(ours)} runs, one for each of first, got {len(theirs)}"
+        raise ArgumentError(
+            "second", f"expected {len(ours)} runs, one for each of first, got {len(theirs)}"
         )
     if not 0 < margin < 1:
-        raise ValueError(f"margin: expected a difference in accuracy between 0 and 1, got {margin}")
+        raise ArgumentError(
+            "margin", f"expected a difference in accuracy between 0 and 1, got {margin}"
+        )
     one, two = ours.double().mean(dim=1), theirs.double().mean(dim=1)
     difference = float(one.mean() - two.mean())
     errors = _errors(
@@ -331,9 +333,10 @@ def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
 def check_same_labels(first: Evaluation, other: Evaluation, argument: str) -> None:
     """Raise ValueError, in the name of `argument`, unless `other` has the labels of `first`."""
     if not torch.equal(first.labels, other.labels):
-        raise ValueError(
-            f"{argument}: expected the labels of first, image for image, "
-            f"got {len(other.labels)} labels that are not those {len(first.labels)}"
+        raise ArgumentError(
+            argument,
+            f"expected the labels of first, image for image, "
+            f"got {len(other.labels)} labels that are not those {len(first.labels)}",
         )
 
 

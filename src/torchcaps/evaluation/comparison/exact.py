@@ -9,7 +9,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Int64
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 
 LEVEL, POWER, MARGIN = 0.05, 0.8, 0.01
 
@@ -97,7 +97,9 @@ def equivalence_test(
     check_range("only_second", only_second, low=0)
     check_range("num_samples", num_samples, low=max(1, only_first + only_second))
     if not 0 < margin < 1:
-        raise ValueError(f"margin: expected a difference in accuracy between 0 and 1, got {margin}")
+        raise ArgumentError(
+            "margin", f"expected a difference in accuracy between 0 and 1, got {margin}"
+        )
     m, k = (
         only_first + only_second,
         min(only_first, only_second),

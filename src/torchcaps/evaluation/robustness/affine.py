@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.data.augment import inverse_map
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import (
     BATCH,
     Figures,
@@ -108,8 +108,9 @@ def affine_sweep(
     amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
     asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}
     if not asked:
-        raise ValueError(
-            "affine_sweep: expected amounts for at least one of rotation, scale, shear, shift, got none"
+        raise ArgumentError(
+            "affine_sweep",
+            "expected amounts for at least one of rotation, scale, shear, shift, got none",
         )
     found = image_activations(model, images, batch_size=batch_size)
     check_labels(labels, found.shape[1])

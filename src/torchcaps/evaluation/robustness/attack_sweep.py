@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labeled
 from torchcaps.evaluation.forward import (
     batches,
@@ -111,8 +111,9 @@ def attack_outcome(
     allowed, `eps`, is written down, not checked; `before` `[n]`, which images were answered rightly unchanged, is asked
     of the model by default. Raises ValueError unless the changed images have the shape of images."""
     if changed.shape != images.shape:
-        raise ValueError(
-            f"changed: expected the shape of images, {list(images.shape)}, got {list(changed.shape)}"
+        raise ArgumentError(
+            "changed",
+            f"expected the shape of images, {list(images.shape)}, got {list(changed.shape)}",
         )
     before = right_answers(model, images, labels, batch_size) if before is None else before
     after = right_answers(model, changed, labels, batch_size)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled, check_labels
 from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
@@ -223,8 +223,8 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
         x = images.detach().clone().requires_grad_()
         value = loss(model(x), labels)
         if not value.requires_grad:
-            raise ValueError(
-                "loss: expected a value with a gradient by the images, got one without"
+            raise ArgumentError(
+                "loss", "expected a value with a gradient by the images, got one without"
             )
         (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
     return torch.zeros_like(x) if gradient is None else gradient
@@ -236,7 +236,7 @@ def _step_size(eps: float, steps: int, asked: float | None, way: float) -> float
     check_range("steps", steps, low=1)
     size = way / steps if asked is None else asked
     if not (size > 0 or eps == 0):
-        raise ValueError(f"step_size: expected above 0, got {size}")
+        raise ArgumentError("step_size", f"expected above 0, got {size}")
     return size
 
 

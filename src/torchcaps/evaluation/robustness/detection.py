@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import Figures, Images, Labels, check_labeled
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
@@ -76,7 +76,7 @@ def detect_adversarial(
     check_labeled(images, labels)
     if adversarial.shape != images.shape:
         want, got = list(images.shape), list(adversarial.shape)
-        raise ValueError(f"adversarial: expected the shape of images, {want}, got {got}")
+        raise ArgumentError("adversarial", f"expected the shape of images, {want}, got {got}")
     (near, before), (far, after) = (_distances(model, one) for one in (images, adversarial))
     true, flagged = labels.cpu(), far > threshold
     start = before == true
@@ -137,5 +137,5 @@ def _scores(argument: str, values: Tensor) -> Tensor:
     check_shape(argument, values, ("n",))
     check_range(f"number of {argument} scores", len(values), low=1)
     if values.isnan().any():
-        raise ValueError(f"{argument}: expected numbers, got NaN")
+        raise ArgumentError(argument, "expected numbers, got NaN")
     return values.detach().double().cpu()

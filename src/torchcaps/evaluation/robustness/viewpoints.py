@@ -9,7 +9,7 @@ on validation images, not on test ones.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchcaps.errors import check_range
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import Figures
 
 
@@ -71,8 +71,8 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
     _check_figures("familiar", familiar)
     _check_figures("novel", novel)
     if len(familiar) != len(novel):
-        raise ValueError(
-            f"novel: expected {len(familiar)} epochs, as in familiar, got {len(novel)}"
+        raise ArgumentError(
+            "novel", f"expected {len(familiar)} epochs, as in familiar, got {len(novel)}"
         )
     check_range("target", target, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
@@ -111,4 +111,4 @@ def _check_figures(argument: str, values: Sequence[float]) -> None:
     check_range(f"number of {argument} accuracies", len(values), low=1)
     for value in values:
         if not 0 <= value <= 1:  # NaN is not either
-            raise ValueError(f"{argument}: expected accuracies in [0, 1], got {value}")
+            raise ArgumentError(argument, f"expected accuracies in [0, 1], got {value}")

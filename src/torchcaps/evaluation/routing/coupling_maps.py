@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import check_shape
+from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation.base import Images, Labels, check_images, check_labels
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
@@ -79,8 +79,9 @@ def _of_batch(
     support = _class_support(layers[top], children[top], recorded[top], shown)
     own = seen.map_of(children[top])
     if own is None:
-        raise ValueError(
-            f"model: expected the children of {top!r} to be capsules with places, position after position"
+        raise ArgumentError(
+            "model",
+            f"expected the children of {top!r} to be capsules with places, position after position",
         )
     below = support.unflatten(1, own.capsules.pose.shape[1:4])
     for name in reversed(names[:-1]):
@@ -98,8 +99,9 @@ def _class_support(
 ) -> Tensor:
     """`[batch, children]`: the support of each child for the class shown."""
     if recorded.coupling.dim() != 3:
-        raise ValueError(
-            f"model: expected class capsules without places at its end, got {type(layer).__name__}"
+        raise ArgumentError(
+            "model",
+            f"expected class capsules without places at its end, got {type(layer).__name__}",
         )
     votes = layer.ask(children)
     each = torch.arange(len(shown), device=shown.device)

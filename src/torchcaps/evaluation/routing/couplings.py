@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.special import entr
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import Labels, check_labels
 from torchcaps.nn import RoutingTrace
 
@@ -151,9 +151,10 @@ def _links(recorded: RoutingTrace) -> tuple[Tensor, Tensor]:
     check_shape("coupling", coupling, ("*batch", "children", "parents"))
     check_range("number of parents", coupling.shape[-1], low=2)
     if recorded.child_activation.shape != coupling.shape[:-1]:
-        raise ValueError(
-            f"child_activation: expected {list(coupling.shape[:-1])}, as the coupling has, "
-            f"got {list(recorded.child_activation.shape)}"
+        raise ArgumentError(
+            "child_activation",
+            f"expected {list(coupling.shape[:-1])}, as the coupling has, "
+            f"got {list(recorded.child_activation.shape)}",
         )
     total = coupling.sum(dim=-1)
     # A child that gives nothing to this position says nothing of it.

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import BATCH, Images, check_images
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.functional import safe_norm
@@ -106,7 +107,7 @@ def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
         name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
     }
     if not layers:
-        raise ValueError(
-            f"model: expected a capsule network with routed layers, got {type(model).__name__}"
+        raise ArgumentError(
+            "model", f"expected a capsule network with routed layers, got {type(model).__name__}"
         )
     return layers

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import AnyVotes, as_votes
@@ -81,8 +81,8 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
         found = len(inverse_temperature)
-        raise ValueError(
-            f"inverse_temperature: expected a number or {iterations} of them, got {found}"
+        raise ArgumentError(
+            "inverse_temperature", f"expected a number or {iterations} of them, got {found}"
         )
     return list(inverse_temperature)
 
