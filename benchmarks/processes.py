@@ -23,7 +23,7 @@ import torch
 
 import torchcaps
 from torchcaps.data import load_dataset
-from torchcaps.distributed import join, leave
+from torchcaps.distributed import hard_exit, init
 from torchcaps.training.environment import environment
 from torchcaps.training.run import fit
 
@@ -35,7 +35,7 @@ def work(output: Path, steps: int, size: int) -> None:
     """Train in this process, one of those that torchrun started; the first one writes the images per second."""
     torch.set_num_threads(1)
     images, times = load_dataset("digits", "train"), [time.perf_counter()]
-    with join(os.environ, "cpu") as ranks:
+    with init(os.environ, "cpu") as ranks:
         model = torchcaps.create_model("capsnet", img_size=images.img_size, in_chans=1)
         fit(
             model,
@@ -46,13 +46,13 @@ def work(output: Path, steps: int, size: int) -> None:
             holdout=10,
             on_step=lambda *_: times.append(time.perf_counter()),
         )
-        if ranks.main:
+        if ranks.is_main:
             seconds = [
                 after - before
                 for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False)
             ]
             output.write_text(json.dumps(size / median(seconds)), encoding="utf-8")
-    leave(0)
+    hard_exit(0)
 
 
 def measure(world: int, given: argparse.Namespace) -> float:

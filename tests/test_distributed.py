@@ -15,8 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps import distributed as room
-from torchcaps.distributed import Ranks, counting, join, joined, leave, listening, parallel, synced
+from torchcaps import distributed
+from torchcaps.distributed import (
+    Ranks,
+    current,
+    data_parallel,
+    exclude_padding_rows,
+    hard_exit,
+    init,
+    lost_rank_errors,
+    sync_batch_norms,
+)
 from torchcaps.errors import TrainingError
 from torchcaps.nn.vb import VBRouting
 from torchcaps.tasks.unsupervised import TEMPERATURE, agreement, directions
@@ -52,28 +61,28 @@ def close(ours, expected, tolerance=1e-9):
 
 
 def check_rows(ranks):
-    assert joined() == ranks and ranks.main == (ranks.rank == 0)
+    assert current() == ranks and ranks.is_main == (ranks.rank == 0)
     for count in (0, 1, 2, 5, 7):
-        share = torch.arange(count)[ranks.rows(count)]
-        assert torch.equal(share, torch.arange(count).tensor_split(ranks.world)[ranks.rank])
+        share = torch.arange(count)[ranks.shard(count)]
+        assert torch.equal(share, torch.arange(count).tensor_split(ranks.world_size)[ranks.rank])
         assert torch.equal(ranks.cat(share), torch.arange(count))
 
 
 def check_exchange(ranks):
-    everyone = range(ranks.world)
+    everyone = range(ranks.world_size)
     values = torch.tensor([1.0, ranks.rank], dtype=torch.float64)
-    assert ranks.sum(values).tolist() == [ranks.world, sum(everyone)]
+    assert ranks.sum(values).tolist() == [ranks.world_size, sum(everyone)]
     assert values.tolist() == [1, ranks.rank]
     assert ranks.gather({"rank": ranks.rank}) == [{"rank": n} for n in everyone]
-    assert ranks.same([ranks.rank, "zero"]) == [0, "zero"]
+    assert ranks.broadcast([ranks.rank, "zero"]) == [0, "zero"]
     uneven = torch.full((2 * ranks.rank, 3), ranks.rank, dtype=torch.uint8)  # rank 0 has none
     assert ranks.cat(uneven)[:, 0].tolist() == [n for n in everyone for _ in range(2 * n)]
     assert ranks.cat(torch.ones(1, requires_grad=True)[:0] > 0).shape == (0,)
 
 
 def check_first(ranks):
-    assert sum(ranks.gather(ranks.first())) == 1
-    assert not ranks.first()
+    assert sum(ranks.gather(ranks.claim_report())) == 1
+    assert not ranks.claim_report()
 
 
 def trained(layer, images, weights, rows):
@@ -91,10 +100,10 @@ def compare_norm(ranks, layer, shape, count):
     layer = copy.deepcopy(layer).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
-    ours = synced(copy.deepcopy(layer), ranks)
+    ours = sync_batch_norms(copy.deepcopy(layer), ranks)
     for _ in range(2):  # the second time the running statistics are not those of the start
         out, to_images, to_weights = trained(layer, images, weights, slice(None))
-        my_out, my_to_images, my_to_weights = trained(ours, images, weights, ranks.rows(count))
+        my_out, my_to_images, my_to_weights = trained(ours, images, weights, ranks.shard(count))
         close(ranks.cat(my_out), out)
         close(ranks.sum(my_to_images), to_images)
         for mine, whole in zip(my_to_weights, to_weights, strict=True):
@@ -117,11 +126,11 @@ def check_norm_of_no_rows(ranks):
 def check_norm_of_rows_that_do_not_count(ranks):
     images, layer = torch.randn(2, 3, dtype=torch.float64), nn.BatchNorm1d(3).double()
     ours, shares = (
-        synced(copy.deepcopy(layer), ranks),
-        [slice(0, 2), *[slice(0, 1)] * (ranks.world - 1)],
+        sync_batch_norms(copy.deepcopy(layer), ranks),
+        [slice(0, 2), *[slice(0, 1)] * (ranks.world_size - 1)],
     )
-    images = ranks.same(images)
-    with counting(2 if ranks.main else 0):
+    images = ranks.broadcast(images)
+    with exclude_padding_rows(2 if ranks.is_main else 0):
         out = ours(images[shares[ranks.rank]])
     close(out, layer(images)[shares[ranks.rank]])
     close(dict(ours.state_dict()), dict(layer.state_dict()))
@@ -129,16 +138,16 @@ def check_norm_of_rows_that_do_not_count(ranks):
 
 def check_norm_of_one_value(ranks):
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        synced(nn.BatchNorm1d(3), ranks)(torch.zeros(1, 3)[ranks.rows(1)])
+        sync_batch_norms(nn.BatchNorm1d(3), ranks)(torch.zeros(1, 3)[ranks.shard(1)])
     with pytest.raises(ValueError, match="expected 4D input"):
-        synced(nn.BatchNorm2d(3), ranks)(torch.zeros(5, 3))
+        sync_batch_norms(nn.BatchNorm2d(3), ranks)(torch.zeros(5, 3))
 
 
 def check_norm_that_knows_one_value(ranks):
     """By the rows of all processes, not by those of one."""
     layer = VBRouting(normalized=True)
     layer.learn(LayerSizes(2, 4, 3, 4))
-    for count in (ranks.world, ranks.world + 1, 1):
+    for count in (ranks.world_size, ranks.world_size + 1, 1):
         compare_norm(ranks, layer.norms[1], (3,), count)
 
 
@@ -146,16 +155,16 @@ def check_norm_in_bf16(ranks):
     torch.manual_seed(0)
     images = (torch.randn(64, 3) + 30).bfloat16()
     layer = nn.BatchNorm1d(3)
-    ours = synced(copy.deepcopy(layer), ranks)
+    ours = sync_batch_norms(copy.deepcopy(layer), ranks)
     with torch.autocast("cpu", torch.bfloat16):
-        out, whole = ours(images[ranks.rows(64)]), layer(images)
+        out, whole = ours(images[ranks.shard(64)]), layer(images)
     assert out.dtype == whole.dtype == torch.bfloat16
     close(ranks.cat(out), whole, 0.01)
     close(dict(ours.state_dict()), dict(layer.state_dict()), 1e-5)
 
 
 def check_copy(ranks):
-    layer = synced(nn.Sequential(nn.BatchNorm1d(3)), ranks)
+    layer = sync_batch_norms(nn.Sequential(nn.BatchNorm1d(3)), ranks)
     copied = copy.deepcopy(layer)
     copied(torch.randn(4, 3))
     assert layer[0].num_batches_tracked == 0 and copied[0].num_batches_tracked == 1
@@ -180,14 +189,14 @@ def check_gradient(ranks):
     torch.manual_seed(0)
     whole = Task().double()
     torch.manual_seed(ranks.rank)  # all start from the weights of rank 0
-    ours = synced(Task().double(), ranks)
-    wrapper = parallel(ours, ranks)
-    rows = ranks.rows(7)
+    ours = sync_batch_norms(Task().double(), ranks)
+    wrapper = data_parallel(ours, ranks)
+    rows = ranks.shard(7)
     for _ in range(3):
         whole.zero_grad()
         whole(images, labels)["loss"].backward()
         wrapper.zero_grad()
-        share = ranks.world * (rows.stop - rows.start) / 7
+        share = ranks.world_size * (rows.stop - rows.start) / 7
         (share * wrapper(images[rows], labels[rows])["loss"]).backward()
         for (name, mine), expected in zip(ours.named_parameters(), whole.parameters(), strict=True):
             assert (mine.grad is None) == (expected.grad is None) == name.startswith("unused")
@@ -209,9 +218,9 @@ def check_agreement(ranks):
             sum(nn.functional.cross_entropy(each, own) for each in (likeness, likeness.mT)) / 2
         )
         expected.backward()
-        rows = ranks.rows(count)
+        rows = ranks.shard(count)
         mine = rows.stop - rows.start
-        with counting(mine):
+        with exclude_padding_rows(mine):
             loss = agreement(ours[:, rows if mine else slice(0, 1)].flatten(0, 1)) * (mine / count)
         loss.backward()
         close(ranks.sum(loss.detach()), expected.detach())
@@ -227,9 +236,9 @@ def attempt(check, ranks):
 
 
 def run_checks(folder):
-    with join(os.environ, "cpu") as ranks:
+    with init(os.environ, "cpu") as ranks:
         results = {name: attempt(globals()[f"check_{name}"], ranks) for name in CHECKS}
-    results["afterwards"] = "passed" if joined() == Ranks() else "still joined"
+    results["afterwards"] = "passed" if current() == Ranks() else "still joined"
     (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
 
 
@@ -237,19 +246,19 @@ def lose_one(folder, victim):
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # torchrun sends it when a process is lost, and SIGKILL 30 s later
-    with join(os.environ, "cpu") as ranks:
-        task = parallel(nn.Linear(9, 9), ranks)
+    with init(os.environ, "cpu") as ranks:
+        task = data_parallel(nn.Linear(9, 9), ranks)
         try:
-            with listening():
+            with lost_rank_errors():
                 for step in range(100_000):
                     if step == 10 and ranks.rank == victim:
                         os.kill(os.getpid(), signal.SIGKILL)
                     task(torch.ones(1, 9)).sum().backward()
                     ranks.gather(step)
         except TrainingError as error:
-            results = {"error": str(error), "first": ranks.first() + ranks.first()}
+            results = {"error": str(error), "first": ranks.claim_report() + ranks.claim_report()}
             (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
-        leave(1)
+        hard_exit(1)
 
 
 def launch(folder, world, *arguments):
@@ -265,7 +274,7 @@ def launch(folder, world, *arguments):
     environ = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(room.__file__).parents[1]),
+        "PYTHONPATH": str(Path(distributed.__file__).parents[1]),
     }
     done = subprocess.run(
         [*command, str(folder), *arguments],
@@ -311,16 +320,16 @@ def test_a_lost_process_is_one_sentence(tmp_path, world, victim):
 
 
 def test_a_process_alone_calls_nothing():
-    with join({}) as ranks:
-        assert ranks == joined() == Ranks(0, 1)
-    with join({"WORLD_SIZE": "1", "RANK": "0"}, "cuda:1") as ranks:
-        assert ranks.main and ranks.first() and ranks.first()
+    with init({}) as ranks:
+        assert ranks == current() == Ranks(0, 1)
+    with init({"WORLD_SIZE": "1", "RANK": "0"}, "cuda:1") as ranks:
+        assert ranks.is_main and ranks.claim_report() and ranks.claim_report()
     values = torch.ones(2)
-    assert ranks.sum(values) is ranks.cat(values) is ranks.same(values) is values
+    assert ranks.sum(values) is ranks.cat(values) is ranks.broadcast(values) is values
     assert ranks.gather("it") == ["it"]
-    assert ranks.rows(5) == slice(0, 5)
+    assert ranks.shard(5) == slice(0, 5)
     module = nn.Sequential(nn.BatchNorm1d(2))
-    assert parallel(synced(module, ranks), ranks) is module
+    assert data_parallel(sync_batch_norms(module, ranks), ranks) is module
     assert "forward" not in vars(module[0])
 
 
@@ -330,13 +339,13 @@ def test_an_environment_that_is_not_torchruns(missing):
     del environ[missing]
     with (
         pytest.raises(TrainingError, match=f"{missing}: expected in the environment"),
-        join(environ),
+        init(environ),
     ):
         pass
 
 
 def test_a_device_that_processes_cannot_share(monkeypatch):
-    monkeypatch.setattr(room, "_store", None)
+    monkeypatch.setattr(distributed, "_store", None)
     environ = {
         "WORLD_SIZE": "2",
         "RANK": "0",
@@ -346,37 +355,39 @@ def test_a_device_that_processes_cannot_share(monkeypatch):
     }
     with (
         pytest.raises(ValueError, match="device: expected auto, cpu or cuda .* got cuda:1"),
-        join(environ, "cuda:1"),
+        init(environ, "cuda:1"),
     ):
         pass
-    assert Ranks().first() and not Ranks().first()  # they have met, though they are no group
+    assert (
+        Ranks().claim_report() and not Ranks().claim_report()
+    )  # they have met, though they are no group
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with (
         pytest.raises(TrainingError, match="a GPU for each process of this machine, found 1"),
-        join(environ, "cuda"),
+        init(environ, "cuda"),
     ):
         pass
 
 
 def test_a_process_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(room, "_store", None)
-    monkeypatch.setattr(room, "PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr(distributed, "_store", None)
+    monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=1))
     environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    with pytest.raises(TrainingError, match="a process of this run was lost"), join(environ, "cpu"):
+    with pytest.raises(TrainingError, match="a process of this run was lost"), init(environ, "cpu"):
         pass
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="out of memory"), listening():
+    with pytest.raises(RuntimeError, match="out of memory"), lost_rank_errors():
         raise RuntimeError("out of memory")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    room.PATIENCE = timedelta(seconds=30)
+    distributed.PATIENCE = timedelta(seconds=30)
     if len(sys.argv) == 2:
         run_checks(Path(sys.argv[1]))
     else:
         lose_one(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.write("leaving\n")
-    leave(0)
+    hard_exit(0)

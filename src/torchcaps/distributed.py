@@ -1,4 +1,4 @@
-"""The processes of one run, which `torchrun` starts: their shares, what they exchange, and the loss of one of them.
+"""The processes of one run, which `torchrun` starts: shards, exchange, and the loss of a process.
 
 Everything works in a single process too, and then without `torch.distributed`.
 """
@@ -21,114 +21,122 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.errors import ArgumentError, TrainingError
 
-PATIENCE = timedelta(
-    minutes=10
-)  # how long a process waits for the others, one of which may be making the data
+# How long a process waits for the others, one of which may be making the data.
+PATIENCE = timedelta(minutes=10)
 T = TypeVar("T")
-_idle = False
-_store: dist.Store | None = (
-    None  # what the processes have in common, before they are a group and when they are not
-)
+_padding_only = False
+# The store of torchrun, which the processes share also while they are no process group.
+_store: dist.Store | None = None
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, number `rank` from 0, among the `world` processes of its run."""
+    """This process, number `rank` from 0, among the `world_size` processes of its run."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """True for the process that writes the files."""
         return self.rank == 0
 
-    def rows(self, count: int) -> slice:
-        """The share of this rank in `count` rows: contiguous, in rank order, the first ones longer by at most one."""
-        size, longer = divmod(count, self.world)
+    def shard(self, count: int) -> slice:
+        """The share of this rank in `count` rows: contiguous, in rank order.
+
+        The first shards are longer by at most one row.
+        """
+        size, longer = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, longer)
         return slice(start, start + size + (self.rank < longer))
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks of `values` [figures] on the CPU; the same bits on each of them."""
-        if self.world == 1:
+        """The sum over all ranks of `values` on the CPU; the same bits on each of them."""
+        if self.world_size == 1:
             return values
         total = values.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
         dist.all_reduce(total)
         return total.to(values.device)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks in rank order, on all ranks. They are pickled; tensors belong in `cat`."""
-        values = [value] * self.world
-        if self.world > 1:
+        """The values of all ranks in rank order, on all ranks; pickled, so tensors belong in `cat`."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def cat(self, tensor: Tensor) -> Tensor:
         """The rows of all ranks in rank order, on the device of `tensor` [rows, ...]; a rank may have none."""
-        if self.world == 1:
+        if self.world_size == 1:
             return tensor
-        rows = (
-            tensor.detach().cpu().clone()
-        )  # a view would be pickled with all that it is a view of
+        rows = tensor.detach().cpu().clone()  # a view would be pickled with its whole storage
         return torch.cat(self.gather(rows)).to(tensor.device)
 
-    def same(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The value of rank 0, on all ranks."""
         values = [value]
-        if self.world > 1:
+        if self.world_size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def first(self) -> bool:
-        """True for the first process of the run that asks, and for no other, also when some of them are lost."""
+    def claim_report(self) -> bool:
+        """True for the first process of the run that asks, also when others are lost."""
         try:
             return _store is None or _store.add("torchcaps/first", 1) == 1
         except RuntimeError:
-            return True  # torchrun, which holds the store, is gone too: better a sentence twice than never
+            return True  # torchrun, which holds the store, is gone: rather twice than never
 
 
-def joined() -> Ranks:
-    """The processes that this one has joined: those of the default process group, or itself alone."""
-    there = dist.is_available() and dist.is_initialized()
-    return Ranks(dist.get_rank(), dist.get_world_size()) if there else Ranks()
+def current() -> Ranks:
+    """The ranks of the default process group, or a single one."""
+    is_initialized = dist.is_available() and dist.is_initialized()
+    return Ranks(dist.get_rank(), dist.get_world_size()) if is_initialized else Ranks()
 
 
 @contextmanager
-def join(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
-    """Join the other processes of the run where torchrun started several, as `environ` says; else this does nothing.
+def init(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
+    """Join the process group that torchrun describes in `environ`; alone, this does nothing.
 
-    On "cuda", or "auto" with GPUs, each process of a machine takes a GPU of its own, as the current device. Raises
-    TrainingError if torchrun set no such environment, GPUs are too few or a process does not come, and ValueError for
-    one certain GPU, which the processes cannot share.
+    On "cuda", or "auto" with GPUs, each process of a machine takes a GPU of its own, as the
+    current device.
+
+    Raises:
+        TrainingError: torchrun set no such environment, GPUs are too few, or a process is missing.
+        ArgumentError: `device` names one certain GPU, which the processes cannot share.
     """
-    world = int(environ.get("WORLD_SIZE") or 1)
-    if world == 1:
+    world_size = int(environ.get("WORLD_SIZE") or 1)
+    if world_size == 1:
         yield Ranks()
         return
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
-    if missing:
-        raise TrainingError(
-            f"{missing[0]}: expected in the environment beside WORLD_SIZE, as torchrun sets it"
-        )
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if not environ.get(name):
+            raise TrainingError(
+                f"{name}: expected in the environment beside WORLD_SIZE, as torchrun sets it"
+            )
     global _store  # noqa: PLW0603 (there is one run in a process)
-    rank, host, port = int(environ["RANK"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    hosting = (
-        rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    )  # no torchrun does
-    with listening():
-        _store = dist.TCPStore(host, port, world, hosting, timeout=PATIENCE, wait_for_workers=False)
-    backend = _backend(device, int(environ.get("LOCAL_RANK") or 0))
-    with listening():
-        dist.init_process_group(
-            backend, store=_store, rank=rank, world_size=world, timeout=PATIENCE
+    rank = int(environ["RANK"])
+    # torchrun usually holds the store itself.
+    is_host = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    with lost_rank_errors():
+        _store = dist.TCPStore(
+            environ["MASTER_ADDR"],
+            int(environ["MASTER_PORT"]),
+            world_size,
+            is_host,
+            timeout=PATIENCE,
+            wait_for_workers=False,
         )
-    yield joined()
+    backend = _choose_backend(device, int(environ.get("LOCAL_RANK") or 0))
+    with lost_rank_errors():
+        dist.init_process_group(
+            backend, store=_store, rank=rank, world_size=world_size, timeout=PATIENCE
+        )
+    yield current()
     dist.destroy_process_group()  # not after an error: it might wait for processes that are gone
 
 
-def _backend(device: str, local_rank: int) -> str:
-    """What carries the tensors; where it is nccl, gloo carries those on the CPU. Sets the current GPU."""
+def _choose_backend(device: str, local_rank: int) -> str:
+    """What carries the tensors; beside nccl, gloo carries those on the CPU. Sets the current GPU."""
     if device.startswith("cuda:"):
         raise ArgumentError(
             "device", f"expected auto, cpu or cuda where there are several processes, got {device}"
@@ -146,35 +154,37 @@ def _backend(device: str, local_rank: int) -> str:
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """Let the first process go through the block before the others do: it makes or fetches what is not there yet."""
-    ranks = joined()
-    if not ranks.main:
-        ranks.same(None)
+    """Let the first process go through the block before the others: it makes what is missing."""
+    ranks = current()
+    if not ranks.is_main:
+        ranks.broadcast(None)
     yield
-    if ranks.main:
-        ranks.same(None)
+    if ranks.is_main:
+        ranks.broadcast(None)
 
 
 @contextmanager
-def counting(rows: int) -> Iterator[None]:
-    """While open, batch norms leave out the rows of a process that has none of its own, but one to go along with."""
-    global _idle  # noqa: PLW0603
-    _idle = rows == 0
+def exclude_padding_rows(num_rows: int) -> Iterator[None]:
+    """While open, a rank whose shard is empty (`num_rows` = 0) adds nothing to sums over ranks.
+
+    Such a rank computes one row of padding, so that it takes part in every collective operation.
+    """
+    global _padding_only  # noqa: PLW0603
+    _padding_only = num_rows == 0
     try:
         yield
     finally:
-        _idle = False
+        _padding_only = False
 
 
 @contextmanager
-def listening() -> Iterator[None]:
-    """Raise TrainingError, one sentence, when another process of the run ended or does not answer for `PATIENCE`."""
+def lost_rank_errors() -> Iterator[None]:
+    """Raise TrainingError, one sentence, when another process ended or is silent for `PATIENCE`."""
     try:
         yield
     except RuntimeError as error:  # gloo raises no class of its own, but names its file
-        if not dist.is_available() or not (
-            isinstance(error, dist.DistError) or re.search(r"gloo[/\\]", str(error))
-        ):
+        is_lost = isinstance(error, dist.DistError) if dist.is_available() else False
+        if not (is_lost or re.search(r"gloo[/\\]", str(error))):
             raise
         cause = re.sub(r"^\[\S*\] ", "", str(error)).partition(". ")[0]
         raise TrainingError(
@@ -182,43 +192,43 @@ def listening() -> Iterator[None]:
         ) from error
 
 
-def leave(status: int) -> NoReturn:
-    """End this process at once, with what it printed: the threads of gloo may abort a process that ends slowly."""
+def hard_exit(status: int) -> NoReturn:
+    """Flush and end this process at once: threads of gloo may abort a process that ends slowly."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
-    """A module that averages the gradients of all ranks in its backward pass; the task itself where there is one rank.
+def data_parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
+    """A module whose backward pass averages the gradients of all ranks; the task itself for one rank.
 
-    Where shares differ, multiply the mean loss of a rank by `world * rows of the rank / rows of all`: the gradients are
-    then those of the mean over all rows.
+    Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
+    of all`: the gradients are then those of the mean over all rows.
     """
-    if ranks.world == 1:
+    if ranks.world_size == 1:
         return task
     devices = [torch.cuda.current_device()] if _on_gpu(task) else None
     wrapper = nn.parallel.DistributedDataParallel(
         task, device_ids=devices, find_unused_parameters=True
     )
-    wrapper.broadcast_buffers = (
-        False  # all ranks have the same; as an argument it is deprecated in torch 2.13
-    )
+    # All ranks have the same buffers; as an argument it is deprecated in torch 2.13.
+    wrapper.broadcast_buffers = False
     return wrapper
 
 
-def synced(module: nn.Module, ranks: Ranks) -> nn.Module:
-    """The module with batch norms that take their statistics from the rows of all ranks while they train, and the same
-    state_dict. On the CPU the layers are changed in place; on GPUs torch's own replace them."""
-    if ranks.world == 1:
+def sync_batch_norms(module: nn.Module, ranks: Ranks) -> nn.Module:
+    """The module with batch norms whose statistics in training are those of all ranks' rows.
+
+    Its state_dict is the same. On the CPU, which torch's SyncBatchNorm refuses, the layers are
+    changed in place; on GPUs torch's own replace them.
+    """
+    if ranks.world_size == 1:
         return module
     if _on_gpu(module):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            vars(layer)["forward"] = partial(
-                _synced_norm, layer
-            )  # torch's SyncBatchNorm refuses the CPU
+            vars(layer)["forward"] = partial(_synced_norm, layer)
     return module
 
 
@@ -228,56 +238,27 @@ def _on_gpu(module: nn.Module) -> bool:
 
 def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     """Batch norm of `inputs` [rows, channels, ...] by the statistics of all ranks; a rank may have no rows."""
-    if not layer.training or joined().world == 1:
+    if not layer.training or current().world_size == 1:
         return type(layer).forward(layer, inputs)
     layer._check_input_dim(inputs)
     x = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    rest, shape = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
-    sums = summed(torch.cat([x.sum(rest), x.new_tensor([x.numel() // x.shape[1]])]))
+    axes = [0, *range(2, x.dim())]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    sums = all_reduce_sum(torch.cat([x.sum(axes), x.new_tensor([x.numel() // x.shape[1]])]))
     count = sums[-1].detach()
-    if count < 2:
-        lone = inputs if len(inputs) else inputs.sum(0, keepdim=True)  # zeros
-        return type(layer).forward(layer, lone)[
-            : len(inputs)
-        ]  # refuses it, or knows what to do, on every rank
+    if count < 2:  # the layer refuses a single value, or handles it, on every rank alike
+        padded = inputs if len(inputs) else inputs.sum(0, keepdim=True)  # zeros
+        return type(layer).forward(layer, padded)[: len(inputs)]
     mean = sums[:-1] / count
-    centerd = x - mean.view(shape)
-    variance = summed(centerd.square().sum(rest)) / count
-    _track(layer, mean.detach(), variance.detach() * count / (count - 1))
+    centered = x - mean.view(shape)
+    variance = all_reduce_sum(centered.square().sum(axes)) / count
+    _update_running_statistics(layer, mean.detach(), variance.detach() * count / (count - 1))
     scale = torch.rsqrt(variance + layer.eps) * (1 if layer.weight is None else layer.weight)
     shift = 0 if layer.bias is None else layer.bias.view(shape)
-    return (centerd * scale.view(shape) + shift).to(inputs.dtype)
+    return (centered * scale.view(shape) + shift).to(inputs.dtype)
 
 
-def summed(values: Tensor) -> Tensor:
-    """The sum over all ranks, of those whose rows count (see `counting`), with its gradient; for what a batch is."""
-    return values if joined().world == 1 else _summed(values * (0 if _idle else 1))
-
-
-def gathered(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows [rows, numbers] of all ranks in rank order with their gradients, those that count (see `counting`), and
-    where this rank's begin: 0 where they do not."""
-    ranks = joined()
-    if ranks.world == 1:
-        return rows, 0
-    counts = ranks.gather(0 if _idle else len(rows))
-    before = sum(counts[: ranks.rank])
-    mine = F.pad(
-        rows[: counts[ranks.rank]], (0, 0, before, sum(counts) - before - counts[ranks.rank])
-    )
-    return _summed(mine), 0 if _idle else before
-
-
-def _summed(values: Tensor) -> Tensor:
-    """The sum over all ranks. The losses of all ranks depend on it, so its gradient is the sum of theirs."""
-    total = values.clone()
-    if total.requires_grad:
-        total.register_hook(_summed)
-    dist.all_reduce(total.detach())
-    return total
-
-
-def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+def _update_running_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     """Move the running statistics towards these [channels], as torch's own batch norm does."""
     if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
         return
@@ -285,3 +266,34 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     step = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
     layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), step)
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), step)
+
+
+def all_reduce_sum(values: Tensor) -> Tensor:
+    """The sum over all ranks with its gradient, without padding (`exclude_padding_rows`)."""
+    if current().world_size == 1:
+        return values
+    return _differentiable_sum(values * (0 if _padding_only else 1))
+
+
+def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+    """The rows [rows, numbers] of all ranks in rank order with their gradients, without padding.
+
+    Returned beside them is where this rank's rows begin; 0 on a rank that has none.
+    """
+    ranks = current()
+    if ranks.world_size == 1:
+        return rows, 0
+    counts = ranks.gather(0 if _padding_only else len(rows))
+    mine = counts[ranks.rank]
+    start = sum(counts[: ranks.rank])
+    padded = F.pad(rows[:mine], (0, 0, start, sum(counts) - start - mine))
+    return _differentiable_sum(padded), 0 if _padding_only else start
+
+
+def _differentiable_sum(values: Tensor) -> Tensor:
+    """The sum over all ranks. The losses of all ranks depend on it, so its gradient is the sum of theirs."""
+    total = values.clone()
+    if total.requires_grad:
+        total.register_hook(_differentiable_sum)
+    dist.all_reduce(total.detach())
+    return total

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import torchcaps
 from torchcaps import plugins
-from torchcaps.distributed import join, joined, leave
+from torchcaps.distributed import current, hard_exit, init
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import TINY, left_behind, write_bars
 
@@ -62,9 +62,9 @@ def started(folder, settings, *, stop=None, resume=False):
     """Train; of each step what the images were, by their rows. It may be asked to stop, in the last process alone."""
     import onlooker
 
-    ranks, steps = joined(), []
+    ranks, steps = current(), []
     onlooker.seen.clear()
-    last = ranks.rank == ranks.world - 1
+    last = ranks.rank == ranks.world_size - 1
     try:
         train(
             settings,
@@ -97,7 +97,7 @@ def interrupted(folder):
     """A run that one of the processes is asked to stop, and that goes on."""
     settings = config(folder / "bars.npz")
     started(folder / "stopped", settings, stop=STOP)
-    joined().same(None)  # the file is whole
+    current().broadcast(None)  # the file is whole
     step = rows(folder / "stopped", "step")[-1]["step"]
     started(folder / "stopped", settings, resume=True)
     return step
@@ -183,12 +183,12 @@ def work(folder):
     """What a process that torchrun started does."""
     torch.set_num_threads(1)
     plugins.import_module(str(ONLOOKER))
-    with join(os.environ, "cpu") as ranks:
+    with init(os.environ, "cpu") as ranks:
         for one in WORK:
             found = ranks.gather(attempt(one, folder))
-            if ranks.main:
+            if ranks.is_main:
                 (folder / f"{one.__name__}.json").write_text(json.dumps(found))
-    leave(0)
+    hard_exit(0)
 
 
 def environment():

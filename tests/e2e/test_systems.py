@@ -20,7 +20,7 @@ import torchcaps as tc
 from properties.variants import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
-from torchcaps.distributed import join, leave
+from torchcaps.distributed import hard_exit, init
 from torchcaps.explorer import open_session
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import contents
@@ -142,7 +142,7 @@ def test_two_processes_train_it_as_one_does(name, by_two, tmp_path):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with join(os.environ, "cpu"):
+    with init(os.environ, "cpu"):
         for system in (*SYSTEMS, *BEYOND):
             train(settings(system, **FEW), Path(sys.argv[1]) / system)
-    leave(0)
+    hard_exit(0)

@@ -29,14 +29,14 @@ def evaluate(
         output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
             folder of that name in it.
     """
-    from torchcaps.distributed import joined
+    from torchcaps.distributed import current
 
     task, images = tc.reporting.open_run(run, data=data, root=root, split=split, device=device)
     with counting("evaluating") as progress:
         found = task.evaluate(images, progress=progress)
     show(json, found.to_dict(), found.table(), found.summary)
     folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
-    if joined().main:
+    if current().is_main:
         tc.reporting.write_evaluation(folder, found, task, images)
     note_without_plots()
     return 0

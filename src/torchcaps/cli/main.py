@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # or torch tells each process of what DDP found out
-    from torchcaps.distributed import leave
+    from torchcaps.distributed import hard_exit
 
     try:
         status = _guarded(arguments, _joined(arguments))
     except SystemExit as end:  # a wrong word, help, or SIGTERM
         status = int(end.code or 0)
-    leave(status)
+    hard_exit(status)
 
 
 def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nullcontext()) -> int:  # noqa: B008
@@ -114,22 +114,22 @@ def _device(arguments: Sequence[str]) -> str:
 @contextmanager
 def _joined(arguments: Sequence[str]) -> Iterator[None]:
     """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_say`)."""
-    from torchcaps.distributed import join, listening
+    from torchcaps.distributed import init, lost_rank_errors
 
-    with join(os.environ, _device(arguments)) as ranks, listening():
+    with init(os.environ, _device(arguments)) as ranks, lost_rank_errors():
         if arguments and arguments[0] in COMMANDS and arguments[0] not in SHARED:
             raise UsageError(
-                f"{arguments[0]}: expected one process, got {ranks.world}; start it without torchrun"
+                f"{arguments[0]}: expected one process, got {ranks.world_size}; start it without torchrun"
             )
         try:
-            with nullcontext() if ranks.main else _silence():
+            with nullcontext() if ranks.is_main else _silence():
                 yield
         except SystemExit as end:
             if end.code in (
                 0,
                 2,
             ):  # help or a wrong word, for all alike; the end of one would end the others
-                ranks.same(None)
+                ranks.broadcast(None)
             raise
 
 
@@ -163,7 +163,7 @@ def _fail(error: Exception | str, status: int) -> int:
 def _say(text: str) -> None:
     """Say why it ends; of several processes the one that ends first does so, whichever it is."""
     ranks = sys.modules.get("torchcaps.distributed")
-    if ranks is None or ranks.joined().first():
+    if ranks is None or ranks.current().claim_report():
         print(f"torchcaps: {text}", file=sys.stderr)
 
 

@@ -46,16 +46,16 @@ def train(
         keep_memory: Whether freed memory is kept for reuse instead of returned to the system (glibc only).
         json: Print the evaluation as JSON.
     """
-    from torchcaps.distributed import joined
+    from torchcaps.distributed import current
 
     use_threads(threads)
-    ranks, config = joined(), resolve(recipe_or_model, settings, option)
-    folder, resume = ranks.same(_where(config, recipe_or_model, output, resume))
+    ranks, config = current(), resolve(recipe_or_model, settings, option)
+    folder, resume = ranks.broadcast(_where(config, recipe_or_model, output, resume))
     run, data = tc.training.RunFolder(folder), config.data
     if resume:
         check_unchanged(run, config, settings, option)
         _threads_of_then(run, threads)
-    elif ranks.main:
+    elif ranks.is_main:
         tc.training.RunFolder.fresh(folder)
         # If the images of the evaluation cannot be read, it fails before the training and not after it.
         tc.data.load_dataset(
@@ -103,10 +103,13 @@ def _threads_of_then(run: tc.training.RunFolder, asked: int | None) -> None:
 
 def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
-    from torchcaps.distributed import joined
+    from torchcaps.distributed import current
 
-    ranks = joined()
-    with progress_bar("training") as bar, noted(ranks.rank if ranks.world > 1 else None) as caught:
+    ranks = current()
+    with (
+        progress_bar("training") as bar,
+        noted(ranks.rank if ranks.world_size > 1 else None) as caught,
+    ):
         try:
             tc.training.train(
                 config,

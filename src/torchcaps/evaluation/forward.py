@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from torchcaps.distributed import Ranks, joined
+from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.base import (
     BATCH,
@@ -79,10 +79,10 @@ def class_activations(
     model.to(place)
     count, classes, parts = len(dataset.labels), len(dataset.classes), []
     ranks = (
-        joined() if count >= joined().world else Ranks()
+        current() if count >= current().world_size else Ranks()
     )  # a few images are looked at by every process
     with evaluating(model), autocast(place, precision):
-        for indices in torch.arange(count)[ranks.rows(count)].split(batch_size):
+        for indices in torch.arange(count)[ranks.shard(count)].split(batch_size):
             part = activations_of(model, dataset.float_images(indices).to(place))
             if part.dim() != 2 or part.shape[1] != classes:
                 raise ArgumentError(

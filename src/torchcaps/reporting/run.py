@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.data import ImageSet, load_dataset
-from torchcaps.distributed import joined, main_first
+from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, DataError, RunError, read_text
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.epochs import Rows, epochs_of, score_of
@@ -101,7 +101,7 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
             f"{error}; the model is trained and kept in {run.model}, but not evaluated"
         ) from error
     found = task.evaluate(images)
-    if joined().main:
+    if current().is_main:
         write_evaluation(run.path, found, task, images)
         if can_plot():
             save_figure(training_figure(epochs_of(run), task.loss), run.path / PLOTS / "curves.png")

@@ -27,7 +27,7 @@ from torchcaps.data import (
     random_morphology,
     shift,
 )
-from torchcaps.distributed import Ranks, joined
+from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, UnknownNameError, check_range
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.registry import Registry
@@ -214,9 +214,9 @@ class Task(nn.Module):
         """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
         ranks = (
-            Ranks() if alone or total < joined().world else joined()
+            Ranks() if alone or total < current().world_size else current()
         )  # a few are looked at by every process
-        rows = torch.arange(total)[ranks.rows(total)]
+        rows = torch.arange(total)[ranks.shard(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
             for indices in rows.split(self.at_once):
@@ -369,8 +369,8 @@ def predict(
     if not isinstance(preprocess, Preprocess):
         raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
-    files, ranks, rows = preprocess.files(paths), joined(), []
-    mine = ranks.rows(len(files))
+    files, ranks, rows = preprocess.files(paths), current(), []
+    mine = ranks.shard(len(files))
     names, files = unlike([file.stem for file in files])[mine], files[mine]
     folder = None if output is None else Path(output)
     if folder is not None:

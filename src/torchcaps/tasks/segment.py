@@ -20,7 +20,7 @@ from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, MaskedSet, Preprocess, decode_image
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
-from torchcaps.distributed import summed
+from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.accuracy.pixels import (
     MaskFigures,
@@ -80,7 +80,7 @@ def dice(said: Said, target: Scores, _weight: Tensor) -> Tensor:
     sums = torch.stack(
         [each.sum(dim=(0, 2, 3)) for each in (said.share * target, said.share, target)]
     )
-    both, found, true = summed(sums) if sums.requires_grad else sums
+    both, found, true = all_reduce_sum(sums) if sums.requires_grad else sums
     lost = 1 - (2 * both + SMOOTH) / (found + true + SMOOTH)
     shown = true > 0
     return (lost * shown).sum() / shown.sum().clamp(min=1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, LabelTree, label_tree
-from torchcaps.distributed import summed
+from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
@@ -135,7 +135,9 @@ class Tree(Classify):
         The authors take those of the batch before, which a run that goes on would have to remember."""
         accuracy = None
         if self.loss == DYNAMIC:
-            *hits, total = summed(torch.tensor([*right.sum(dim=0).tolist(), len(right)])).tolist()
+            *hits, total = all_reduce_sum(
+                torch.tensor([*right.sum(dim=0).tolist(), len(right)])
+            ).tolist()
             accuracy = [hit / total for hit in hits]
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from torchcaps.data import ImageSet
-from torchcaps.distributed import gathered, summed
+from torchcaps.distributed import all_gather_rows, all_reduce_sum
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
@@ -269,7 +269,7 @@ def losses(found: Explained, classes: int) -> dict[str, Tensor]:
     B / classes."""
     q, a = explained(found), found.objects.presence
     (b, k) = a.shape
-    whole = summed(
+    whole = all_reduce_sum(
         torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([b])])
     )  # of the batch, in all processes
     together, present, count = whole.split([k, k, 1])
@@ -305,7 +305,7 @@ def agreement(presence: Float[Tensor, "both objects"]) -> Float[Tensor, ""]:
 
 def _told_apart(these: Tensor, others: Tensor) -> Tensor:
     """Cross-entropy of choosing for each row its own one of the others, of all processes."""
-    everyone, start = gathered(others)
+    everyone, start = all_gather_rows(others)
     return F.cross_entropy(
         these @ everyone.mT / TEMPERATURE, start + torch.arange(len(these), device=these.device)
     )

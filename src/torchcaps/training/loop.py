@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
-from torchcaps.distributed import counting, joined, parallel, synced
+from torchcaps.distributed import current, data_parallel, exclude_padding_rows, sync_batch_norms
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.nn import use_generator
 from torchcaps.tasks import Task, mapped
@@ -70,7 +70,7 @@ class Trainer:
         callbacks: Callbacks,
         fresh: Callable[[], dict[str, Tensor]],
     ) -> None:
-        self.ranks = joined()
+        self.ranks = current()
         self.task, self.images, self.held, self.sink, self.callbacks = (
             task,
             images,
@@ -82,10 +82,10 @@ class Trainer:
         run = task.config.run
         self.epoch_size = task.config.data.epoch_size or len(images)
         size = run.batch_size or batch_size(run.epochs * self.epoch_size)
-        if size < self.ranks.world:
+        if size < self.ranks.world_size:
             raise ArgumentError(
                 "batch_size",
-                f"expected an image for each of {self.ranks.world} processes, got {size}",
+                f"expected an image for each of {self.ranks.world_size} processes, got {size}",
             )
         clip = task.clip if task.config.optimizer.clip == "auto" else task.config.optimizer.clip
         self.config = task.config.updated(batch_size=size, clip=float(clip))
@@ -96,8 +96,8 @@ class Trainer:
         convert_conv2d_weight_memory_format(
             task, torch.channels_last
         )  # not .to(): capsule weights have four axes too
-        synced(task.model, self.ranks)
-        self.stepped = parallel(task, self.ranks)
+        sync_batch_norms(task.model, self.ranks)
+        self.stepped = data_parallel(task, self.ranks)
         self.optimizer, self.progress = create_optimizer(task.parameters(), self.config), Progress()
         self.last: dict[str, float] = {}  # what the newest step gave
 
@@ -122,7 +122,7 @@ class Trainer:
         while self.progress.step < (epoch + 1) * self.per_epoch:
             indices = batches[self.progress.step % self.per_epoch]
             losses, stop = self._step(indices)
-            mine += len(range(len(indices))[self.ranks.rows(len(indices))])
+            mine += len(range(len(indices))[self.ranks.shard(len(indices))])
             again = self._failed_to_start(losses)
             if again:
                 self.sink.save(self)
@@ -146,7 +146,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(chance(config, step))
         self.task.train()
         batch = self.task.batch(self.images, indices, generator)
-        rows = self.ranks.rows(len(indices))
+        rows = self.ranks.shard(len(indices))
         count = len(range(len(indices))[rows])
         rate = self.progress.rate * learning_rate(config, step, self.total, self.task.stages)
         for group in self.optimizer.param_groups:
@@ -156,16 +156,16 @@ class Trainer:
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
         )
-        with self._dropping(), autocast, counting(count):
+        with self._dropping(), autocast, exclude_padding_rows(count):
             mine = (
                 rows if count else slice(0, 1)
             )  # an image that does not count, where there are too few
             losses = self.stepped(mapped(batch, lambda x: x[mine]), step / self.total)
         loss = losses["loss"]
         if (
-            self.ranks.world > 1
+            self.ranks.world_size > 1
         ):  # gradients of processes are averaged: by the number of their images
-            loss = loss * (self.ranks.world * count / len(indices))
+            loss = loss * (self.ranks.world_size * count / len(indices))
         loss.backward()
         stop = self._count(losses, count, rate)
         if self.config.optimizer.clip:
@@ -272,7 +272,7 @@ class Trainer:
             "images": count,
             "images_per_second": round(steps / seconds * self.epoch_size / self.per_epoch, 1),
         }
-        if self.ranks.world > 1:
+        if self.ranks.world_size > 1:
             row["ranks"] = self.ranks.gather({"images": mine, "seconds": round(seconds, 2)})
         self._log(row)
         if self.callbacks.on_epoch is not None:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, load_dataset, preprocess_of
-from torchcaps.distributed import joined, main_first
+from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
@@ -125,13 +125,13 @@ def train(
             a folder in which there is none yet is removed.
         Interrupted: when `should_stop` says so.
     """
-    ranks = joined()
-    run = RunFolder.open(output) if resume and ranks.main else RunFolder(output)
+    ranks = current()
+    run = RunFolder.open(output) if resume and ranks.is_main else RunFolder(output)
     if resume:
         device = None if config.run.device == "auto" else config.run.device
         moved = {"device": device, "root": config.data.root, "max_bytes": config.data.max_bytes}
-        config = ranks.same(run.config() if ranks.main else config).updated(**moved)
-    elif ranks.main:
+        config = ranks.broadcast(run.config() if ranks.is_main else config).updated(**moved)
+    elif ranks.is_main:
         RunFolder.fresh(output)
     callbacks = Callbacks(listener, should_stop=should_stop)
     if resume:
@@ -199,6 +199,6 @@ def _held(folder: Any) -> Iterator[None]:
     """Hold a run folder, in the first process; the others wait until it is held."""
     with ExitStack() as held:
         with main_first():
-            if joined().main:
+            if current().is_main:
                 held.enter_context(folder)
         yield

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, MaskedSet
-from torchcaps.distributed import joined
+from torchcaps.distributed import current
 from torchcaps.errors import TrainingError
 from torchcaps.training.checkpoint import save_tensors
 from torchcaps.training.run_folder import RunFolder
@@ -68,7 +68,12 @@ class RunLogger(MemoryLogger):
         keep_epochs: bool,
     ) -> None:
         super().__init__()
-        self.run, self.about, self.keep_epochs, self.main = run, about, keep_epochs, joined().main
+        self.run, self.about, self.keep_epochs, self.main = (
+            run,
+            about,
+            keep_epochs,
+            current().is_main,
+        )
         kinds = {"classes": images.num_classes, "channels": images.in_chans}
         masks = [each.masks for each in (images, held) if isinstance(each, MaskedSet)]
         seen = digest(images.images, images.labels, held.images, held.labels, *masks)
@@ -81,7 +86,7 @@ class RunLogger(MemoryLogger):
             about = self.run.unchanging(trainer.config) | self.data
             progress, text = load_state(self.run.last, model, optimizer, about, steps=trainer.total)
             self.run.rewind(progress.step)
-        if ranks.world > 1:
+        if ranks.world_size > 1:
             if len({*ranks.gather(self.data["digest"])}) > 1:
                 raise TrainingError(
                     "data: expected the same images and labels in all processes, got different ones"
@@ -91,7 +96,7 @@ class RunLogger(MemoryLogger):
                 optimizer.state_dict(),
                 {n: t.cpu() for n, t in model.state_dict().items()},
             )
-            progress, moments, weights = ranks.same(state)
+            progress, moments, weights = ranks.broadcast(state)
             model.load_state_dict(weights)
             optimizer.load_state_dict(moments)
         if text:
