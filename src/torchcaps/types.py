@@ -78,8 +78,8 @@ class ModelSpec:
             or "none", where nothing tells whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
         logits: `logits(images)` gives what `probabilities(logits)` are made of.
-        several: an image may show several classes: its probabilities are of each class by itself.
-        pixels: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for each class but the
+        multilabel: an image may show several classes: its probabilities are of each class by itself.
+        is_dense: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for each class but the
             first one, which is the background; `capsules(images)` then has the pixels as positions.
         smallest: side of the smallest image it takes, in pixels.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
@@ -91,7 +91,7 @@ class ModelSpec:
     decoder: bool = False
     logits: bool = False
     multilabel: bool = False
-    pixels: bool = False
+    is_dense: bool = False
     smallest: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"

@@ -54,7 +54,7 @@ def reader(digits):
     for step in range(240):
         batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        task(task.batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
+        task(task.sample_batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
         optimizer.step()
     return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
 

@@ -55,7 +55,7 @@ class Spots(nn.Module):
 
 class FindSpots(Task):
     name, losses, labeled = "spots", ("reconstruction",), False
-    offers = frozenset({"decode", "sweep"})
+    capabilities = frozenset({"decode", "sweep"})
 
 
 class Brightness(nn.Module):
@@ -175,7 +175,7 @@ class Reading(Task):
     """Classes of a capsule network, and no looking inside."""
 
     name, losses = "reading", ("margin",)
-    offers = frozenset({"classes"})
+    capabilities = frozenset({"classes"})
 
 
 def test_a_task_may_offer_less_than_its_model_has(image):

@@ -10,7 +10,7 @@ from torchcaps.evaluation import evaluate, perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.cnn import parameter_count
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Several, create_task
+from torchcaps.tasks import Multilabel, create_task
 from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 from torchcaps.training import load, train
@@ -187,7 +187,7 @@ def test_several_classes_are_learned_one_by_one():
     shown, two_hot = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(images)
     expected = -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
-    found = Several(model, TrainConfig())(Batch(images, shown), 0.0)
+    found = Multilabel(model, TrainConfig())(Batch(images, shown), 0.0)
     torch.testing.assert_close(found["loss"], expected)
 
 

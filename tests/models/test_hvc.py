@@ -131,7 +131,7 @@ def test_it_learns_by_cross_entropy():
         optimizer.step()
     assert losses[-1] < 0.5 * losses[0]
     assert (
-        task.stuck({"activation": torch.full((2, 4), 0.01)}) is None
+        task.detect_collapse({"activation": torch.full((2, 4), 0.01)}) is None
     )  # probabilities, not lengths
 
 

@@ -47,7 +47,7 @@ def at_its_size(name):
     """A model and noise for it, at the published size; models of pixels take any, and this one costs seconds."""
     passport = model_info(name)
     with torch.device("meta"):
-        small = {"img_size": 16} if tc.create_model(name).spec.pixels else {}
+        small = {"img_size": 16} if tc.create_model(name).spec.is_dense else {}
     model = tc.create_model(name, **small)
     return passport, model, torch.rand(2, passport.in_chans, *model.img_size)
 
@@ -56,7 +56,7 @@ def at_its_size(name):
 def test_forward_at_the_published_size(name):
     passport, model, images = at_its_size(name)
     activation = model.eval()(images)
-    if model.spec.pixels:
+    if model.spec.is_dense:
         assert activation.shape == (2, 1, 16, 16)
         return
     if model.spec.task == "transform":  # its outputs are pixels
@@ -85,10 +85,10 @@ def test_forward_at_the_published_size(name):
 def test_a_step_reaches_every_parameter(name):
     _, model, noise = at_its_size(name)
     images = ImageSet(noise, torch.tensor([0, 1]), ("a", "b"), "noise")
-    if model.spec.pixels:
+    if model.spec.is_dense:
         images = MaskedSet.of(noise, (noise[:, 0] > 0.5).to(torch.uint8), ("a", "b"), "noise")
     task = create_task(model, TrainConfig()).train()
-    batch = task.batch(images, torch.arange(2), torch.Generator().manual_seed(0))
+    batch = task.sample_batch(images, torch.arange(2), torch.Generator().manual_seed(0))
     task(batch, 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # there because it is counted

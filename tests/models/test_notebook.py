@@ -230,7 +230,7 @@ def test_a_transforming_autoencoder_shows_its_five_stages(pose, dims):
 def test_every_model_shows_itself(name):
     with torch.device("meta"):
         model = tc.create_model(name)
-        model = tc.create_model(name, img_size=16) if model.spec.pixels else model
+        model = tc.create_model(name, img_size=16) if model.spec.is_dense else model
     lines = Cells(model.to_empty(device="cpu")._repr_html_()).rows
     assert lines[-1][-1] == f"{sum(p.numel() for p in model.parameters()):,}"
 

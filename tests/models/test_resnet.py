@@ -7,7 +7,7 @@ import torchcaps as tc
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import ResNet, matched_cnn
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Several, create_task
+from torchcaps.tasks import Multilabel, create_task
 from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 
@@ -102,7 +102,9 @@ def test_one_class_or_several_are_learned_by_cross_entropy():
         found["loss"], -one(images)[torch.arange(2), torch.tensor([2, 0])].log().mean()
     )
     two_hot, p = torch.tensor([[1, 1, 0], [0, 1, 1]]), multilabel(images)
-    found = Several(multilabel, TrainConfig())(Batch(images, torch.tensor([[0, 1], [1, 2]])), 0.0)
+    found = Multilabel(multilabel, TrainConfig())(
+        Batch(images, torch.tensor([[0, 1], [1, 2]])), 0.0
+    )
     torch.testing.assert_close(
         found["loss"], -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
     )

@@ -186,7 +186,7 @@ def test_a_forward_on_the_meta_device_inside_autocast(name):
         assert activation.shape[:2] == images.shape[:2]
     else:
         pixels = (
-            model.spec.pixels or model.spec.task == "transform"
+            model.spec.is_dense or model.spec.task == "transform"
         )  # of one class, and of what is drawn
         count = (
             model.num_objects

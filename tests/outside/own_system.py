@@ -73,32 +73,32 @@ def denoiser(*, num_classes=0, **options):
 class Denoise(tasks.Task):
     """Pictures from noisy ones."""
 
-    score, losses, labeled, offers = "likeness", ("absolute",), False, frozenset({"decode"})
+    score, losses, labeled, capabilities = "likeness", ("absolute",), False, frozenset({"decode"})
     defaults: ClassVar = {"lr": 0.01}
 
-    def batch(self, images, indices, generator):
+    def sample_batch(self, images, indices, generator):
         """(noisy, clean)"""
         clean = images.float_images(indices)
         noise = torch.randn(clean.shape, generator=generator).to(clean)
         return (clean + 0.1 * noise).clamp(0, 1), clean
 
-    def forward(self, batch, share):
+    def training_step(self, batch, progress):
         """The mean absolute difference, and how much is drawn."""
-        del share
+        del progress
         noisy, clean = batch
         drawn = self.model(noisy)
         absolute, ink = (drawn - clean).abs().mean(), drawn.mean()
         return {"loss": absolute + 0.001 * ink, "absolute": absolute, "ink": ink}
 
-    def outcome(self, batch):
+    def eval_step(self, batch):
         """For each picture."""
         noisy, clean = batch
         error = (self.model(noisy) - clean).abs().flatten(1).mean(dim=1)
         return {"loss": error, "likeness": 1 - error}
 
-    def report_items(self, found, images):
+    def report_items(self, evaluation, images):
         """Noisy pictures above clean ones."""
-        noisy, _ = self.batch(images, torch.arange(6), torch.Generator().manual_seed(0))
+        noisy, _ = self.sample_batch(images, torch.arange(6), torch.Generator().manual_seed(0))
         with torch.inference_mode():
             rows = torch.cat(
                 [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]
@@ -108,7 +108,7 @@ class Denoise(tasks.Task):
             axes = figure.add_subplot(2, 6, place + 1)
             axes.imshow(picture[0], cmap="gray")
             axes.set_axis_off()
-        about = f"Likeness {found.to_dict()['likeness']:.3f}."
+        about = f"Likeness {evaluation.to_dict()['likeness']:.3f}."
         return [
             tasks.ReportItem(
                 "noise", "Noise goes", about, figure, "Noisy pictures above what is drawn of them."
@@ -116,16 +116,16 @@ class Denoise(tasks.Task):
         ]
 
     @torch.inference_mode()
-    def predict(self, pictures):
+    def predict(self, images):
         """How much of each picture is ink."""
-        return [{"ink": float(drawn.mean())} for drawn in self.model(pictures)]
+        return [{"ink": float(drawn.mean())} for drawn in self.model(images)]
 
 
 @tasks.register_loss()
-def squared(scores, wanted, share, settings):
+def squared(scores, labels, progress, settings):
     """The squared difference of activations and classes; for any classifier."""
-    del share, settings
-    target = nn.functional.one_hot(wanted, scores.activation.shape[1])
+    del progress, settings
+    target = nn.functional.one_hot(labels, scores.activation.shape[1])
     return (scores.activation - target).square().sum(dim=1).mean()
 
 

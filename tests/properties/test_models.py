@@ -59,7 +59,7 @@ def test_parameters(model, images):
 
 
 def test_it_is_a_classifier_that_opens_up(model, images):
-    pixels = model.spec.pixels
+    pixels = model.spec.is_dense
     count = (
         model.num_objects if model.spec.task == "unsupervised" else getattr(model, "num_classes", 0)
     )

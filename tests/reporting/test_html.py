@@ -27,7 +27,7 @@ from torchcaps.reporting import (
 from torchcaps.reporting.finished import open_finished
 from torchcaps.reporting.markup import Html, page, text
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import ReportItem, Several, Task, register_task
+from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
 from torchcaps.training import train
 from training.makers import left_behind, tiny, write_bars
 
@@ -375,7 +375,7 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
         "capsnet", num_classes=3, img_size=pairs.img_size, channels=8, primary_types=2
     )
     model.classes = pairs.classes
-    task = Several(model, TrainConfig(), pairs)
+    task = Multilabel(model, TrainConfig(), pairs)
     measured = task.evaluate(pairs)
     several = replace(
         finished,
@@ -425,14 +425,14 @@ def clouds(bars, tmp_path, monkeypatch):
 
         score, losses = "darkness", ("glow",)
 
-        def batch(self, images, indices, generator):
+        def sample_batch(self, images, indices, generator):
             return (images.float_images(indices),)
 
-        def forward(self, batch, share):
+        def training_step(self, batch, progress):
             glow = self.model(batch[0]).square().mean()
             return {"loss": 2 * glow, "glow": glow}
 
-        def outcome(self, batch):
+        def eval_step(self, batch):
             glow = self.model(batch[0]).square().mean(dim=1)
             return {"loss": glow, "darkness": -glow}
 

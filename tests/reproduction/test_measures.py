@@ -104,7 +104,7 @@ def test_the_score_of_another_task_is_called_by_its_name(digits):
     class Other(type(digits.task)):
         score = "sharpness"
 
-        def figures(self, outcomes):
+        def compute_metrics(self, outputs):
             return {"loss": 0.0, "sharpness": 0.25}
 
     other = replace(digits, task=Other(digits.model, digits.config))

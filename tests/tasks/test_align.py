@@ -70,7 +70,7 @@ def test_motions_are_rigid_uniform_and_from_the_generator(dim):
 def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
     one, images = task(dim)
     one.train()
-    batch = one.batch(images, torch.arange(5), seeded(3))
+    batch = one.sample_batch(images, torch.arange(5), seeded(3))
     one.eval()
     both = Aligned(
         *(part.double() for part in one.model.align(torch.cat([batch.view(0), batch.view(1)])))
@@ -105,7 +105,7 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
 
 def test_the_weights_are_those_of_the_authors_code():
     one, images = task()
-    batch = one.eval().batch(images, torch.arange(4), seeded())
+    batch = one.eval().sample_batch(images, torch.arange(4), seeded())
     found = one(batch, 0.0)
     assert found.keys() == {"loss", *WEIGHTS}
     want = (
@@ -126,7 +126,7 @@ def test_every_loss_falls_on_few_sets():
     one, images = task()
     optimizer = torch.optim.Adam(one.parameters(), lr=3e-3)
     one.train()
-    batch = one.batch(images, torch.arange(10), seeded(5))
+    batch = one.sample_batch(images, torch.arange(10), seeded(5))
     history = []
     for _ in range(40):
         losses = one(batch, 0.0)
@@ -140,12 +140,12 @@ def test_every_loss_falls_on_few_sets():
 
 def test_what_is_measured_does_not_depend_on_the_batch():
     one, images = task()
-    whole = one.outcomes(images)
-    part = one.outcomes(images)  # the motions are fixed
+    whole = one.eval_outputs(images)
+    part = one.eval_outputs(images)  # the motions are fixed
     for name, values in whole.items():
         torch.testing.assert_close(part[name], values, rtol=0, atol=0)
-    batch = one.eval().batch(images, torch.tensor([7]), seeded(9))
-    torch.testing.assert_close(one.outcome(batch)["chamfer"], whole["chamfer"][7:8])
+    batch = one.eval().sample_batch(images, torch.tensor([7]), seeded(9))
+    torch.testing.assert_close(one.eval_step(batch)["chamfer"], whole["chamfer"][7:8])
 
 
 def test_steady_opposite_and_agreeing_rotations():
@@ -161,8 +161,8 @@ def test_steady_opposite_and_agreeing_rotations():
     torch.testing.assert_close(steady, torch.full((2,), math.sqrt(0.5), dtype=torch.float64))
     assert together == pytest.approx(1)
     one, images = task()
-    outcomes = one.outcomes(images) | {"turn": half}
-    assert one.figures(outcomes)["spread"] == pytest.approx(
+    outcomes = one.eval_outputs(images) | {"turn": half}
+    assert one.compute_metrics(outcomes)["spread"] == pytest.approx(
         math.degrees(math.sqrt(math.log(2))), rel=1e-5
     )
 
@@ -270,4 +270,4 @@ def test_planes_are_what_the_recipe_takes():
         recipe.resolve(recipe.rows[0], "small"),
         make_planes(2),
     )
-    assert {*recipe.figures} <= one.figures(one.outcomes(make_planes(2))).keys()
+    assert {*recipe.figures} <= one.compute_metrics(one.eval_outputs(make_planes(2))).keys()

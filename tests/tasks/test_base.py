@@ -16,13 +16,13 @@ class Bare(Task):
 
     name = "bare"
 
-    def batch(self, images, indices, generator):
+    def sample_batch(self, images, indices, generator):
         return (images.float_images(indices),)
 
-    def forward(self, batch, share):
+    def training_step(self, batch, progress):
         return {"loss": self.model(batch[0]).square().mean()}
 
-    def outcome(self, batch):
+    def eval_step(self, batch):
         error = self.model(batch[0]).square().flatten(1).mean(dim=1)
         return {"loss": error, "accuracy": -error}
 

@@ -239,8 +239,8 @@ def test_a_module_that_declares_nothing_gives_logits(labels, function):
 def test_validation_has_the_loss_of_the_end_of_the_training():
     task = task_of(matrix_model())
     pixels = images_of().mul(255).byte()
-    outcomes = task.outcomes(ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
-    figures = task.figures(outcomes)
+    outcomes = task.eval_outputs(ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
+    figures = task.compute_metrics(outcomes)
     found = task.eval()(Batch(pixels.float() / 255, LABELS), 1.0)
     assert figures["loss"] == pytest.approx(found["loss"].item(), rel=1e-5)
     assert figures["accuracy"] == found["accuracy"].item()
@@ -251,9 +251,9 @@ def test_only_capsules_are_said_to_be_dead():
         spec = ModelSpec(activation="probability", loss="margin")
 
     still = {"activation": torch.full((4, 3), 0.01)}
-    assert task_of(model_of()).stuck(still) == "every class capsule was dead"
-    assert task_of(Constant()).stuck(still) is None
-    assert task_of(model_of()).stuck({"activation": torch.eye(3)}) is None
+    assert task_of(model_of()).detect_collapse(still) == "every class capsule was dead"
+    assert task_of(Constant()).detect_collapse(still) is None
+    assert task_of(model_of()).detect_collapse({"activation": torch.eye(3)}) is None
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_images_are_turned_squished_thickened_and_erased_where_the_run_asks_for_
     )
     task = create_task(model_of(), TrainConfig.of(shift=0, **settings), images).train()
     batches = [
-        task.batch(images, torch.arange(4), torch.Generator().manual_seed(seed)).images
+        task.sample_batch(images, torch.arange(4), torch.Generator().manual_seed(seed)).images
         for seed in (0, 0, 1)
     ]
     assert torch.equal(batches[0], batches[1])

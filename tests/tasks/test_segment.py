@@ -150,7 +150,7 @@ def test_masks_move_with_their_images():
     config = TrainConfig.of(shift=3, flip=True, degrees=30.0, zoom=0.2, shear=0.2, crop=12)
     model = model_of(size=12, classes=2)
     task = create_task(model, config, same).train()
-    batch = task.batch(same, torch.arange(6), torch.Generator().manual_seed(0))
+    batch = task.sample_batch(same, torch.arange(6), torch.Generator().manual_seed(0))
     assert batch.images.shape[2:] == batch.masks.shape[1:] == (12, 12)
     assert torch.equal(batch.masks, (batch.images[:, 0] > 0.5).long())
     assert not torch.equal(batch.masks, same.masks[:, 2:14, 2:14].long())

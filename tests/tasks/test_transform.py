@@ -165,7 +165,7 @@ def test_what_it_cannot_do_is_refused():
 def test_batches_to_train_on_come_from_the_generator_alone(pose):
     task, images = small(pose).train(), as_set(blobs(20))
     first, again, other = (
-        task.batch(images, torch.arange(7), generator(seed)) for seed in (1, 1, 2)
+        task.sample_batch(images, torch.arange(7), generator(seed)) for seed in (1, 1, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first.transformation, other.transformation)
@@ -176,8 +176,8 @@ def test_batches_to_train_on_come_from_the_generator_alone(pose):
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_pairs_that_are_measured_do_not_depend_on_the_batch(pose):
     task, images = small(pose), as_set(blobs(20))
-    whole = task.batch(images, torch.arange(20), generator(1))
-    part = task.batch(images, torch.tensor([3, 17]), generator(2))
+    whole = task.sample_batch(images, torch.arange(20), generator(1))
+    part = task.sample_batch(images, torch.tensor([3, 17]), generator(2))
     for a, b in zip(whole, part, strict=True):
         torch.testing.assert_close(a[[3, 17]], b)
     assert whole.transformation.flatten(1).std(dim=0)[:2].min() > 0.01
@@ -186,16 +186,16 @@ def test_pairs_that_are_measured_do_not_depend_on_the_batch(pose):
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_pairs_are_as_exact_under_autocast(pose):
     task, images = small(pose), as_set(blobs(20))
-    exact = task.batch(images, torch.arange(20), generator())
+    exact = task.sample_batch(images, torch.arange(20), generator())
     with torch.autocast("cpu", torch.bfloat16):
-        cast = task.batch(images, torch.arange(20), generator())
+        cast = task.sample_batch(images, torch.arange(20), generator())
     assert all(torch.equal(a, b) for a, b in zip(exact, cast, strict=True))
 
 
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
     crop = {"flip": True, "color_jitter": True, "crop": 10, "shift": 0}
     task = small(size=10, **crop).train()
-    pairs = task.batch(as_set(blobs(30)), torch.arange(30), generator())
+    pairs = task.sample_batch(as_set(blobs(30)), torch.arange(30), generator())
     assert pairs.source.shape == (30, 1, 10, 10)
     torch.testing.assert_close(pairs.source, pairs.target)  # without shifts the two views are one
     assert not pairs.transformation.any()
@@ -204,7 +204,7 @@ def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
     task, images = small(pose).train(), as_set(blobs(9))
-    pairs = task.batch(images, torch.arange(9), generator())
+    pairs = task.sample_batch(images, torch.arange(9), generator())
     losses = task(pairs, 0.5)
     drawn = task.model(pairs.source, pairs.transformation)
     wanted = (drawn - pairs.target).square().flatten(1).sum(dim=1).mean()
@@ -217,17 +217,17 @@ def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_figures_of_held_out_images_are_those_of_the_evaluation(pose):
     task, images = small(pose), as_set(blobs(50))
-    found, figures = task.evaluate(images), task.figures(task.outcomes(images))
+    found, figures = task.evaluate(images), task.compute_metrics(task.eval_outputs(images))
     assert figures.keys() == {"loss", "correlation"}
     assert figures["loss"] == pytest.approx(144 * found.error, rel=1e-5)
     assert figures["correlation"] == pytest.approx(
         np.mean(list(found.correlation.values())), abs=1e-5
     )
-    pairs = task.batch(images, torch.arange(50), generator())
+    pairs = task.sample_batch(images, torch.arange(50), generator())
     assert found.to_dict() == pytest.approx(
         evaluate_transforming(task.model, pairs).to_dict(), rel=1e-4, abs=1e-5
     )
-    one = task.figures(task.outcomes(as_set(blobs(1))))  # nothing varies
+    one = task.compute_metrics(task.eval_outputs(as_set(blobs(1))))  # nothing varies
     assert one["correlation"] == 0.0
     assert math.isfinite(one["loss"])
 

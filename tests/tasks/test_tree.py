@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     torch.manual_seed(0)
     task = create_task(network(), TrainConfig.of(loss=loss), bars())
     assert isinstance(task, Tree) and task.loss == loss
-    batch = task.batch(bars(), torch.arange(7), torch.Generator().manual_seed(0))
+    batch = task.sample_batch(bars(), torch.arange(7), torch.Generator().manual_seed(0))
     found = task(batch, 0.0)
     lengths = [capsules.activation for capsules in task.model.levels(batch.images)]
     labels = torch.tensor(TREE.ancestors)[batch.labels].T
@@ -120,7 +120,7 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     torch.testing.assert_close(found[loss], losses[-1])
     torch.testing.assert_close(found[f"{loss}_1"], losses[0])
     assert found["accuracy"].item() == right[-1]
-    figures = task.figures(task.outcomes(bars()))
+    figures = task.compute_metrics(task.eval_outputs(bars()))
     assert figures.keys() == {
         "loss",
         "accuracy",
@@ -143,7 +143,7 @@ def test_a_flat_classifier_gets_its_coarse_classes_derived():
         assert figures["consistency"] == 1
         assert figures["exact_match"] == figures["accuracy"] == figures["level_3_accuracy"]
         assert found.paths.equal(torch.tensor(TREE.ancestors)[found.predictions])
-        task(task.batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0)[
+        task(task.sample_batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0)[
             "loss"
         ].backward()
 

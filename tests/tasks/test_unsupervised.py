@@ -68,7 +68,7 @@ def settings(tmp_path):
 def test_the_loss_is_that_of_the_paper():
     task = task_of().double().train()
     images = some()
-    batch = task.batch(images, torch.arange(5), generator())
+    batch = task.sample_batch(images, torch.arange(5), generator())
     batch = mapped(batch, lambda x: x.double() if x.is_floating_point() else x)
     with torch.no_grad():
         found = task.model.explain(batch.images, None)
@@ -144,7 +144,7 @@ def test_parts_learn_first_and_then_objects_by_views():
     torch.manual_seed(0)
     model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
     task = create_task(model, TrainConfig.of(degrees=20.0)).train()
-    batch = task.batch(some(), torch.arange(6), generator())
+    batch = task.sample_batch(some(), torch.arange(6), generator())
     assert batch.again.shape == batch.images.shape
     assert not torch.equal(batch.again, batch.images)
 
@@ -166,11 +166,11 @@ def test_parts_learn_first_and_then_objects_by_views():
     torch.testing.assert_close(
         second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
     )
-    assert task.eval().batch(some(), torch.arange(4), generator()).again is None
+    assert task.eval().sample_batch(some(), torch.arange(4), generator()).again is None
 
 
-@pytest.mark.parametrize(("weights", "stages"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
-def test_objects_by_views_have_a_learning_rate_of_their_own(weights, stages):
+@pytest.mark.parametrize(("weights", "lr_restarts"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
+def test_objects_by_views_have_a_learning_rate_of_their_own(weights, lr_restarts):
     rates, how = (
         [],
         {"lr": 1e-3, "schedule": "warmup_cosine", "epochs": 5, "batch_size": 8, "holdout": 4},
@@ -181,7 +181,9 @@ def test_objects_by_views_have_a_learning_rate_of_their_own(weights, stages):
         on_step=lambda _, told: rates.append(told["lr"]),
         **how,
     )
-    assert rates == [learning_rate(TrainConfig.of(**how), step, 20, stages) for step in range(20)]
+    assert rates == [
+        learning_rate(TrainConfig.of(**how), step, 20, lr_restarts) for step in range(20)
+    ]
 
 
 def test_clusters_are_of_what_the_views_compare():
@@ -200,7 +202,7 @@ def test_clusters_are_of_what_the_views_compare():
         "posterior": presence,
         "labels": torch.tensor([0, 0, 1, 1]),
     }
-    figures = task.figures(outcomes)
+    figures = task.compute_metrics(outcomes)
     assert (figures["accuracy_presence"], figures["accuracy_posterior"]) == (1, 0.75)
     task.model.forward = lambda pictures: presence
     assert [answer["class"] for answer in task.eval().predict(torch.zeros(4, 1, 20, 20))] == [
@@ -225,22 +227,27 @@ def test_entropy():
 
 def test_noise_is_drawn_for_training_alone():
     task, images = task_of(), some()
-    batch = task.train().batch(images, torch.arange(4), generator())
+    batch = task.train().sample_batch(images, torch.arange(4), generator())
     assert (batch.parts.shape, batch.objects.shape, batch.votes.shape) == (
         (4, 3),
         (4, 4),
         (4, 4, 3),
     )
     assert max(noise.abs().max() for noise in batch[2:5]) <= 2
-    assert torch.equal(batch.votes, task.batch(images, torch.arange(4), generator()).votes)
-    assert task.eval().batch(images, torch.arange(4), generator())[2:] == (None, None, None, None)
+    assert torch.equal(batch.votes, task.sample_batch(images, torch.arange(4), generator()).votes)
+    assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_labels_have_no_part_in_a_step():
     task, images = task_of().train(), some()
     other = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
     both = [
-        task(task.batch(each, torch.arange(6), generator()), 0.0)["loss"]
+        task(task.sample_batch(each, torch.arange(6), generator()), 0.0)["loss"]
         for each in (images, other)
     ]
     assert torch.equal(*both)
@@ -291,7 +298,7 @@ def test_figures_name_clusters_in_training_alone():
         "posterior": presence,
         "labels": torch.tensor([1, 1, 0, 0, 1, 0, 1, 0]),
     }
-    figures = task.train().figures(outcomes)
+    figures = task.train().compute_metrics(outcomes)
     assert (
         figures["accuracy_presence"]
         == figures["accuracy_posterior"]
@@ -300,8 +307,10 @@ def test_figures_name_clusters_in_training_alone():
     )
     assert (figures["loss"], figures["log_likelihood"]) == (5, -5)
     other = outcomes | {"labels": 1 - outcomes["labels"]}
-    assert task.eval().figures(other)["accuracy_presence"] == 0  # names stay as they were found
-    assert task.train().figures(other)["accuracy_presence"] == 1
+    assert (
+        task.eval().compute_metrics(other)["accuracy_presence"] == 0
+    )  # names stay as they were found
+    assert task.train().compute_metrics(other)["accuracy_presence"] == 1
 
 
 @pytest.mark.parametrize(
@@ -364,8 +373,8 @@ def test_what_it_refuses(settings, tmp_path):
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():
     recipe, task = load_recipe("scae-mnist"), task_of()
-    outcomes = task.outcomes(some())
-    found = {*task.figures(outcomes), "num_samples"}
+    outcomes = task.eval_outputs(some())
+    found = {*task.compute_metrics(outcomes), "num_samples"}
     assert set(recipe.figures) <= found
     for budget in recipe.budgets:
         for row in recipe.rows_of(budget):

@@ -29,7 +29,7 @@ def draw(images, indices, config, step):
         multilabel=images.labels.dim() == 2,
     )
     generator = torch.Generator().manual_seed(chance(config, step))
-    return create_task(model, config, images).train().batch(images, indices, generator)
+    return create_task(model, config, images).train().sample_batch(images, indices, generator)
 
 
 def augment(images, config, step):

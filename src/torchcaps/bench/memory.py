@@ -103,7 +103,7 @@ def _loss(
     model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger
 ) -> Tensor:
     task = task_of(model)
-    places = images.shape[2:] if task.spec.pixels else ()
+    places = images.shape[2:] if task.spec.is_dense else ()
     labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}

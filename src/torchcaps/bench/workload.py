@@ -47,7 +47,7 @@ class Workload:
         model of pixels those of each pixel)."""
         generator = torch.Generator().manual_seed(1)
         images = torch.rand(self.batch, *image_shape(model), generator=generator)
-        places = model.img_size if spec_of(model).pixels else ()
+        places = model.img_size if spec_of(model).is_dense else ()
         labels = torch.randint(model.num_classes, (self.batch, *places), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
 

@@ -137,12 +137,12 @@ class Session:
         self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
-        self.decodes = pose is not None and self.spec.decoder and "decode" in task.offers
-        self.routes = "routing" in task.offers and any(
+        self.decodes = pose is not None and self.spec.decoder and "decode" in task.capabilities
+        self.routes = "routing" in task.capabilities and any(
             isinstance(one, RoutedLayer) for one in self.model.modules()
         )
         self.steps = self.routes and can_step(self.model)
-        self.sweeps = "sweep" in task.offers and bool(self.names)
+        self.sweeps = "sweep" in task.capabilities and bool(self.names)
         if self.steps:
             self.routing(blank, 0)
             self.look(blank, routing="uniform")
@@ -155,7 +155,7 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
-        pixels, capsules = self.spec.pixels, self.spec.pose and not self.spec.pixels
+        pixels, capsules = self.spec.is_dense, self.spec.pose and not self.spec.is_dense
         meaning = "activation" if pixels or (capsules and not self.spec.logits) else "probability"
         meaning = "length" if self.spec.activation == "length" and not pixels else meaning
         labels = (
@@ -174,7 +174,7 @@ class Session:
             "width": width,
             "parameters": parameter_count(self.model),
             "task": self.task.name,
-            "offers": sorted(self.task.offers),
+            "offers": sorted(self.task.capabilities),
             "labeled": self.has_labels,
             "capsules": capsules,
             "pixels": pixels,
@@ -255,7 +255,7 @@ class Session:
             check_range("classes", len(wanted), high=MOST_DECODED)
             self._check_class(*wanted)
         check_range("count", count, low=1, high=max(1, len(self.names)))
-        if self.spec.pixels:
+        if self.spec.is_dense:
             return [
                 self._overlaid(image, wanted) for image, wanted in zip(images, classes, strict=True)
             ]
@@ -331,12 +331,12 @@ class Session:
     def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
         pixels = self._batch(images)
         with evaluating(self.model), self._routing(routing):
-            if self.spec.pixels:
+            if self.spec.is_dense:
                 return self.task.overlays(pixels)[0], None
             if self.spec.pose:
                 pose, activation = self.model.capsules(pixels)
                 return activation.float().cpu(), pose.float().cpu()
-            if "classes" in self.task.offers:
+            if "classes" in self.task.capabilities:
                 return activations_of(self.model, pixels).cpu(), None
         return torch.zeros(len(images), 0), None
 

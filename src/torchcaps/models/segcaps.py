@@ -76,7 +76,7 @@ class SegCaps(DrawingModel):
             pose=True,
             activation="length",
             decoder=decoder,
-            pixels=True,
+            is_dense=True,
             task="segment",
             loss="weighted_cross_entropy",
         )

@@ -47,7 +47,11 @@ class UNet(PlainNetwork):
         check_range("num_classes", num_classes, low=2)
         self.step = 2 ** (levels - 1)
         self.spec = replace(
-            self.spec, pixels=True, multilabel=False, task="segment", loss="weighted_cross_entropy"
+            self.spec,
+            is_dense=True,
+            multilabel=False,
+            task="segment",
+            loss="weighted_cross_entropy",
         )
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))

@@ -16,7 +16,7 @@ from torchcaps.evaluation import Calibration, Evaluation, Reliability
 from torchcaps.models.cnn import parameter_count
 from torchcaps.reporting.epochs import epochs_of, is_finished, training_seconds
 from torchcaps.reporting.run import EVALUATION, open_run, read_figures
-from torchcaps.tasks import Found, Task
+from torchcaps.tasks import EvaluationResult, Task
 from torchcaps.tasks.classify import right
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import RunFolder, TrainConfig
@@ -34,7 +34,7 @@ class FinishedRun:
     task: Task  # around the trained model
     images: ImageSet  # the test images that were looked at
     total: int  # how many test images there are
-    measured: Found  # the figures of the images that were looked at
+    measured: EvaluationResult  # the figures of the images that were looked at
     figures: dict[
         str, Any
     ]  # by name, of all test images: those of evaluation.json where there is one
@@ -49,7 +49,7 @@ class FinishedRun:
     @property
     def tells_classes(self) -> bool:
         """Whether its task is to tell which classes an image shows."""
-        return "classes" in self.task.offers
+        return "classes" in self.task.capabilities
 
     @property
     def several(self) -> bool:
@@ -65,7 +65,7 @@ class FinishedRun:
     def activations(self) -> Float[Tensor, "n classes"]:
         """What the model says of the classes of each image, in [0, 1]."""
         known = self.measured.activations if isinstance(self.measured, Evaluation) else None
-        return self.task.outcomes(self.images)["activation"] if known is None else known
+        return self.task.eval_outputs(self.images)["activation"] if known is None else known
 
     @property
     def right(self) -> Bool[Tensor, " n"]:
@@ -73,7 +73,7 @@ class FinishedRun:
         return right(self.activations, self.images.labels.cpu())
 
     @property
-    def found(self) -> Found:
+    def found(self) -> EvaluationResult:
         """The figures of all test images, with the activations of those that were looked at."""
         if not (self.recorded and isinstance(self.measured, Evaluation)):
             return self.measured
@@ -130,7 +130,10 @@ def open_finished(
             f"{run.path}: this run is not finished, it has done {len(epochs)} of {config.run.epochs} epochs; "
             f"continue it with: torchcaps train {config.model.name} --output {run.path} --resume"
         )
-    total, recorded = len(images), read_figures(run.path) if "classes" in task.offers else None
+    total, recorded = (
+        len(images),
+        read_figures(run.path) if "classes" in task.capabilities else None,
+    )
     if recorded is not None and total > most_images:
         images = images.subset(evenly(torch.arange(total), most_images))
     measured = task.evaluate(images, progress=progress)

@@ -114,7 +114,7 @@ def _chosen(
 
 
 def _with_decoder(run: str | Path, model: Any) -> Any:
-    if not (spec_of(model).decoder and model.classes and not spec_of(model).pixels):
+    if not (spec_of(model).decoder and model.classes and not spec_of(model).is_dense):
         raise RunError(
             f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them"
         )

@@ -13,7 +13,7 @@ from torchcaps.errors import ArgumentError, DataError, RunError, read_text
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Found, Task, create_task, task_class
+from torchcaps.tasks import EvaluationResult, Task, create_task, task_class
 from torchcaps.training import RunFolder, load
 from torchcaps.training.checkpoint import atomic, read_header, write_json
 from torchcaps.training.lock import make_folder
@@ -61,7 +61,7 @@ def open_run(
             name, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes
         )
     images = cropped(images, model.preprocess.crop)
-    if data is not None and not task_class(config.task.name, model, images).takes(images):
+    if data is not None and not task_class(config.task.name, model, images).supports(images):
         config = config.updated(
             task="auto"
         )  # such as overlapping digits, for a model of single ones
@@ -89,7 +89,9 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
 
 
-def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = None) -> Found:
+def finish_run(
+    run: RunFolder, *, device: str | None = None, root: str | None = None
+) -> EvaluationResult:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
     Device and root of the data are by default as for the run. Raises RunError or TrainingError if the folder cannot be
@@ -108,7 +110,9 @@ def finish_run(run: RunFolder, *, device: str | None = None, root: str | None = 
     return found
 
 
-def write_evaluation(folder: str | Path, found: Found, task: Task, images: ImageSet) -> None:
+def write_evaluation(
+    folder: str | Path, found: EvaluationResult, task: Task, images: ImageSet
+) -> None:
     """Write evaluation.json and, where matplotlib is installed, plots/. Raises RunError or TrainingError if the folder
     cannot be written to."""
     make_folder(Path(folder))

@@ -52,7 +52,7 @@ class Trained:
     @property
     def one_class(self) -> bool:
         """Whether it tells which one class an image shows, as most measures need."""
-        return "classes" in self.task.offers and self.images.labels.dim() == 1
+        return "classes" in self.task.capabilities and self.images.labels.dim() == 1
 
     @property
     def routed(self) -> bool:
@@ -281,7 +281,7 @@ def likelihood(activation: Tensor, labels: Tensor) -> Tensor:
 def validation(trained: Trained) -> Figures:
     """The score on the images that the model was chosen with; of an accuracy, the error."""
     score = trained.task.score
-    value = trained.task.figures(trained.task.outcomes(trained.held_out()))[score]
+    value = trained.task.compute_metrics(trained.task.eval_outputs(trained.held_out()))[score]
     return (
         {"validation_error": 1 - value} if score == "accuracy" else {f"validation_{score}": value}
     )

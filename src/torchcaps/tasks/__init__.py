@@ -1,7 +1,7 @@
 """What a system is trained for: one file a task, and the registry that finds them."""
 
-from torchcaps.tasks._base import Found as Found
-from torchcaps.tasks._base import Measured as Measured
+from torchcaps.tasks._base import EvaluationResult as EvaluationResult
+from torchcaps.tasks._base import MetricResult as MetricResult
 from torchcaps.tasks._base import ReportItem as ReportItem
 from torchcaps.tasks._base import Task as Task
 from torchcaps.tasks._base import create_task as create_task
@@ -14,7 +14,7 @@ from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify
 from torchcaps.tasks.classify import Scores as Scores
 from torchcaps.tasks.classify import register_loss as register_loss
-from torchcaps.tasks.multilabel import Several as Several
+from torchcaps.tasks.multilabel import Multilabel as Multilabel
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming
 from torchcaps.tasks.segment import Segment as Segment

@@ -46,7 +46,7 @@ DEFAULTS = {
     "shear": 0.0,
     "reconstruction": 0.0,
 }
-Outcomes = dict[str, Tensor]
+Outputs = dict[str, Tensor]
 Batch = tuple[Tensor | None, ...]
 B = TypeVar("B", bound=Batch)
 T = TypeVar("T", bound="type[Task]")
@@ -65,7 +65,7 @@ class ReportItem(NamedTuple):
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-class Found(Protocol):
+class EvaluationResult(Protocol):
     """What a task measures on test images, once: one sentence; the figures, ready for JSON, with "num_samples" among
     them; and the same for a person, the first row being the heading."""
 
@@ -76,7 +76,7 @@ class Found(Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricResult:
     """Figures of a task that has no evaluation of its own."""
 
     figures: dict[str, float]
@@ -101,7 +101,9 @@ class Measured:
 
 
 class Task(nn.Module):
-    """Base of tasks. A subclass writes `forward`, `outcome` and `figures`, and what else differs from what stands here.
+    """Base of tasks.
+
+    A subclass writes `sample_batch`, `training_step` and `eval_step`, and what else differs from what stands here.
 
     Args:
         model: any module; what it declares is in `self.spec`.
@@ -119,14 +121,14 @@ class Task(nn.Module):
     defaults: ClassVar[
         Mapping[str, Any]
     ] = {}  # of settings that a run leaves open, beside those of every task
-    offers: ClassVar[frozenset[str]] = (
+    capabilities: ClassVar[frozenset[str]] = (
         frozenset()
     )  # to ask of it: "classes", "decode", "routing", "sweep"
     labeled: ClassVar[bool] = True  # whether labels have a part in it
-    pixels: ClassVar[bool] = False  # whether its models say something of each pixel
-    at_once: int = BATCH  # images in a pass of the model that are not trained with
+    is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
+    eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
     clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
-    stages: tuple[float, ...] = (
+    lr_restarts: tuple[float, ...] = (
         0.0,
     )  # shares of a training at which the learning rate starts anew
     requires: ClassVar[str] = (
@@ -141,8 +143,8 @@ class Task(nn.Module):
             )
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model)
-        if declares(model) and self.spec.pixels != self.pixels:
-            what, kind = "pixels" if self.pixels else "images", type(model).__name__
+        if declares(model) and self.spec.is_dense != self.is_dense:
+            what, kind = "pixels" if self.is_dense else "images", type(model).__name__
             raise ArgumentError(
                 "task",
                 f"{self.name} takes a model whose outputs are of {what}, which {kind} is not",
@@ -163,55 +165,59 @@ class Task(nn.Module):
         return {}
 
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
+    def supports(cls, images: ImageSet) -> bool:
         """Whether the labels of images are of the kind that this task needs."""
         return True
 
     @classmethod
-    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
+    def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
         """Whether "auto" means this task for a model that declares this and these images."""
-        return spec.task == cls.name and cls.takes(images)
+        return spec.task == cls.name and cls.supports(images)
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """A batch of the images with these indices: tensors of equal length on the set's device. Changed at random, by
         the generator, in training mode, else as they are."""
         raise NotImplementedError
 
-    def forward(self, batch: Any, share: float) -> Outcomes:
+    def forward(self, batch: Any, progress: float) -> Outputs:
+        """`training_step`, under the name that processes which train together call."""
+        return self.training_step(batch, progress)
+
+    def training_step(self, batch: Any, progress: float) -> Outputs:
         """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
 
-        What has an axis is not a loss: `[batch, ...]`, for `stuck`. `share` is that of the training that is done, in
-        [0, 1]."""
+        What has an axis is not a loss: `[batch, ...]`, for `detect_collapse`. `progress` is the share of the training
+        that is done, in [0, 1]."""
         raise NotImplementedError
 
-    def outcome(self, batch: Any) -> Outcomes:
+    def eval_step(self, batch: Any) -> Outputs:
         """What a batch of images that are not trained with comes to: by name, `[batch, ...]` for each image."""
         raise NotImplementedError
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        """Figures of all images by their outcomes, "loss" and the score among them; by default means."""
-        return {name: values.double().mean().item() for name, values in outcomes.items()}
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """Figures of all images by their outputs, "loss" and the score among them; by default means."""
+        return {name: values.double().mean().item() for name, values in outputs.items()}
 
-    def warnings(self, outcomes: Outcomes) -> list[str]:
-        """What is wrong with the model by its outcomes on held-out images, a sentence each."""
+    def warnings(self, outputs: Outputs) -> list[str]:
+        """What is wrong with the model by its outputs on held-out images, a sentence each."""
         return []
 
-    def stuck(self, losses: Outcomes) -> str | None:
-        """What is wrong with a network that does not learn, by what `forward` gave in an early step.
+    def detect_collapse(self, losses: Outputs) -> str | None:
+        """What is wrong with a network that does not learn, by what `training_step` gave in an early step.
 
         Such as "every class capsule was dead"; None where nothing is. The training starts again, unless the first step
         gave the same."""
         return None
 
-    def outcomes(
+    def eval_outputs(
         self,
         images: ImageSet,
         *,
         precision: str = "fp32",
         progress: Progress | None = None,
         alone: bool = False,
-    ) -> Outcomes:
-        """The outcomes of all images in their order, computed by all processes together unless this one is `alone`."""
+    ) -> Outputs:
+        """The outputs of all images in their order, computed by all processes together unless this one is `alone`."""
         total, parts = len(images), []
         ranks = (
             Ranks() if alone or total < current().world_size else current()
@@ -219,10 +225,10 @@ class Task(nn.Module):
         rows = torch.arange(total)[ranks.shard(total)]
         place = device_of(self.model)
         with evaluating(self), autocast(place, precision):
-            for indices in rows.split(self.at_once):
+            for indices in rows.split(self.eval_batch_size):
                 generator = Generator().manual_seed(int(indices[0]))
-                batch = self.batch(images, indices.to(images.images.device), generator)
-                parts.append(self.outcome(mapped(batch, lambda x: x.to(place))))
+                batch = self.sample_batch(images, indices.to(images.images.device), generator)
+                parts.append(self.eval_step(mapped(batch, lambda x: x.to(place))))
                 if progress is not None:
                     progress(int(indices[-1]) + 1, total)
         return {
@@ -260,23 +266,25 @@ class Task(nn.Module):
     def first(self, images: ImageSet, most: int) -> Any:
         """The first images of a set as a batch, where the model is; call it in evaluation mode."""
         some = torch.arange(min(most, len(images)), device=images.images.device)
-        return mapped(self.batch(images, some, Generator()), lambda x: x.to(device_of(self.model)))
+        return mapped(
+            self.sample_batch(images, some, Generator()), lambda x: x.to(device_of(self.model))
+        )
 
-    def check(self, images: ImageSet) -> Outcomes:
+    def check(self, images: ImageSet) -> Outputs:
         """Let one image through, so that images that the model cannot take are refused before a training."""
-        return self.outcomes(images.subset([0]))
+        return self.eval_outputs(images.subset([0]))
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
         """The figures on test images, which training had no part in."""
-        outcomes = self.outcomes(images, progress=progress)
-        return Measured(self.figures(outcomes), len(images), self.score)
+        outputs = self.eval_outputs(images, progress=progress)
+        return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
-    def report_items(self, found: Found, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         """What to show of the model beside its figures, on these images; needs matplotlib."""
         return []
 
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        """What the model says of pictures `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        """What the model says of images `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
         ValueError: the task says nothing of single pictures."""
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
 
@@ -326,7 +334,7 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
     kinds = reversed(
         list(TASKS.values())
     )  # of two that suit, the one registered last is the more special one
-    suiting = (kind for kind in kinds if images is not None and kind.suits(spec, images))
+    suiting = (kind for kind in kinds if images is not None and kind.matches(spec, images))
     return next(suiting, TASKS[spec.task])
 
 

@@ -18,7 +18,7 @@ from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import Aligned
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
 
 WEIGHTS = {
     "equivariance": 5.0,
@@ -62,14 +62,14 @@ class Align(Task):
     losses = tuple(LOSSES)
     labeled = False
     clip = 0.0  # as in the authors' code
-    at_once = PIECE
+    eval_batch_size = PIECE
     requires = "a model of sets of points"
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
         super().__init__(model, config, images)
-        if images is not None and not self.takes(images):
+        if images is not None and not self.supports(images):
             raise ArgumentError(
                 "data", f"expected sets of points for {type(model).__name__}, got {images!r}"
             )
@@ -78,10 +78,10 @@ class Align(Task):
             raise ValueError(f"{given[0]}: expected no change of images for sets of points")
 
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
+    def supports(cls, images: ImageSet) -> bool:
         return images.kind == "points"
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
+    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
         """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
         points = images.float_images(indices)
         if self.training:
@@ -93,10 +93,10 @@ class Align(Task):
             drawn = (every[0][indices.cpu()], every[1][indices.cpu()])
         return Motions(points, *(each.to(points) for each in drawn))
 
-    def forward(self, batch: Motions, share: float) -> Outcomes:
+    def training_step(self, batch: Motions, progress: float) -> Outputs:
         return {name: values.mean() for name, values in self._losses(batch).items()}
 
-    def _losses(self, batch: Motions) -> Outcomes:
+    def _losses(self, batch: Motions) -> Outputs:
         count = len(batch.points)
         both = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
         first = Aligned(*(part[:count] for part in both))
@@ -114,7 +114,7 @@ class Align(Task):
         drawn = self.model.draw(*self.model.described(aligned))
         return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
 
-    def outcome(self, batch: Motions) -> Outcomes:
+    def eval_step(self, batch: Motions) -> Outputs:
         chamfer, turns, axes, homes = [], [], [], []
         for k in range(batch.shift.shape[1]):
             points, rotation = batch.view(k), batch.rotation[:, k]
@@ -137,7 +137,7 @@ class Align(Task):
             .mean(dim=(1, 2)),
         }
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Figures of sets under eight fixed motions each.
 
         `chamfer` is the distance of set and drawing in the canonical pose, `explained` 1 minus its share of twice the
@@ -148,7 +148,7 @@ class Align(Task):
         mean. `axes_` are the same of alignment by principal axes."""
         mean = {
             name: values.double().mean().item()
-            for name, values in outcomes.items()
+            for name, values in outputs.items()
             if values.dim() == 1
         }
         found = {
@@ -158,7 +158,7 @@ class Align(Task):
             "equivariance": math.sqrt(mean["equivariance"]),
         }
         for name, key in (("", "turn"), ("axes_", "axes")):
-            lengths, agreement = resultant_lengths(outcomes[key])
+            lengths, agreement = resultant_lengths(outputs[key])
             spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
             steady = lengths.mean().item()
             found |= {
@@ -168,7 +168,7 @@ class Align(Task):
             }
         return found
 
-    def report_items(self, found: Found, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         from torchcaps import viz
 
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
@@ -200,10 +200,10 @@ class Align(Task):
         ]
 
     @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        aligned = self.model.align(pictures)
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        aligned = self.model.align(images)
         distance, found = self._chamfer(aligned), []
-        for i in range(len(pictures)):
+        for i in range(len(images)):
             turn = aligned.rotation[i].double()
             plane = (
                 {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))}
@@ -224,7 +224,7 @@ class Align(Task):
         return found
 
 
-def capsule_losses(both: Aligned, batch: Motions) -> Outcomes:
+def capsule_losses(both: Aligned, batch: Motions) -> Outputs:
     """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing; `both` is of the sets after
     their first motions, then after their second ones.
 

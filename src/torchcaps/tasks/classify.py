@@ -17,7 +17,7 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
-from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
 from torchcaps.tasks.collapse import collapse_warnings, stuck
 from torchcaps.tasks.report_items import classified
 from torchcaps.types import Capsules, ModelSpec
@@ -49,7 +49,9 @@ register_loss = LOSSES.register  # its name is one that the setting `loss` may h
 
 
 @register_loss()
-def cross_entropy(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
+def cross_entropy(
+    scores: Scores, wanted: Tensor, _progress: float, settings: TaskSettings
+) -> Tensor:
     """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
     if scores.logits is None:
         raise ArgumentError(
@@ -63,30 +65,30 @@ def cross_entropy(scores: Scores, wanted: Tensor, _share: float, settings: TaskS
 
 
 @register_loss()
-def margin(scores: Scores, wanted: Tensor, _share: float, _settings: TaskSettings) -> Tensor:
+def margin(scores: Scores, wanted: Tensor, _progress: float, _settings: TaskSettings) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, wanted)
 
 
 @register_loss()
-def two_margins(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
+def two_margins(scores: Scores, wanted: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
-    return margin_loss(scores.activation, wanted, **({} if share < 0.5 else HARD))
+    return margin_loss(scores.activation, wanted, **({} if progress < 0.5 else HARD))
 
 
 @register_loss()
-def spread(scores: Scores, wanted: Tensor, share: float, _settings: TaskSettings) -> Tensor:
+def spread(scores: Scores, wanted: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
     if wanted.dim() == 2:
         raise ArgumentError(
             "loss", "the spread loss has no form for images that show several classes; take margin"
         )
     low, high = SPREAD
-    return spread_loss(scores.activation, wanted, low + (high - low) * min(max(share, 0.0), 1.0))
+    return spread_loss(scores.activation, wanted, low + (high - low) * min(max(progress, 0.0), 1.0))
 
 
 @register_loss()
-def likelihood(scores: Scores, wanted: Tensor, _share: float, settings: TaskSettings) -> Tensor:
+def likelihood(scores: Scores, wanted: Tensor, _progress: float, settings: TaskSettings) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
     if wanted.dim() == 2:
         raise ArgumentError(
@@ -105,14 +107,14 @@ class Classify(Task):
     one is (arXiv 1710.09829, section 4.1)."""
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
-    offers = frozenset({"classes", "decode", "routing", "sweep"})
+    capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     axes: ClassVar[int] = 1  # of labels
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
         super().__init__(model, config, images)
-        if images is not None and not self.takes(images):
+        if images is not None and not self.supports(images):
             axes = images.labels.dim()
             raise ArgumentError(
                 "task", f"{self.name} does not suit {images.name}, whose labels have {axes} axes"
@@ -132,14 +134,14 @@ class Classify(Task):
         }
 
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
+    def supports(cls, images: ImageSet) -> bool:
         return images.labels.dim() == cls.axes
 
     @classmethod
-    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        return spec.task == "classify" and cls.takes(images)
+    def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        return spec.task == "classify" and cls.supports(images)
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
             return Batch(
@@ -177,10 +179,10 @@ class Classify(Task):
         by_itself = self.spec.multilabel and self.loss == "cross_entropy"
         return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def training_step(self, batch: Batch, progress: float) -> Outputs:
         scores = self.scores(batch.images)
         wanted = self.wanted(batch.labels, scores.activation.shape[1])
-        loss = self.losses[self.loss](scores, wanted, share, self.config.task)
+        loss = self.losses[self.loss](scores, wanted, progress, self.config.task)
         found = {"loss": loss, self.loss: loss}
         if self.weight and scores.capsules is not None:
             found["reconstruction"] = self.drawn(scores.capsules, batch)
@@ -195,29 +197,29 @@ class Classify(Task):
         """Summed squared error of what the labeled capsules draw, mean over the batch."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
-    def outcome(self, batch: Batch) -> Outcomes:
+    def eval_step(self, batch: Batch) -> Outputs:
         scores = self.scores(batch.images)
         found = {"activation": scores.activation.float(), "labels": batch.labels}
         return found if scores.logits is None else found | {"logits": scores.logits.float()}
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        activation, labels = outcomes["activation"], outcomes["labels"]
-        scores = Scores(activation, outcomes.get("logits"), None)
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        activation, labels = outputs["activation"], outputs["labels"]
+        scores = Scores(activation, outputs.get("logits"), None)
         loss = self.losses[self.loss](
             scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task
         )
         return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
 
-    def warnings(self, outcomes: Outcomes) -> list[str]:
-        activation, labels = outcomes["activation"], outcomes["labels"]
+    def warnings(self, outputs: Outputs) -> list[str]:
+        activation, labels = outputs["activation"], outputs["labels"]
         found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
         return collapse_warnings(activation, labels, found)
 
-    def stuck(self, losses: Outcomes) -> str | None:
+    def detect_collapse(self, losses: Outputs) -> str | None:
         state = stuck(losses["activation"]) if self.spec.pose and not self.spec.logits else None
         return state and f"every class capsule was {state}"
 
-    def check(self, images: ImageSet) -> Outcomes:
+    def check(self, images: ImageSet) -> Outputs:
         found = super().check(images)
         outputs = found["activation"].shape[1]
         if outputs < images.num_classes:
@@ -227,17 +229,17 @@ class Classify(Task):
             )
         return found
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
         return evaluate(self.model, images, progress=progress)
 
     def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
         return classified(self.model, found, images)
 
     @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
         classes: tuple[str, ...] = self.model.classes
         rows = []
-        for values in activations_of(self.model, pictures):
+        for values in activations_of(self.model, images):
             order = values.argsort(descending=True).tolist()
             ranked = {classes[k]: float(values[k]) for k in order}
             rows.append(

@@ -137,12 +137,12 @@ def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     }
 
 
-def predicted(outcomes: dict[str, Tensor]) -> Float[Tensor, "n m"]:
+def predicted(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     """What all capsules together say was done, each weighted by its presence in both images of a pair."""
-    before = Capsules(outcomes["before"].double(), outcomes["before_presence"].double())
-    after = Capsules(outcomes["after"].double(), outcomes["after_presence"].double())
+    before = Capsules(outputs["before"].double(), outputs["before_presence"].double())
+    after = Capsules(outputs["after"].double(), outputs["after_presence"].double())
     weight = before.activation * after.activation
-    if outcomes["true"].shape[1] == len(SHIFT):  # the mean change of position
+    if outputs["true"].shape[1] == len(SHIFT):  # the mean change of position
         return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(
             dim=1, keepdim=True
         )
@@ -169,10 +169,10 @@ def evaluate_transforming(
     return measured({name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]})
 
 
-def measured(outcomes: dict[str, Tensor]) -> TransformingEvaluation:
+def measured(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     """The figures of all pairs by what `compared` gave for them; ValueError for fewer than two."""
-    check_range("number of pairs", len(outcomes["true"]), low=2)
-    known = {name: values.double() for name, values in outcomes.items()}
+    check_range("number of pairs", len(outputs["true"]), low=2)
+    known = {name: values.double() for name, values in outputs.items()}
     before, after, true, target = (known[name] for name in ("before", "after", "true", "target"))
     count = true.shape[1]
     names, estimated = SHIFT if count == len(SHIFT) else AFFINE, predicted(known)

@@ -31,7 +31,7 @@ from torchcaps.evaluation.accuracy.pixels import (
 from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import BATCH, Found, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks._base import BATCH, EvaluationResult, Outputs, ReportItem, Task, register_task
 from torchcaps.types import declares
 
 PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -105,8 +105,8 @@ class Segment(Task):
 
     score = "dice"
     losses = LOSSES
-    offers = frozenset({"sweep"})
-    pixels = True
+    capabilities = frozenset({"sweep"})
+    is_dense = True
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
@@ -114,8 +114,8 @@ class Segment(Task):
         own = not declares(model)
         super().__init__(model, config, images)
         if own:
-            self.spec = self.model.spec = replace(self.spec, pixels=True, task=self.name)
-        if images is not None and not self.takes(images):
+            self.spec = self.model.spec = replace(self.spec, is_dense=True, task=self.name)
+        if images is not None and not self.supports(images):
             raise ArgumentError(
                 "task", f"{self.name} takes images with masks, and {images.name} has none"
             )
@@ -125,9 +125,9 @@ class Segment(Task):
                 f"expected 0 for images with masks, which would not fit, got {self.how.morphology}",
             )
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
-        self.rare, self.absent, self.at_once = torch.ones(1, 1, 1), [], BATCH
+        self.rare, self.absent, self.eval_batch_size = torch.ones(1, 1, 1), [], BATCH
         if isinstance(images, MaskedSet):
-            self.at_once = max(1, min(BATCH, PIXELS // images.masks[0].numel()))
+            self.eval_batch_size = max(1, min(BATCH, PIXELS // images.masks[0].numel()))
             count = torch.bincount(images.masks.flatten(), minlength=images.num_classes)[
                 1:
             ].double()
@@ -141,10 +141,10 @@ class Segment(Task):
         return {"reconstruction": WEIGHT if self.spec.decoder else 0.0}
 
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
+    def supports(cls, images: ImageSet) -> bool:
         return isinstance(images, MaskedSet)
 
-    def batch(self, images: Any, indices: Tensor, generator: Generator) -> Batch:
+    def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> Batch:
         """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
         if not self.training:
             index = indices.to(images.masks.device)
@@ -173,7 +173,7 @@ class Segment(Task):
             Said(found.sigmoid(), found) if self.spec.activation == "logit" else Said(found, None)
         )
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def training_step(self, batch: Batch, progress: float) -> Outputs:
         masks: Any = batch.masks
         if not self.weight:
             loss = self.lost(self.said(batch.images), masks)
@@ -190,7 +190,7 @@ class Segment(Task):
         weight = self.rare.to(said.share.device) if weighted else said.share.new_ones(1, 1, 1)
         return function(said, _targets(masks, said.share.shape[1]), weight)
 
-    def outcome(self, batch: Batch) -> Outcomes:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss of the batch."""
         masks: Any = batch.masks
         said = self.said(batch.images)
@@ -199,18 +199,18 @@ class Segment(Task):
         right = (predicted == masks).flatten(1).double().mean(dim=1)
         return {"counts": counts, "right": right, "loss": self.lost(said, masks).expand(len(masks))}
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        found = self._found(outcomes, tuple(map(str, range(1 + outcomes["counts"].shape[2]))))
-        loss = outcomes["loss"].double().mean().item()
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        found = self._found(outputs, tuple(map(str, range(1 + outputs["counts"].shape[2]))))
+        loss = outputs["loss"].double().mean().item()
         return {"loss": loss, "dice": found.dice, "iou": found.iou, "boundary": found.boundary}
 
-    def warnings(self, outcomes: Outcomes) -> list[str]:
+    def warnings(self, outputs: Outputs) -> list[str]:
         found = [f"no mask to train with shows the class {name!r}" for name in self.absent]
-        if not PixelCounts(*outcomes["counts"].unbind(dim=1)).predicted.any():
+        if not PixelCounts(*outputs["counts"].unbind(dim=1)).predicted.any():
             found.append("the model takes every pixel for background")
         return found
 
-    def check(self, images: ImageSet) -> Outcomes:
+    def check(self, images: ImageSet) -> Outputs:
         place = device_of(self.model)
         with evaluating(self):
             found = self.model(images.float_images([0]).to(place)).shape
@@ -223,10 +223,10 @@ class Segment(Task):
             )
         return super().check(images)
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        return self._found(self.outcomes(images, progress=progress), images.classes)
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
+        return self._found(self.eval_outputs(images, progress=progress), images.classes)
 
-    def report_items(self, found: Found, images: Any) -> list[ReportItem]:
+    def report_items(self, found: EvaluationResult, images: Any) -> list[ReportItem]:
         from torchcaps.viz.tiles import masks
 
         some = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
@@ -322,9 +322,9 @@ class Segment(Task):
         return (share / total)[:, :height, :width]
 
     @staticmethod
-    def _found(outcomes: Outcomes, classes: tuple[str, ...]) -> MaskFigures:
+    def _found(outputs: Outputs, classes: tuple[str, ...]) -> MaskFigures:
         return mask_figures(
-            PixelCounts(*outcomes["counts"].unbind(dim=1)), outcomes["right"], classes
+            PixelCounts(*outputs["counts"].unbind(dim=1)), outputs["right"], classes
         )
 
 

@@ -21,7 +21,7 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import EARLIER, TrainConfig
-from torchcaps.tasks._base import Found, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
 from torchcaps.tasks.pose_changes import (
     TransformingEvaluation,
     compared,
@@ -49,7 +49,7 @@ class Transform(Task):
     score = "correlation"
     losses = ("reconstruction",)
     defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
-    offers = frozenset({"decode", "sweep"})
+    capabilities = frozenset({"decode", "sweep"})
     labeled = False
     clip = 0.0  # the loss is a sum over pixels, and so are its gradients
     requires = "a model whose poses a known transformation moves"
@@ -73,7 +73,9 @@ class Transform(Task):
     def settings(self) -> dict[str, Any]:
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> TransformedPairs:
+    def sample_batch(
+        self, images: ImageSet, indices: Tensor, generator: Generator
+    ) -> TransformedPairs:
         """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
         if not self.training:
             drawn = _random_views(
@@ -88,29 +90,29 @@ class Transform(Task):
         views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)
         return _pairs(originals, self.pose, *views)
 
-    def forward(self, batch: TransformedPairs, share: float) -> Outcomes:
+    def training_step(self, batch: TransformedPairs, progress: float) -> Outputs:
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
-    def outcome(self, batch: TransformedPairs) -> Outcomes:
+    def eval_step(self, batch: TransformedPairs) -> Outputs:
         return {name: values.float() for name, values in compared(self.model, batch).items()}
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        together = correlation(outcomes["true"], predicted(outcomes))
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        together = correlation(outputs["true"], predicted(outputs))
         return {
-            "loss": outcomes["error"].double().mean().item(),
+            "loss": outputs["error"].double().mean().item(),
             "correlation": together.nan_to_num().mean().item(),
         }
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        return measured(self.outcomes(images, progress=progress))
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
+        return measured(self.eval_outputs(images, progress=progress))
 
     def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
         return [self._poses(found), self._drawings(found, images), self._capsules(found)]
 
     @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        poses, presences = self.model.capsules(pictures)
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        poses, presences = self.model.capsules(images)
         found = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
             first, *_ = order = presence.argsort(descending=True, stable=True)[

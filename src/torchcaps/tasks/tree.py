@@ -19,7 +19,7 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import Progress, device_of
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Found, Outcomes, ReportItem, register_task
+from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.tasks.report_items import percent
 from torchcaps.types import ModelSpec
@@ -102,22 +102,23 @@ class Tree(Classify):
         )
 
     @classmethod
-    def takes(cls, images: ImageSet) -> bool:
-        return super().takes(images) and label_tree(images.classes) is not None
+    def supports(cls, images: ImageSet) -> bool:
+        return super().supports(images) and label_tree(images.classes) is not None
 
     @classmethod
-    def suits(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        return spec.task in ("classify", cls.name) and cls.takes(images)
+    def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
+        return spec.task in ("classify", cls.name) and cls.supports(images)
 
-    def forward(self, batch: Batch, share: float) -> Outcomes:
+    def training_step(self, batch: Batch, progress: float) -> Outputs:
         if not self.knows_levels:
-            return super().forward(batch, share)
+            return super().training_step(batch, progress)
         activations = [capsules.activation for capsules in self.model.levels(batch.images)]
         paths = self.ancestors[batch.labels]
         loss, how = self.losses[self.loss], self.config.task
         pairs = zip(activations, paths.unbind(dim=1), strict=True)
         losses = [
-            loss(Scores(activation, None, None), labels, share, how) for activation, labels in pairs
+            loss(Scores(activation, None, None), labels, progress, how)
+            for activation, labels in pairs
         ]
         right = _said(activations) == paths
         parts = {f"{self.loss}_{level}": one for level, one in enumerate(losses[:-1], start=1)}
@@ -141,9 +142,9 @@ class Tree(Classify):
             accuracy = [hit / total for hit in hits]
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
 
-    def outcome(self, batch: Batch) -> Outcomes:
+    def eval_step(self, batch: Batch) -> Outputs:
         if not self.knows_levels:
-            found = super().outcome(batch)
+            found = super().eval_step(batch)
             check_shape(
                 "activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors)
             )
@@ -155,30 +156,28 @@ class Tree(Classify):
             "paths": _said(activations),
         }
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
-        found = path_figures(outcomes["paths"], self.ancestors.cpu()[outcomes["labels"]], self.tree)
-        return super().figures(outcomes) | {name: found[name] for name in SHOWN}
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        found = path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
+        return super().compute_metrics(outputs) | {name: found[name] for name in SHOWN}
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        outcomes = self.outcomes(images, progress=progress)
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
+        outputs = self.eval_outputs(images, progress=progress)
         finest, paths = (
-            score(outcomes["activation"], images.labels, images.classes),
-            outcomes["paths"],
+            score(outputs["activation"], images.labels, images.classes),
+            outputs["paths"],
         )
-        hierarchy = path_figures(paths, self.ancestors.cpu()[outcomes["labels"]], self.tree)
+        hierarchy = path_figures(paths, self.ancestors.cpu()[outputs["labels"]], self.tree)
         return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
     def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
         return [*_levels(found), *super().report_items(found, images)]
 
     @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        batch = Batch(
-            pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device)
-        )
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        batch = Batch(images, torch.zeros(len(images), dtype=torch.int64, device=images.device))
         rows = []
         for row, path in zip(
-            super().predict(pictures), self.outcome(batch)["paths"].tolist(), strict=True
+            super().predict(images), self.eval_step(batch)["paths"].tolist(), strict=True
         ):
             levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
             pairs = zip(self.tree.parents, path[:-1], path[1:], strict=True)

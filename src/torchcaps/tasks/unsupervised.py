@@ -19,7 +19,14 @@ from torchcaps.evaluation.forward import Progress, device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise, Objects
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import Found, Measured, Outcomes, ReportItem, Task, register_task
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    MetricResult,
+    Outputs,
+    ReportItem,
+    Task,
+    register_task,
+)
 
 KINDS = ("posterior", "presence")  # what is clustered
 SEED, LEAST, SMALLEST = 99, 1e-8, 1e-6
@@ -60,9 +67,9 @@ class Unsupervised(Task):
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
         if self.by_views:
-            self.stages = (0.0, PARTS_FIRST)
+            self.lr_restarts = (0.0, PARTS_FIRST)
 
-    def batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
+    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
         if not self.training:
             return Seen(images.float_images(indices), images.labels[indices])
         pictures, labels = self._view(images, indices, generator)
@@ -86,13 +93,13 @@ class Unsupervised(Task):
         """Whether objects learn from two views of each image."""
         return self.model.weights["views"] > 0
 
-    def forward(self, batch: Seen, share: float) -> Outcomes:
+    def training_step(self, batch: Seen, progress: float) -> Outputs:
         if batch.again is None:
             noise: Any = batch[2:5]
             found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
             with without_autocast(batch.images):
                 parts = losses(found, self.model.num_clusters)
-        elif share < PARTS_FIRST:
+        elif progress < PARTS_FIRST:
             *_, seen = self.model.depict(batch.images, batch.parts)
             parts = {"pixels": -seen.mean()}
         else:
@@ -108,7 +115,7 @@ class Unsupervised(Task):
             **parts,
         }
 
-    def outcome(self, batch: Seen) -> Outcomes:
+    def eval_step(self, batch: Seen) -> Outputs:
         found: Explained = self.model.explain(batch.images)
         return {
             "pixels": -found.log_likelihood,
@@ -118,11 +125,11 @@ class Unsupervised(Task):
             "posterior": explained(found),
         }
 
-    def figures(self, outcomes: Outcomes) -> dict[str, float]:
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Likelihoods, and how well classes can be told; in training, clusters are found and named by these images."""
         points = {
-            "posterior": outcomes["posterior"],
-            "presence": self._points(outcomes["presence"]),
+            "posterior": outputs["posterior"],
+            "presence": self._points(outputs["presence"]),
         }
         if self.training:
             generator = Generator().manual_seed(SEED)
@@ -130,32 +137,32 @@ class Unsupervised(Task):
                 centers = kmeans(points[kind], self.model.num_clusters, generator=generator)
                 taken = nearest(points[kind], centers)
                 self.model.centers[row] = centers
-                self.model.names[row] = match_clusters(taken, outcomes["labels"], len(centers))
-        pixels, poses = (float(outcomes[name].double().mean()) for name in ("pixels", "poses"))
+                self.model.names[row] = match_clusters(taken, outputs["labels"], len(centers))
+        pixels, poses = (float(outputs[name].double().mean()) for name in ("pixels", "poses"))
         weighted = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
         found = {"loss": weighted, "log_likelihood": -weighted, "pixels": pixels, "poses": poses}
         for row, kind in enumerate(KINDS):
             taken = nearest(points[kind], self.model.centers[row].cpu())
-            right = self.model.names[row].cpu()[taken] == outcomes["labels"]
+            right = self.model.names[row].cpu()[taken] == outputs["labels"]
             found[f"accuracy_{kind}"] = float(right.double().mean())
-            found[f"linear_{kind}"] = linear_accuracy(points[kind], outcomes["labels"])
+            found[f"linear_{kind}"] = linear_accuracy(points[kind], outputs["labels"])
         return found
 
     def _points(self, presence: Tensor) -> Tensor:
         """What is clustered of presences `[n, objects]`: what the loss compares, where it compares them."""
         return directions(presence) if self.by_views else presence
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> Found:
-        figures = self.eval().figures(self.outcomes(images, progress=progress))
-        return Measured(figures, len(images), "accuracy_presence")
+    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
+        figures = self.eval().compute_metrics(self.eval_outputs(images, progress=progress))
+        return MetricResult(figures, len(images), "accuracy_presence")
 
-    def report_items(self, found: Found, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]
 
     @torch.inference_mode()
-    def predict(self, pictures: Tensor) -> list[dict[str, Any]]:
-        presences = self.model(pictures).float().cpu()
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        presences = self.model(images).float().cpu()
         clusters = nearest(self._points(presences), self.model.centers[1].cpu())
         found = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
@@ -212,9 +219,9 @@ class Unsupervised(Task):
             images.subset(torch.arange(min(LOOKED_AT, len(images)))),
             device_of(self.model),
         )
-        outcomes = self.outcomes(looked, alone=True)  # one process draws
+        outputs = self.eval_outputs(looked, alone=True)  # one process draws
         presence, posterior, labels = (
-            outcomes[name] for name in ("presence", "posterior", "labels")
+            outputs[name] for name in ("presence", "posterior", "labels")
         )
         count = min(EXAMPLES, len(looked))
         rows, table = {}, []

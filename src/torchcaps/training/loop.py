@@ -145,10 +145,10 @@ class Trainer:
         config, step = self.config, self.progress.step
         generator = torch.Generator().manual_seed(chance(config, step))
         self.task.train()
-        batch = self.task.batch(self.images, indices, generator)
+        batch = self.task.sample_batch(self.images, indices, generator)
         rows = self.ranks.shard(len(indices))
         count = len(range(len(indices))[rows])
-        rate = self.progress.rate * learning_rate(config, step, self.total, self.task.stages)
+        rate = self.progress.rate * learning_rate(config, step, self.total, self.task.lr_restarts)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -218,7 +218,7 @@ class Trainer:
             or self.progress.rate < 1
         ):
             return False
-        state = self.task.stuck(
+        state = self.task.detect_collapse(
             {n: self.ranks.cat(v.detach()) for n, v in losses.items() if v.dim()}
         )
         if self.progress.step == 1:  # computed before the weights changed
@@ -245,8 +245,8 @@ class Trainer:
         sums, self.progress.sums = self.progress.sums, {}
         count = sums.pop("count")
         check_finite(self.task.model, self.sink.left())
-        outcomes = self.task.outcomes(self.held, precision="bf16" if self.bf16 else "fp32")
-        figures = self.task.figures(outcomes)
+        outputs = self.task.eval_outputs(self.held, precision="bf16" if self.bf16 else "fp32")
+        figures = self.task.compute_metrics(outputs)
         for name, value in figures.items():
             self._check_loss(value, f"validation {name}")
         rank = (figures[self.task.score], -figures["loss"])
@@ -268,7 +268,7 @@ class Trainer:
             **{f"val_{name}": value for name, value in figures.items()},
             "score": self.task.score,
             "best": best,
-            "warnings": self.task.warnings(outcomes),
+            "warnings": self.task.warnings(outputs),
             "images": count,
             "images_per_second": round(steps / seconds * self.epoch_size / self.per_epoch, 1),
         }

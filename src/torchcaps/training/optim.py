@@ -59,10 +59,12 @@ def batch_size(images: int) -> int:
 
 
 def learning_rate(
-    config: TrainConfig, step: int, total_steps: int, stages: Sequence[float] = (0.0,)
+    config: TrainConfig, step: int, total_steps: int, lr_restarts: Sequence[float] = (0.0,)
 ) -> float:
-    """Learning rate of step `step`, counted from 0, of `total_steps`. In each of the stages, which begin at these
-    shares of all steps, short, cosine and constant start anew."""
+    """Learning rate of step `step`, counted from 0, of `total_steps`.
+
+    The schedules warmup_cosine, cosine and constant start anew at each of `lr_restarts`, which are
+    shares of all steps."""
     rate, schedule = config.optimizer.lr or 0.0, config.schedule
     if schedule.name == "paper":
         # The authors start at once. From this library's weights Adam's first steps would then make every length one.
@@ -73,7 +75,7 @@ def learning_rate(
         return rate * schedule.decay ** sum(done >= epoch for epoch in schedule.milestones)
     if schedule.name == "exponential":
         return rate * max(LOWEST, schedule.decay**done)
-    starts = [math.ceil(share * total_steps) for share in stages]
+    starts = [math.ceil(share * total_steps) for share in lr_restarts]
     first = max(start for start in starts if start <= step)
     last = min((start for start in starts if start > step), default=total_steps)
     step, steps = step - first, last - first
