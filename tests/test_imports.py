@@ -12,6 +12,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"),
+    ("templates",),
     ("plugins",),
     ("registry",),
     ("distributed",),

@@ -12,7 +12,6 @@ from torch import nn
 
 import torchcaps as tc
 from torchcaps.models import TransformingAutoencoder
-from torchcaps.models.notebook import plain
 from torchcaps.nn import record_routing
 from torchcaps.types import Routed
 
@@ -154,7 +153,6 @@ def test_class_names_are_escaped_and_many_are_cut_short():
     assert "class 10" not in cells.text
     assert cells.loads == []
     assert cells.open == []
-    assert plain('a & "b" \'') == "a &amp; &quot;b&quot; &#x27;"
 
 
 @pytest.mark.parametrize("name", [*SMALL, "transforming"])

@@ -25,14 +25,14 @@ from torchcaps.reporting import (
     write_report,
 )
 from torchcaps.reporting.finished import open_finished
-from torchcaps.reporting.markup import Html, page, text
+from torchcaps.reporting.markup import Picture, page
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
 from torchcaps.training import train
 from training.makers import left_behind, tiny, write_bars
 
 VOID = {"meta", "link", "img"}
-HOSTILE = ("<script>alert('1')</script>", "a \"quoted\" & 'b'", "標識 <&> عربي\x07")
+HOSTILE = ("<script>alert('1')</script>", 'a "quoted" onload="1" & \'b\'', "標識 <&> عربي\x07")
 
 
 class Page(HTMLParser):
@@ -98,9 +98,7 @@ def written(trained, tmp_path_factory):
 def plain(monkeypatch):
     """Pictures by their words alone: drawing takes most of the time."""
     for module in (sections, comparison, classes):
-        monkeypatch.setattr(
-            module, "picture", lambda _, alt, **kind: Html(f'<img src="data:," alt="{text(alt)}">')
-        )
+        monkeypatch.setattr(module, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +201,9 @@ def test_names_are_text_whatever_they_hold(finished, plain):
     for name in HOSTILE:
         assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in found.text
     assert "Taken for" in found.text and "<data>&.npz" in found.text and "foot <&>" in found.text
+    assert any(f"Drawings of an image of class {HOSTILE[1]}," in a["alt"] for a in found.all("img"))
+    attributes = {key for _, attributes in found.tags for key in attributes}
+    assert not attributes & {"onload", "quoted", "b"}
     assert "it says the class's number in the table below" in found.text
 
 
@@ -559,8 +560,9 @@ def test_a_comparison_needs_different_runs(run, twice, complaint):
 
 def test_time_is_that_of_the_images_of_all_epochs(finished):
     epochs = [
-        {"step": 4, "images_per_second": 8.0},
-        {"step": 8, "images": 20, "images_per_second": 10.0},
+        {"images": 64, "images_per_second": 8.0},
+        {"images": 20, "images_per_second": 10.0},
     ]
-    assert replace(finished, epochs=epochs).seconds == 4 * 16 / 8 + 20 / 10
-    assert replace(finished, epochs=[{"step": 4, "images_per_second": 0.0}]).seconds is None
+    assert replace(finished, epochs=epochs).seconds == 64 / 8 + 20 / 10
+    assert replace(finished, epochs=[{"images": 4, "images_per_second": 0.0}]).seconds is None
+    assert replace(finished, epochs=[]).seconds is None

@@ -108,16 +108,6 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
     assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
 
 
-def test_curves_of_early_versions_are_those_of_the_loss_that_they_called_margin(monkeypatch):
-    monkeypatch.setattr(viz, "curves", lambda rows, **_: rows)
-    training_figure = run_module.training_figure
-    early = [{"epoch": 1, "train_loss": 3.0, "train_margin": 2.0, "val_loss": 1.0}]
-    assert training_figure(early, "spread")[0]["train_loss"] == 2.0
-    late = [{"epoch": 1, "train_loss": 3.0, "train_spread": 2.5, "train_margin": 2.0}]
-    assert training_figure(late, "spread")[0]["train_loss"] == 2.5
-    assert training_figure([{"epoch": 1, "train_loss": 3.0}], "spread")[0]["train_loss"] == 3.0
-
-
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
     monkeypatch.setattr(run_module, "can_plot", lambda: False)
     first = finish_run(RunFolder.open(run)).to_dict()

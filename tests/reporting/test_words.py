@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcaps.reporting.words import counted, duration, percent, setting, telling
+from torchcaps.reporting.words import counted, duration, percent, setting, unique_suffixes
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_settings(value, expected):
 
 
 def test_runs_are_named_by_the_shortest_ends_that_tell_them_apart():
-    assert telling(["runs/a", "runs/b"]) == ["a", "b"]
-    assert telling(["one/x/seed-0", "two/x/seed-0"]) == ["one/x/seed-0", "two/x/seed-0"]
-    assert telling(["alone"]) == ["alone"]
-    same = telling(["twice", "twice"])
+    assert unique_suffixes(["runs/a", "runs/b"]) == ["a", "b"]
+    assert unique_suffixes(["one/x/seed-0", "two/x/seed-0"]) == ["one/x/seed-0", "two/x/seed-0"]
+    assert unique_suffixes(["alone"]) == ["alone"]
+    same = unique_suffixes(["twice", "twice"])
     assert same[0] == same[1]

@@ -99,12 +99,12 @@ def explore(
         threads: Of torch; one image at a time gains little from more.
     """
     from torchcaps.explorer import open_session, server
-    from torchcaps.reporting.words import telling
+    from torchcaps.reporting.words import unique_suffixes
 
     in_range("--port", port, low=0, high=65535)
     use_threads(threads)
     runs = [path for path in (run or tc.models.weights_file(), other) if path is not None]
-    named = zip(runs, telling(runs) if run else [runs[0].stem], strict=True)
+    named = zip(runs, unique_suffixes(runs) if run else [runs[0].stem], strict=True)
     note("reading the model ...")
     sessions = [
         open_session(path, data=data, root=root, device=device, name=name) for path, name in named

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import ArgumentError, check_positive, check_shape
 from torchcaps.functional import standardize
 from torchcaps.functional.squash import full_precision
-from torchcaps.models.notebook import Stage, card, facts, facts_of, measured_stages, table, times
+from torchcaps.models.notebook import Stage, card, facts_of, measured_stages, times
 from torchcaps.nn import mask_capsules
 from torchcaps.types import Capsules, ModelSpec
 
@@ -105,9 +105,9 @@ class ImageModel(nn.Module, ABC):
         rows = [
             (*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages
         ]
-        what = (type(self).__doc__ or "").strip().split("\n")[0]
-        shown = table(("stage", "", "output", "parameters"), rows)
-        return card(type(self).__name__, what, facts(facts_of(self)), shown)
+        about = (type(self).__doc__ or "").strip().split("\n")[0]
+        heads = ("stage", "", "output", "parameters")
+        return card(type(self).__name__, about, facts_of(self), heads=heads, rows=rows)
 
 
 class DrawingModel(ImageModel):

@@ -1,8 +1,7 @@
-"""How models show themselves in a notebook: an HTML table without script, style sheet or anything to load."""
+"""How models show themselves in a notebook: HTML without script, style sheet or anything to load."""
 
 import copy
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import torch
@@ -11,15 +10,10 @@ from torch import Tensor, nn
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router
+from torchcaps.templates import render
 from torchcaps.types import Capsules, Routed, spec_of
 
-MOST_CLASSES = 12  # names in the line on classes
-# Colors are the page's own, so that a light and a dark page are served alike.
-_CELL = "padding:0.15em 0.9em 0.15em 0;vertical-align:top;border:0;border-bottom:1px solid rgba(128,128,128,0.35)"
-_LEFT, _RIGHT = (
-    f"{_CELL};text-align:left",
-    f"{_CELL};text-align:right;font-variant-numeric:tabular-nums",
-)
+MAX_CLASSES = 12  # names in the line on classes
 
 
 class Stage(NamedTuple):
@@ -31,44 +25,33 @@ class Stage(NamedTuple):
     parameters: int  # numbers that training can change
 
 
-def card(title: str, about: str, *parts: str) -> str:
-    """A title and a line, both plain text, and HTML parts under it, made by `facts`, `table` or of `plain` text."""
-    head = (
-        f"<div><strong>{plain(title)}</strong>"
-        + (f" &middot; {plain(about)}" if about else "")
-        + "</div>"
+def card(
+    title: str,
+    about: str,
+    facts: Sequence[tuple[str, str]],
+    *,
+    heads: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+    picture: Any = None,
+) -> str:
+    """HTML of a title and a line, names with their values, a table, and a picture; text is escaped.
+
+    Args:
+        title, about: the first line.
+        facts: names and values.
+        heads, rows: of the table, whose first column names its rows and whose last holds numbers.
+        picture: with `source` (a data URL), `alt`, and `width` in pixels.
+    """
+    return render(
+        "torchcaps.models",
+        "card.html",
+        title=title,
+        about=about,
+        facts=facts,
+        heads=heads,
+        rows=rows,
+        picture=picture,
     )
-    return (
-        f'<div style="max-width:60em;overflow-x:auto;line-height:1.4">{head}{"".join(parts)}</div>'
-    )
-
-
-def facts(lines: Sequence[tuple[str, str]]) -> str:
-    """Names and values, plain text, as lines."""
-    line = '<div><span style="opacity:0.7">{}:</span> {}</div>'
-    return "".join(line.format(plain(name), plain(value)) for name, value in lines)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text in a table whose last column holds numbers and whose first names the rows."""
-
-    def line(cells: Sequence[str], tags: Sequence[str]) -> str:
-        styles = [*[_LEFT] * (len(cells) - 1), _RIGHT]
-        parts = (
-            f'<{t} style="{s}">{plain(cell)}</{t[:2]}>'
-            for cell, t, s in zip(cells, tags, styles, strict=True)
-        )
-        return f'<tr style="background:none">{"".join(parts)}</tr>'
-
-    top = line(heads, ['th scope="col"'] * len(heads))
-    body = "".join(line(cells, ['th scope="row"', *["td"] * (len(heads) - 1)]) for cells in rows)
-    style = "border-collapse:collapse;margin:0.4em 0;color:inherit;background:none"
-    return f'<table style="{style}"><thead>{top}</thead><tbody>{body}</tbody></table>'
-
-
-def plain(value: object) -> str:
-    """Any text as HTML; what no encoding can write becomes a question mark."""
-    return escape(str(value).encode("utf-8", "replace").decode("utf-8"), quote=True)
 
 
 def times(*sizes: int) -> str:
@@ -177,9 +160,9 @@ def facts_of(model: Any) -> list[tuple[str, str]]:
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
     names = getattr(model, "classes", None)
     if names is not None:
-        more = ", …" if len(names) > MOST_CLASSES else ""
+        more = ", …" if len(names) > MAX_CLASSES else ""
         lines.append(
-            ("classes", f"{len(names)} ({', '.join(map(str, names[:MOST_CLASSES]))}{more})")
+            ("classes", f"{len(names)} ({', '.join(map(str, names[:MAX_CLASSES]))}{more})")
         )
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))

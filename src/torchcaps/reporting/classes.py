@@ -6,7 +6,7 @@ from torch import Tensor
 from torchcaps import evaluation
 from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.reporting.finished import FinishedRun
-from torchcaps.reporting.markup import Html, Section, join, paragraph, picture, table
+from torchcaps.reporting.markup import Block, Section, Table, picture
 from torchcaps.reporting.sections import register_section
 from torchcaps.reporting.words import percent
 from torchcaps.tasks import ReportItem
@@ -112,7 +112,7 @@ def dimensions(run: FinishedRun) -> Section | None:
     )
     dims = found.reconstructions.shape[1]
     if dims * STEPS > MOST_TILES:
-        return Section("dimensions", title, paragraph(f"{dims} dimensions are too many to draw."))
+        return Section("dimensions", title, [f"{dims} dimensions are too many to draw."])
     names, pictures = viz.names.drawable(run.classes), []
     for grid, label in zip(found.reconstructions, labels.tolist(), strict=True):
         drawn = viz.perturbations(grid, found.offsets, title=f"class capsule {names[label]!r}")
@@ -126,8 +126,7 @@ def dimensions(run: FinishedRun) -> Section | None:
         f"One test image a class; in each row one dimension of its class capsule is moved from −{SPAN} to +{SPAN}, and "
         f"the decoder draws what comes out. The framed column is the capsule as it is.{shown}"
     )
-    grids = Html(f'<div class="grids">\n{join(*pictures)}\n</div>')
-    return Section("dimensions", title, join(paragraph(about), grids))
+    return Section("dimensions", title, [about, pictures])
 
 
 @register_section()
@@ -177,20 +176,18 @@ def routing(run: FinishedRun) -> Section | None:
             raise ValueError("its measures need one class an image")
         found = evaluation.diagnose(run.task.model, run.images, count=run.diagnosed, seed=0)
     except ValueError as error:
-        return Section(
-            "routing", "Routing", paragraph(f"It cannot be measured for this run: {error}.")
-        )
+        return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
     about = (
         f"Measured on {found.num_samples} test images, {percent(found.accuracy)} of which are right. So few images "
         "tell large effects from none, not small ones. How each figure is defined stands in the documentation, under "
         "diagnostics."
     )
     alt = "Four panels: coupling entropy, activations by layer, share of capsules out of use, accuracy without routing."
-    body = join(paragraph(about), verdicts(found), picture(viz.diagnosis(found), alt))
-    return Section("routing", "Routing", body)
+    blocks: list[Block] = [about, *verdicts(found), picture(viz.diagnosis(found), alt)]
+    return Section("routing", "Routing", blocks)
 
 
-def verdicts(found: Diagnosis) -> Html:
+def verdicts(found: Diagnosis) -> list[Table]:
     """Every measure with its sentence, for the whole model and then layer by layer."""
     parts: dict[str, list[tuple[str, str]]] = {}
     for key, sentence in found.verdicts().items():
@@ -198,13 +195,12 @@ def verdicts(found: Diagnosis) -> Html:
         if measure == "baseline":
             continue  # beside another run, a comparison says it
         parts.setdefault(layer, []).append((QUESTIONS.get(measure, measure), sentence))
-    titles = {layer: f"Layer {layer}" if layer else "The whole model" for layer in parts}
-    return join(
-        *(
-            table(titles[layer], ("Question", "Answer"), rows, kind="words")
-            for layer, rows in parts.items()
+    return [
+        Table(
+            f"Layer {layer}" if layer else "The whole model", ("Question", "Answer"), rows, "words"
         )
-    )
+        for layer, rows in parts.items()
+    ]
 
 
 def _mistakes(run: FinishedRun) -> Tensor:

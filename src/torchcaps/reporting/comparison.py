@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool
+from markupsafe import Markup
 from torch import Tensor
 
 from torchcaps.errors import RunError
 from torchcaps.evaluation import Comparison, RunsComparison, compare_answers, compare_runs
 from torchcaps.reporting.epochs import best_epoch, score_of
 from torchcaps.reporting.finished import FinishedRun, open_finished
-from torchcaps.reporting.markup import Html, Section, join, name, paragraph, picture, table, text
-from torchcaps.reporting.words import duration, figure, numbers, percent, setting
+from torchcaps.reporting.markup import Block, Section, Table, name, picture
+from torchcaps.reporting.words import duration, figure, in_words, numbers, percent, setting
 
 Runs = Mapping[str, FinishedRun]
 ALL_IMAGES = 2**62
@@ -30,89 +31,82 @@ def check_same_task(runs: Sequence[FinishedRun]) -> None:
 
 
 def sections_of(runs: Runs) -> list[Section]:
-    """All of them, in their order; those on right answers only where classes are parts apart."""
-    parts = all(run.tells_classes for run in runs.values())
-    return [
-        figures(runs),
-        *([difference(runs)] if parts else []),
-        curves(runs),
-        *([classes(runs)] if parts else []),
-        settings(runs),
-    ]
+    """All sections, in their order; those on right answers only where classes are told apart."""
+    if all(run.tells_classes for run in runs.values()):
+        return [figures(runs), difference(runs), curves(runs), classes(runs), settings(runs)]
+    return [figures(runs), curves(runs), settings(runs)]
 
 
 def figures(runs: Runs) -> Section:
     """Model, figures of test images, size, time."""
-    found = [_facts(run) for run in runs.values()]
-    labels = dict.fromkeys(label for one in found for label in one)
-    rows = [(label, *(name(one.get(label, "–")) for one in found)) for label in labels]
+    columns = [_facts(run) for run in runs.values()]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [(label, *(column.get(label, "–") for column in columns)) for label in labels]
     about = "Times are those of training steps alone, on the machine of each run."
     if any(run.several for run in runs.values()):
         about = f"Accuracy is the share of images with all of their classes found. {about}"
-    body = join(table("Figures", _heads("Figure", runs), rows, kind="figures"), paragraph(about))
-    return Section("figures", "Side by side", body)
+    table = Table("Figures", ["Figure", *runs], rows, "figures")
+    return Section("figures", "Side by side", [table, about])
 
 
 def _facts(run: FinishedRun) -> dict[str, str]:
-    figures = run.figures
-    own = {label: figure(label, value) for label, value in numbers(figures).items()}
+    measured = run.figures
     if run.tells_classes:
-        own = {"Test accuracy": percent(run.accuracy), "Test error": percent(figures["error"])}
+        scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(measured["error"])}
         if not run.several:
-            own |= {"Margin loss": f"{figures['loss']:.4f}"}
-            own |= {"Calibration error": percent(figures["calibration_error"])}
-    return (
-        {"Model": run.config.model.name}
-        | own
-        | {
-            "Test images": f"{figures['num_samples']:,}",
-            "Parameters": f"{run.parameters:,}",
-            "Loss in training": run.task.loss.replace("_", " "),
-            "Epochs": str(len(run.epochs)),
-            "Best epoch": str(best_epoch(run.epochs)),
-            "Seed": str(run.config.run.seed),
-            "Training time": "–" if run.seconds is None else duration(run.seconds),
-        }
-    )
+            scores["Margin loss"] = f"{measured['loss']:.4f}"
+            scores["Calibration error"] = percent(measured["calibration_error"])
+    else:
+        scores = {label: figure(label, value) for label, value in numbers(measured).items()}
+    return {
+        "Model": run.config.model.name,
+        **scores,
+        "Test images": f"{measured['num_samples']:,}",
+        "Parameters": f"{run.parameters:,}",
+        "Loss in training": in_words(run.task.loss),
+        "Epochs": str(len(run.epochs)),
+        "Best epoch": str(best_epoch(run.epochs)),
+        "Seed": str(run.config.run.seed),
+        "Training time": "–" if run.seconds is None else duration(run.seconds),
+    }
 
 
 def difference(runs: Runs) -> Section:
     """Whether one of them is better, on the same test images."""
     (first, base), *others = runs.items()
-    rows, verdicts = [], []
+    rows = []
+    verdicts: list[Block] = []
     for key, run in others:
+        heading = Markup("<strong>{}</strong>: {}")
         if not same_images(base, run):
-            verdicts.append(
-                paragraph(Html(f"<strong>{name(key)}</strong>: not tested on the same images."))
-            )
+            verdicts.append(heading.format(name(key), "not tested on the same images."))
             continue
-        found = compare_answers(run.right, base.right)
-        low, high = (f"{100 * bound:+.2f}" for bound in found.interval)
+        comparison = compare_answers(run.right, base.right)
+        low, high = (f"{100 * bound:+.2f}" for bound in comparison.interval)
         rows.append(
             (
-                name(key),
-                f"{100 * found.difference:+.2f}",
+                key,
+                f"{100 * comparison.difference:+.2f}",
                 f"{low} to {high}",
-                f"{found.only_first:,}",
-                f"{found.only_second:,}",
-                f"{found.p_value:.2g}",
+                f"{comparison.only_first:,}",
+                f"{comparison.only_second:,}",
+                f"{comparison.p_value:.2g}",
             )
         )
-        verdict = found.verdict.replace("The first model", "This run").replace(
-            "The second model", "The reference"
-        )
-        verdicts.append(paragraph(Html(f"<strong>{name(key)}</strong>: {text(verdict)}")))
-    about = Html(
-        f"Each run beside {name(first)}, the reference, image by image: only images that one gets right and the other "
+        verdict = comparison.verdict.replace("The first model", "This run")
+        verdict = verdict.replace("The second model", "The reference")
+        verdicts.append(heading.format(name(key), verdict))
+    about = Markup(
+        "Each run beside {}, the reference, image by image: only images that one gets right and the other "
         "wrong say which is better (McNemar's exact test). A difference that is not seen may still be there: the "
         "sentences say how large one must be to be seen, and only an equivalence test calls two models equally good. "
         "One run a model is one seed a model: a difference between two trainings is not yet one between two methods. "
         "Several runs of each are compared by <code>torchcaps compare</code>."
-    )
+    ).format(name(first))
     heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
-    counted = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
-    parts = [table(counted, heads, rows, kind="figures")] if rows else []
-    return Section("difference", "Is one better?", join(paragraph(about), *parts, *verdicts))
+    caption = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
+    tables = [Table(caption, heads, rows, "figures")] if rows else []
+    return Section("difference", "Is one better?", [about, *tables, *verdicts])
 
 
 def same_images(one: FinishedRun, other: FinishedRun) -> bool:
@@ -129,71 +123,57 @@ def curves(runs: Runs) -> Section:
     """Validation loss and score of all of them in one picture."""
     from torchcaps import viz
 
-    score, losses = (
-        score_of(next(iter(runs.values())).epochs),
-        {run.task.loss for run in runs.values()},
-    )
-    drawn = viz.overlaid_curves({key: run.epochs for key, run in runs.items()}, score=score)
-    lasts = {key: run.epochs[-1].get(f"val_{score}") for key, run in runs.items()}
+    score = score_of(next(iter(runs.values())).epochs)
+    drawing = viz.overlaid_curves({key: run.epochs for key, run in runs.items()}, score=score)
     ends = ", ".join(
-        f"{key} ends at {figure(score, last)}" for key, last in lasts.items() if last is not None
+        f"{key} ends at {figure(score, run.epochs[-1][f'val_{score}'])}"
+        for key, run in runs.items()
     )
-    alt = f"Validation loss and {score.replace('_', ' ')} over epochs, a line for each run: {ends}."
-    other = (
-        ""
-        if len(losses) == 1
-        else "The runs were trained with different losses: these lines cannot be compared."
-    )
-    return Section(
-        "curves", "Training", join(picture(drawn, alt), *([paragraph(other)] if other else []))
-    )
+    alt = f"Validation loss and {in_words(score)} over epochs, a line for each run: {ends}."
+    blocks: list[Block] = [picture(drawing, alt)]
+    if len({run.task.loss for run in runs.values()}) > 1:
+        blocks.append(
+            "The runs were trained with different losses: these lines cannot be compared."
+        )
+    return Section("curves", "Training", blocks)
 
 
 def classes(runs: Runs) -> Section:
     """Accuracy of each class, a column for each run."""
-    title, base = "Class by class", next(iter(runs.values()))
+    title = "Class by class"
+    names = next(iter(runs.values())).classes
     if any(run.several for run in runs.values()):
-        return Section(
-            "classes", title, paragraph("A comparison by class needs one class an image.")
-        )
-    if any(run.classes != base.classes for run in runs.values()):
-        return Section("classes", title, paragraph("The runs do not have the same classes."))
+        return Section("classes", title, ["A comparison by class needs one class an image."])
+    if any(run.classes != names for run in runs.values()):
+        return Section("classes", title, ["The runs do not have the same classes."])
+    columns = [run.figures["per_class"] for run in runs.values()]
     rows = [
-        (
-            name(label),
-            *(percent(run.figures["per_class"][index]["accuracy"]) for run in runs.values()),
-        )
-        for index, label in enumerate(base.classes)
+        (label, *(percent(column[index]["accuracy"]) for column in columns))
+        for index, label in enumerate(names)
     ]
-    return Section(
-        "classes", title, table("Accuracy by class", _heads("Class", runs), rows, kind="figures")
-    )
+    table = Table("Accuracy by class", ["Class", *runs], rows, "figures")
+    return Section("classes", title, [table])
 
 
 def settings(runs: Runs) -> Section:
     """Settings and machines, where they differ."""
-    own = _differing(
-        "Settings that differ", "Setting", runs, [run.config.flat() for run in runs.values()]
-    )
-    machines = _differing(
-        "Environments that differ", "What", runs, [run.environment for run in runs.values()]
-    )
-    return Section("settings", "What differs", join(own, machines))
+    configs = [run.config.flat() for run in runs.values()]
+    environments = [run.environment for run in runs.values()]
+    blocks = [
+        _differing("Settings that differ", ["Setting", *runs], configs),
+        _differing("Environments that differ", ["What", *runs], environments),
+    ]
+    return Section("settings", "What differs", blocks)
 
 
-def _differing(caption: str, first: str, runs: Runs, values: Sequence[Mapping[str, Any]]) -> Html:
-    keys = dict.fromkeys(key for one in values for key in one)
-    rows = [(key, [setting(one.get(key)) for one in values]) for key in keys]
-    cells = [(key, *map(name, found)) for key, found in rows if len(set(found)) > 1]
-    return (
-        table(caption, _heads(first, runs), cells, kind="words")
-        if cells
-        else paragraph(f"{caption}: none.")
-    )
-
-
-def _heads(first: str, runs: Runs) -> list[str]:
-    return [first, *map(name, runs)]
+def _differing(caption: str, heads: Sequence[str], columns: Sequence[Mapping[str, Any]]) -> Block:
+    """A row for each key whose values are not all the same."""
+    rows = []
+    for key in dict.fromkeys(key for column in columns for key in column):
+        values = [setting(column.get(key)) for column in columns]
+        if len(set(values)) > 1:
+            rows.append((key, *values))
+    return Table(caption, heads, rows, "words") if rows else f"{caption}: none."
 
 
 def compare_folders(

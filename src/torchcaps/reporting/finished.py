@@ -106,7 +106,7 @@ class FinishedRun:
     @property
     def seconds(self) -> float | None:
         """Time in training steps, from the images per second of each epoch; None where that was not recorded."""
-        return training_seconds(self.epochs, self.config.run.batch_size)
+        return training_seconds(self.epochs)
 
 
 def open_finished(

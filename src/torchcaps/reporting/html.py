@@ -3,15 +3,18 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 import torchcaps
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.reporting import classes as classes  # registers its sections
 from torchcaps.reporting import comparison
 from torchcaps.reporting.finished import FinishedRun, open_finished
-from torchcaps.reporting.markup import Html, name, page, paragraph
+from torchcaps.reporting.markup import names, page
 from torchcaps.reporting.run import can_plot
-from torchcaps.reporting.sections import lead, sections_of
-from torchcaps.reporting.words import telling
+from torchcaps.reporting.sections import lead as lead_of
+from torchcaps.reporting.sections import sections_of
+from torchcaps.reporting.words import unique_suffixes
 from torchcaps.training.checkpoint import atomic
 from torchcaps.training.lock import make_folder
 
@@ -53,7 +56,7 @@ def write_report(
         run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress
     )
     content = page(
-        f"Report on {found.path.resolve().name}", lead(found), sections_of(found), _foot([found])
+        f"Report on {found.path.resolve().name}", lead_of(found), sections_of(found), _foot([found])
     )
     return _write(content, found.path / REPORT if output is None else Path(output))
 
@@ -82,10 +85,10 @@ def write_comparison(
         for run in runs
     ]
     comparison.check_same_task(found)
-    named = dict(zip(telling([run.path for run in found]), found, strict=True))
-    top = paragraph(Html(f"{len(found)} runs side by side: {', '.join(map(name, named))}."))
+    named = dict(zip(unique_suffixes([run.path for run in found]), found, strict=True))
+    lead = Markup("{} runs side by side: {}.").format(len(found), names([*named]))
     content = page(
-        f"Comparison of {len(found)} runs", top, comparison.sections_of(named), _foot(found)
+        f"Comparison of {len(found)} runs", lead, comparison.sections_of(named), _foot(found)
     )
     return _write(content, found[0].path / COMPARISON if output is None else Path(output))
 

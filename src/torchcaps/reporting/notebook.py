@@ -1,14 +1,11 @@
 """A run as a notebook shows it: what was trained, how it goes or went, and what came out."""
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from torchcaps.models.notebook import card, facts, plain
+from torchcaps.models.notebook import card
 from torchcaps.reporting.epochs import (
     best_epoch,
     epochs_of,
@@ -16,19 +13,12 @@ from torchcaps.reporting.epochs import (
     score_of,
     training_seconds,
 )
-from torchcaps.reporting.run import read_figures
-from torchcaps.reporting.words import duration, figure, numbers, percent
+from torchcaps.reporting.markup import picture
+from torchcaps.reporting.run import can_plot, read_figures, training_figure
+from torchcaps.reporting.words import duration, figure, in_words, numbers, percent
 from torchcaps.training import RunFolder, load
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = (
-    480,
-    130,
-    46,
-    12,
-    12,
-    24,
-)  # of the curve and its margins, in pixels
-MOST_DOTS, MOST_FIGURES = 40, 3
+MAX_FIGURES = 3
 
 
 class Run:
@@ -70,7 +60,7 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """Time in training steps; None where that was not recorded."""
-        return training_seconds(self.epochs, self.config.run.batch_size)
+        return training_seconds(self.epochs)
 
     @property
     def figures(self) -> dict[str, Any] | None:
@@ -92,21 +82,19 @@ class Run:
             "test images": self._result(),
             "training": training,
         }
-        rows, best = self.epochs, self.best_epoch
-        key, what = f"val_{score_of(rows)}", f"validation {score_of(rows).replace('_', ' ')}"
-        values = [float(row[key]) for row in rows if key in row]
-        if values:
-            top, last = figure(key, max(values)), figure(key, values[-1])
-            lines[what] = f"{top} at the best epoch, {best}; {last} after the last"
-        else:  # a run of an early version without validation
-            key, what = "train_loss", "training loss"
-        known = [(name, value) for name, value in lines.items() if value]
-        return card(
-            self.folder.path.resolve().name,
-            self.about,
-            facts(known),
-            curve(rows, key, what, best=best),
-        )
+        rows = self.epochs
+        drawing = None
+        if rows:
+            key = f"val_{score_of(rows)}"
+            top, last = figure(key, max(row[key] for row in rows)), figure(key, rows[-1][key])
+            lines[f"validation {in_words(score_of(rows))}"] = (
+                f"{top} at the best epoch, {self.best_epoch}; {last} after the last"
+            )
+        if rows and can_plot():
+            alt = f"Curves of loss and {in_words(score_of(rows))} over {len(rows)} epochs."
+            drawing = picture(training_figure(rows, self.config.task.loss), alt)
+        facts = [(name, value) for name, value in lines.items() if value]
+        return card(self.folder.path.resolve().name, self.about, facts, picture=drawing)
 
     def _result(self) -> str:
         """`98.50 % of 1,000 test images right`; empty before they were looked at."""
@@ -119,64 +107,13 @@ class Run:
         if "accuracy" in found:
             return f"{percent(found['accuracy'])} {of} right"
         named = [f"{name} {figure(name, value)}" for name, value in numbers(found).items()]
-        return f"{', '.join(named[:MOST_FIGURES])} {of}"
+        return f"{', '.join(named[:MAX_FIGURES])} {of}"
 
     def _progress(self) -> list[str]:
         """`epoch 5 of 8 done`, `best epoch 4 of 8`, `14 s`: what of it is known."""
         rows, total = self.epochs, self.config.run.epochs
         reached = f"epoch {rows[-1]['epoch']}" if rows else "no epoch"
         state = [] if self.finished else [f"{reached} of {total} done"]
-        if any(row.get("best") for row in rows):
-            state.append(f"best epoch {best_epoch(rows)} of {total}")
+        if self.best_epoch is not None:
+            state.append(f"best epoch {self.best_epoch} of {total}")
         return state if self.seconds is None else [*state, duration(self.seconds)]
-
-
-def curve(
-    rows: Sequence[Mapping[str, Any]], key: str, what: str, *, best: int | None = None
-) -> str:
-    """A line over epochs as an inline SVG in the colors of the page it stands on; empty without a finite value.
-    Accuracies are drawn in percent, `what` names the figure in plain text, and the best epoch is marked."""
-    percents = key.endswith("accuracy")
-    points = {
-        int(row["epoch"]): float(row[key]) * (100 if percents else 1) for row in rows if key in row
-    }
-    points = {epoch: value for epoch, value in points.items() if isfinite(value)}
-    if not points:
-        return ""
-    epochs, values = [*points], [*points.values()]
-    across, up = _places(epochs, LEFT, WIDTH - RIGHT), _places(values, HEIGHT - BOTTOM, TOP)
-    dots = "".join(
-        f'<circle cx="{x}" cy="{y}" r="{4 if epoch == best else 2}" fill="currentColor"/>'
-        for epoch, x, y in zip(epochs, across, up, strict=True)
-        if len(values) <= MOST_DOTS or epoch == best
-    )
-    what = plain(f"{what} (%)" if percents else what)
-    marks = [
-        (LEFT - 6.0, up[values.index(value)], "end", f"{value:.4g}")
-        for value in {min(values), max(values)}
-    ]
-    marks += [
-        (across[epochs.index(k)], HEIGHT - 10.0, "middle", str(k)) for k in {epochs[0], epochs[-1]}
-    ]
-    marks += [((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 9.0, "middle", f"{what} by epoch")]
-    texts = "".join(
-        f'<text x="{x}" y="{y + 4}" text-anchor="{anchor}">{word}</text>'
-        for x, y, anchor, word in marks
-    )
-    line = " ".join(f"{x},{y}" for x, y in zip(across, up, strict=True))
-    return (
-        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{what} by epoch, from {values[0]:.4g} to {values[-1]:.4g}" '
-        'style="display:block;max-width:100%;height:auto;margin:0.4em 0;font:11px sans-serif">'
-        f'<g fill="currentColor" opacity="0.75">{texts}</g>'
-        f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>{dots}</svg>'
-    )
-
-
-def _places(values: Sequence[float], start: float, end: float) -> list[float]:
-    """Where on the page values stand, the smallest at `start` and the largest at `end`; equal ones in the middle."""
-    room = 0 if min(values) < max(values) else 1
-    found: list[float] = (
-        np.interp(values, (min(values) - room, max(values) + room), (start, end)).round(1).tolist()
-    )
-    return found

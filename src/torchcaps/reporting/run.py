@@ -132,12 +132,8 @@ def training_figure(epochs: Rows, loss: str) -> Figure:
     """Curves of a loss and of the score; parts of the loss that are measured in training alone are left out."""
     from torchcaps import viz
 
-    # The part of the loss that "val_loss" is of; early versions called every one "margin".
-    keys = (f"train_{loss}", "train_margin", "train_loss")
-    rows = [
-        {**row, "train_loss": next((row[key] for key in keys if key in row), None)}
-        for row in epochs
-    ]
+    # The part of the training loss that "val_loss" is of.
+    rows = [{**row, "train_loss": row.get(f"train_{loss}", row["train_loss"])} for row in epochs]
     return viz.curves(rows, loss=loss, score=score_of(epochs))
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from math import sqrt
 from typing import TypeVar
 
+from markupsafe import Markup
+
 from torchcaps.models._registry import model_info
 from torchcaps.registry import Registry
 from torchcaps.reporting.epochs import best_epoch, score_of
 from torchcaps.reporting.finished import FinishedRun
-from torchcaps.reporting.markup import Html, Section, join, name, paragraph, picture, table, text
+from torchcaps.reporting.markup import Block, Section, Table, name, names, picture
 from torchcaps.reporting.run import training_figure
 from torchcaps.reporting.words import counted, duration, figure, in_words, percent, setting
 from torchcaps.tasks import ReportItem, create_task
@@ -17,6 +19,7 @@ from torchcaps.training import TrainConfig
 Writer = Callable[[FinishedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=Writer)
 SECTIONS: Registry[tuple[tuple[str, ...], Writer]] = Registry("section")
+MAX_NAMES = 10  # of classes, in the summary
 ACTIVATIONS = {
     "length": "lengths of capsules",
     "probability": "probabilities",
@@ -38,134 +41,119 @@ def register_section(*tasks: str) -> Callable[[W], W]:
 
 
 def sections_of(run: FinishedRun) -> list[Section]:
-    """All of them, in their order."""
-    own = [
+    """All sections of a run's report, in their order."""
+    registered = [
         writer(run) for tasks, writer in SECTIONS.values() if not tasks or run.task.name in tasks
     ]
     parts = [
         summary(run),
         curves(run),
         *run.task.report_items(run.found, run.images),
-        *own,
+        *registered,
         configuration(run),
     ]
-    return [
-        exhibited(part) if isinstance(part, ReportItem) else part
-        for part in parts
-        if part is not None
-    ]
+    return [as_section(part) for part in parts if part is not None]
 
 
-def exhibited(shown: ReportItem) -> Section:
-    """An exhibit of a task as a section."""
-    parts = [paragraph(shown.about)] if shown.about else []
-    if shown.figure is not None:
-        parts.append(picture(shown.figure, shown.alt or shown.title))
-    if shown.heads:
-        parts.append(
-            table(
-                shown.title,
-                shown.heads,
-                [tuple(map(name, row)) for row in shown.rows],
-                kind="figures",
-            )
+def as_section(part: ReportItem | Section) -> Section:
+    """A report item of a task as a section."""
+    if isinstance(part, Section):
+        return part
+    blocks: list[Block] = [part.about] if part.about else []
+    if part.figure is not None:
+        blocks.append(picture(part.figure, part.alt or part.title))
+    if part.heads:
+        blocks.append(Table(part.title, part.heads, part.rows, "figures"))
+    return Section(part.key, part.title, blocks)
+
+
+def lead(run: FinishedRun) -> Markup:
+    """Two sentences: what was trained, and what came out."""
+    epochs = counted(len(run.epochs), "epoch")
+    if run.seconds is not None:
+        epochs = f"{epochs} in about {duration(run.seconds)} of training"
+    if run.accuracy is None:
+        outcome = Markup("Measured: {}.").format(run.measured.summary)
+    else:
+        outcome = Markup("<strong>{}</strong> of {:,} test images {}.").format(
+            percent(run.accuracy),
+            run.figures["num_samples"],
+            "have all their classes found" if run.several else "are right",
         )
-    return Section(shown.key, shown.title, join(*parts))
-
-
-def lead(run: FinishedRun) -> Html:
-    """Two sentences that say it all."""
-    took = "" if run.seconds is None else f" in about {duration(run.seconds)} of training"
-    ended = counted(len(run.epochs), "epoch")
-    what = "have all their classes found" if run.several else "are right"
-    result = (
-        f"Measured: {text(run.measured.summary)}."
-        if run.accuracy is None
-        else f"<strong>{percent(run.accuracy)}</strong> of {run.figures['num_samples']:,} test images {what}."
+    return Markup("{} on {}: {}. {}").format(
+        run.config.model.name, name(run.images.name), epochs, outcome
     )
-    model = text(run.config.model.name)
-    return paragraph(Html(f"{model} on {name(run.images.name)}: {text(ended + took)}. {result}"))
 
 
 def summary(run: FinishedRun) -> Section:
     """What was trained, on what, how long, and what came out."""
-    passport = model_info(run.config.model.name)
+    info = model_info(run.config.model.name)
     options = ", ".join(
         f"{key} = {setting(value)}" for key, value in run.config.model.options.items()
     )
     rows = {
-        "Model": f"{run.config.model.name} ({passport.title}, {passport.year})",
+        "Model": f"{run.config.model.name} ({info.title}, {info.year})",
         "Its options": options or "none, so its defaults",
         "Its outputs": _outputs(run),
         "Parameters": f"{run.parameters:,}",
         "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
-        "Data": name(run.config.data.name),
+        "Data": run.config.data.name,
         "Images": run.images.size_in_words,
         "Classes": _classes(run) if run.task.labeled else "labels had no part in it",
         "Training": _training(run),
         "Time": _time(run),
         "Model kept": _kept(run),
-    } | _results(run)
-    parts = [table("The run", ("What", "Value"), [*rows.items()], kind="words")]
+        **_results(run),
+    }
+    blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], "words")]
     if not run.tells_classes:
         heads, *cells = run.measured.table()
-        parts.append(
-            table(f"Figures on {len(run.images):,} test images", heads, cells, kind="figures")
-        )
-    return Section("summary", "Summary", join(*parts, *map(paragraph, _notes(run))))
+        caption = f"Figures on {len(run.images):,} test images"
+        blocks.append(Table(caption, heads, cells, "figures"))
+    return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
 def curves(run: FinishedRun) -> Section:
     """Loss and score over epochs."""
-    key, loss = f"val_{score_of(run.epochs)}", run.task.loss
-    ends = [figure(key, row[key]) for row in (run.epochs[0], run.epochs[-1]) if key in row]
-    alt = f"Curves of loss and score over {len(run.epochs)} epochs."
-    if ends:
-        score = f"Validation {in_words(key.removeprefix('val_'))}"
-        alt = f"{alt} {score} goes from {ends[0]} after the first to {ends[-1]} after the last."
+    score, loss = score_of(run.epochs), in_words(run.task.loss)
+    first, last = (row[f"val_{score}"] for row in (run.epochs[0], run.epochs[-1]))
+    alt = (
+        f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} goes "
+        f"from {figure(score, first)} after the first to {figure(score, last)} after the last."
+    )
     rises = ", whose margin rises during training" if loss == "spread" else ""
     about = (
-        "Training figures are means over an epoch while the weights still change, with random changes of the images "
-        f"where the run has them; validation figures are measured after it. The loss is the {in_words(loss)} "
-        f"loss{rises}; other parts of the training loss are left out."
+        "Training figures are means over an epoch while the weights still change, with random "
+        "changes of the images where the run has them; validation figures are measured after it. "
+        f"The loss is the {loss} loss{rises}; other parts of the training loss are left out."
     )
-    if "score" not in run.epochs[-1] and loss != "margin" and ends:
-        about += " In runs of early versions the validation loss is the margin loss: the lines cannot be compared."
     warnings = [
         f"Epoch {row['epoch']}: {warning}"
         for row in run.epochs
         for warning in row.get("warnings", ())
     ]
-    parts = map(paragraph, (*run.notes, *warnings))
-    drawn = picture(training_figure(run.epochs, loss), alt)
-    return Section("curves", "Training", join(paragraph(about), drawn, *parts))
+    drawing = picture(training_figure(run.epochs, run.task.loss), alt)
+    return Section("curves", "Training", [about, drawing, *run.notes, *warnings])
 
 
 def configuration(run: FinishedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
-    default = create_task(run.task.model, TrainConfig())
-    usual = default.config.updated(clip=default.clip).flat()
-    rows: list[tuple[str, str]] = []
+    task = create_task(run.task.model, TrainConfig())
+    defaults = task.config.updated(clip=task.clip).flat()
+    rows = []
     for key, value in run.config.flat().items():
-        shown = text(setting(value))
-        rows.append(
-            (key, shown if value in (usual[key], None) else Html(f"<strong>{shown}</strong>"))
-        )
+        is_default = value is None or value == defaults[key]
+        style = Markup("{}" if is_default else "<strong>{}</strong>")
+        rows.append((key, style.format(setting(value))))
+    settings = Table(
+        "Settings; bold where they are not the default", ("Setting", "Value"), rows, "words"
+    )
     machine = [(key, setting(value)) for key, value in run.environment.items()]
-    parts = table(
-        "What the run was started with", ("What", "Version or kind"), machine, kind="words"
-    )
-    body = join(
-        table(
-            "Settings; bold where they are not the default",
-            ("Setting", "Value"),
-            rows,
-            kind="words",
-        ),
-        Html("<h3>Environment</h3>"),
-        parts if machine else paragraph("The environment was not recorded."),
-    )
-    return Section("configuration", "Configuration and environment", body)
+    environment: Block = "The environment was not recorded."
+    if machine:
+        caption = "Environment: what the run was started with"
+        environment = Table(caption, ("What", "Version or kind"), machine, "words")
+    return Section("configuration", "Configuration and environment", [settings, environment])
 
 
 def _outputs(run: FinishedRun) -> str:
@@ -176,20 +164,20 @@ def _outputs(run: FinishedRun) -> str:
     return f"{ACTIVATIONS[spec.activation]}; {capsules}; {drawn}"
 
 
-def _classes(run: FinishedRun) -> Html:
-    shown = ", ".join(name(label) for label in run.classes[:10])
-    return Html(f"{len(run.classes)}: {shown}{', …' if len(run.classes) > 10 else ''}")
+def _classes(run: FinishedRun) -> Markup:
+    more = ", …" if len(run.classes) > MAX_NAMES else ""
+    return Markup("{}: {}{}").format(len(run.classes), names(run.classes[:MAX_NAMES]), more)
 
 
 def _training(run: FinishedRun) -> str:
-    config, planned = run.config, run.config.run.epochs
-    epochs = counted(len(run.epochs), "epoch") + (
-        "" if len(run.epochs) == planned else f" of at most {planned}"
+    config = run.config
+    epochs = counted(len(run.epochs), "epoch")
+    if len(run.epochs) != config.run.epochs:
+        epochs = f"{epochs} of at most {config.run.epochs}"
+    return (
+        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {config.run.batch_size}, "
+        f"learning rate {config.optimizer.lr:g} ({config.schedule.name}), seed {config.run.seed}"
     )
-    count = run.epochs[-1].get("images")
-    images = "" if count is None else f" of {int(count):,} images"
-    rate = f"learning rate {config.optimizer.lr:g} ({config.schedule.name})"
-    return f"{epochs}{images}, batches of {config.run.batch_size}, {rate}, seed {config.run.seed}"
 
 
 def _time(run: FinishedRun) -> str:
@@ -208,9 +196,8 @@ def _time(run: FinishedRun) -> str:
 
 
 def _kept(run: FinishedRun) -> str:
-    chosen = any(row.get("best") for row in run.epochs)
-    why = "chosen by validation; test images had no part in it" if chosen else "the last"
-    return f"that of epoch {best_epoch(run.epochs)}, {why}"
+    epoch = best_epoch(run.epochs)
+    return f"that of epoch {epoch}, chosen by validation; test images had no part in it"
 
 
 def _results(run: FinishedRun) -> dict[str, str]:

@@ -42,7 +42,7 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def telling(paths: Sequence[str | Path]) -> list[str]:
+def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:
     """The shortest ends of different paths that tell them apart: `a/seed-0`, `b/seed-0`."""
     parts = [Path(path).resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):

@@ -142,7 +142,7 @@ def _one(
         parameters=parameter_count(trained.model),
         epochs=len(epochs),
         images_per_second=sum(speeds) / len(speeds) if speeds else None,
-        seconds=training_seconds(epochs, config.run.batch_size) or 0.0,
+        seconds=training_seconds(epochs) or 0.0,
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
         torch=str(facts.get("torch", environment()["torch"])),
         command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.run.seed + 1}{plugins.flags()}",

@@ -55,7 +55,7 @@ def reliability(
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
     check_range("bins", bins, low=1)
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = torch.bucketize(confidence.double(), edges[1:-1])
     count = torch.bincount(index, minlength=bins)
     sure = torch.bincount(index, confidence.double(), bins)

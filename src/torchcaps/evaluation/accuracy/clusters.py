@@ -1,5 +1,8 @@
 """How well classes can be told from numbers that were found without labels: by clusters, and by a linear map."""
 
+import warnings
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
@@ -7,21 +10,36 @@ from torch import Generator, Tensor
 
 from torchcaps.errors import check_range, check_shape
 
-ROUNDS, STARTS = 100, 10  # of k-means
+ROUNDS, STARTS = 50, 10  # of k-means
 STEPS, DECAY = 60, 1e-4  # of the linear map
 
 
 def kmeans(
     points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator
 ) -> Float[Tensor, "clusters dim"]:
-    """Centers of clusters: the best of ten starts of Lloyd's algorithm, which chooses its centers as k-means++ does.
-    Where there are fewer points than clusters, centers are equal. Raises ValueError for points of other axes, or
-    clusters below one."""
+    """Centers of clusters: the best of ten starts of Lloyd's algorithm with k-means++.
+
+    Where there are no more different points than clusters, they are the centers, some of them
+    several times. Raises ValueError for points of other axes, or clusters below one.
+    """
+    from scipy.cluster.vq import kmeans2
+
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
-    points = points.double()
-    found = [_lloyd(points, _spread(points, clusters, generator)) for _ in range(STARTS)]
-    return min(found, key=lambda pair: pair[0])[1].float()
+    values = points.double().numpy()
+    distinct = np.unique(values, axis=0)
+    if len(distinct) <= clusters:
+        return torch.from_numpy(np.resize(distinct, (clusters, values.shape[1]))).float()
+    rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
+    best, lowest = values[:0], np.inf
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "One of the clusters is empty")
+        for _ in range(STARTS):
+            centers, members = kmeans2(values, clusters, iter=ROUNDS, minit="++", seed=rng)
+            distortion = np.square(values - centers[members]).sum()
+            if distortion < lowest:
+                best, lowest = centers, distortion
+    return torch.from_numpy(best).float()
 
 
 def nearest(
@@ -33,31 +51,6 @@ def nearest(
     ).argmin(dim=1)
 
 
-def _spread(points: Tensor, clusters: int, generator: Generator) -> Tensor:
-    """Points that are far from each other, at random: each by its squared distance to those before it."""
-    chosen = [int(torch.randint(len(points), (), generator=generator))]
-    distance = torch.full_like(points[:, 0], float("inf"))
-    for _ in range(clusters - 1):
-        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(dim=1))
-        total = distance.cumsum(0)
-        place = torch.rand((), generator=generator, dtype=total.dtype) * total[-1]
-        chosen.append(min(int(torch.searchsorted(total, place)), len(points) - 1))
-    return points[chosen]
-
-
-def _lloyd(points: Tensor, centers: Tensor) -> tuple[float, Tensor]:
-    """The sum of squared distances that is left, and the centers; a cluster without a point stays where it is."""
-    taken = torch.full((len(points),), -1)
-    for _ in range(ROUNDS):
-        before, taken = taken, nearest(points, centers)
-        if torch.equal(before, taken):
-            break
-        sums = torch.zeros_like(centers).index_add_(0, taken, points)
-        counts = taken.bincount(minlength=len(centers)).unsqueeze(1)
-        centers = torch.where(counts > 0, sums / counts.clamp(min=1), centers)
-    return float((points - centers[taken]).square().sum()), centers
-
-
 def match_clusters(
     clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int
 ) -> Int64[Tensor, " count"]:
@@ -67,8 +60,8 @@ def match_clusters(
     check_shape("labels", labels, ("n",), n=len(clusters))
     classes = max(int(labels.max()) + 1, count)
     agreed = (clusters * classes + labels).bincount(minlength=count * classes).view(count, classes)
-    taken = torch.from_numpy(linear_sum_assignment(agreed.numpy(), maximize=True)[1])
-    return torch.where(taken <= int(labels.max()), taken, -1)
+    classes_of = torch.from_numpy(linear_sum_assignment(agreed.numpy(), maximize=True)[1])
+    return torch.where(classes_of <= int(labels.max()), classes_of, -1)
 
 
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:
@@ -79,11 +72,11 @@ def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"])
         return float("nan")
     x = points.double()
     x = F.pad((x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-6), (0, 1), value=1.0)
-    right = sum(_fitted(x[i::2], labels[i::2], x[1 - i :: 2], labels[1 - i :: 2]) for i in (0, 1))
-    return right / len(points)
+    correct = sum(_fitted(x[i::2], labels[i::2], x[1 - i :: 2], labels[1 - i :: 2]) for i in (0, 1))
+    return correct / len(points)
 
 
-def _fitted(x: Tensor, labels: Tensor, others: Tensor, wanted: Tensor) -> int:
+def _fitted(x: Tensor, labels: Tensor, others: Tensor, targets: Tensor) -> int:
     """How many of the others are right by the softmax regression of these."""
     with torch.inference_mode(False), torch.enable_grad():
         x, labels = x.clone(), labels.clone()
@@ -97,4 +90,4 @@ def _fitted(x: Tensor, labels: Tensor, others: Tensor, wanted: Tensor) -> int:
             return value
 
         search.step(loss)
-    return int(((others @ weight.detach()).argmax(dim=1) == wanted).sum())
+    return int(((others @ weight.detach()).argmax(dim=1) == targets).sum())

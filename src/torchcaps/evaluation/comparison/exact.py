@@ -26,13 +26,12 @@ def mcnemar(only_first: int, only_second: int) -> float:
     only images that one model gets right and the other wrong say which is better. In (0, 1], and 1 without such images.
     Raises ValueError for a negative number of them.
     """
-    from scipy.stats import binom
+    from scipy.stats import binomtest
 
     check_range("only_first", only_first, low=0)
     check_range("only_second", only_second, low=0)
-    return min(
-        1.0, 2 * float(binom.cdf(min(only_first, only_second), only_first + only_second, 0.5))
-    )
+    discordant = only_first + only_second
+    return float(binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
 
 
 def mcnemar_power(difference: float, num_samples: int, discordant: float) -> float:
