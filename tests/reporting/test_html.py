@@ -407,7 +407,7 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
     assert "needs one class an image" in comparison.classes({"a": several, "b": several}).body
     with pytest.raises(
         RunError,
-        match="was trained for the task classify, and .* for several; only runs of the same",
+        match="the task classify, and .* for multilabel",
     ):
         comparison.check_same_task([several, finished])
 

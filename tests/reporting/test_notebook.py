@@ -71,7 +71,7 @@ def test_a_finished_run_is_a_card_with_its_curve(evaluated):
     page = Page(found._repr_html_())
     rows = found.epochs
     accuracies = [row["val_accuracy"] for row in rows]
-    assert page.text.startswith(f"run · capsnet on {found.config.data.name}")
+    assert page.text.strip().startswith(f"run · capsnet on {found.config.data.name}")
     assert f"{100 * max(accuracies):.2f} % at the best epoch, {found.best_epoch}" in page.text
     assert f"training: best epoch {found.best_epoch} of 3, " in page.text
     assert " done" not in page.text
